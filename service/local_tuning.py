@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.package import IMPORT_ROOT, run_module
 from tilewright.compiler.runtime.artifact import load_artifact
-from tilewright.compiler.runtime.artifact_writer import check_destination
 from tilewright.compiler.target import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.bounded_verification import verification_limits
 from tilewright.service.jobs.builders import open_builder
-from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.job_spec import JobSpec
 from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
 from tilewright.service.settings import Settings
-from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import AnyToken, CancelToken
 from tilewright.tuner.options import TuningError
 
@@ -64,6 +64,8 @@ class LocalJob:
             TuningError: if this machine does not run the target.
             CompilerError: if the model does not compile, or `output` cannot hold an artifact.
         """
+        chosen = self.spec.target
+        target = resolve_target(chosen) if isinstance(chosen, str) else chosen
         builder = open_builder(settings, self.beside)
         workshop = Workshop(
             self.storage,
@@ -73,8 +75,6 @@ class LocalJob:
             loop=self.loop,
             beside=self.beside,
         )
-        chosen = self.spec.target
-        target = resolve_target(chosen) if isinstance(chosen, str) else chosen
         try:
             with LocalDevice(self.spec.given) as device:
                 if not device.runs(target):
@@ -106,41 +106,37 @@ def tune(
     trials: int = 1000,
     target: str = "host",
     threads: int = 1,
-    dims: Mapping[str, int | str | Iterable[int | str]] | None = None,
+    dims: Mapping[str, int | str] | None = None,
     numerics: str = "fast",
     precision: str = "float32",
 ) -> Executable | SizedExecutable | StagedExecutable:
-    """Tune a model on this machine and load the result, as `tilewright tune MODEL -o OUTPUT` does.
+    """Tune a model on this machine and load the result: `tilewright tune MODEL -o OUTPUT`.
 
-    Measurements and records stay in the database that the settings name (TILEWRIGHT_DATA_FOLDER).
+    The command runs as a child process, so a script that calls this needs no guard for
+    multiprocessing. Measurements and records stay in the database that the settings name
+    (TILEWRIGHT_DATA_FOLDER).
 
     Args:
         model: an ONNX file.
         output: the folder for the artifact; it may hold an older artifact, and nothing else.
         seconds: the budget of the whole job; None: only `trials` limit it.
         trials: the most candidates that are measured.
-        dims: sizes or ranges of named dimensions: 8, "1..64@8", or a list of these.
+        dims: a size or range for named dimensions, such as 8 or "1..64@8".
         target, threads, numerics, precision: as of `tilewright.compile_model`.
 
     Raises:
-        InvalidArgumentError: if the model is not a file.
-        TuningError: if an option is impossible, or this machine does not run the target.
-        CompilerError: if the model does not compile, or no program of it is right.
+        TuningError: with the command's message, if it fails.
     """
-    path, folder = Path(model), Path(output)
-    if not path.is_file():
-        raise InvalidArgumentError(f"no such file: '{path}'")
-    check_destination(folder)
-    sizes = {
-        name: (each,) if isinstance(each, int | str) else tuple(each)
-        for name, each in (dims or {}).items()
-    }
-    budget = JobBudget(trials, seconds)
-    spec = JobSpec(path, target, threads, numerics, sizes=sizes, budget=budget, precision=precision)
-    settings = Settings()
-    storage = open_storage(settings)
-    try:
-        LocalJob(spec, storage).run(settings, folder)
-    finally:
-        storage.close()
-    return load_artifact(folder, threads=threads)
+    command = [*run_module("service.cli"), "tune", str(model), "--output", str(output), "--json"]
+    command += ["--trials", str(trials), "--threads", str(threads), "--target", target]
+    command += ["--numerics", numerics, "--precision", precision]
+    command += [] if seconds is None else ["--seconds", str(seconds)]
+    for name, size in (dims or {}).items():
+        command += ["--dim", f"{name}={size}"]
+    paths = [str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"tune ended with {done.returncode}"]
+        raise TuningError(lines[-1].removeprefix("error: "))
+    return load_artifact(output, threads=threads)

@@ -64,4 +64,5 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
         process.terminate()
         status = process.wait(30)
         log.close()
-    assert status == 0, (folder / "log").read_text()
+    said = (folder / "log").read_text()
+    assert status == 0 and "the worker ended" not in said and "the tuner ended" not in said, said

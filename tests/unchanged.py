@@ -1,8 +1,9 @@
-"""Groups of slow tests, left out while nothing that they test has changed since they passed.
+"""Groups of slow tests, left out of a working tree in which all tests have passed.
 
-`unchanged.json` has a digest of each group's sources as of its last run without a failure, which
-`make test-all` writes. A group whose sources have the same digest today is not collected, unless
-its path is named on the command line or `--all-groups` is given.
+`make test-all` runs every test. If none fails, it writes `unchanged.json`: a digest of all sources,
+which is committed with them. While the sources have this digest, the groups below are not
+collected, unless a path of theirs is named on the command line or `--all-groups` is given. After
+any change of a source everything runs again.
 """
 
 from __future__ import annotations
@@ -10,90 +11,78 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PASSED = Path(__file__).with_name("unchanged.json")
 ALL_GROUPS = "--all-groups"
-_NO_SOURCE = {"__pycache__", "results", "models"}
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Paths of tests, and of what decides whether they pass; all from the repository's root.
-
-    The tests themselves and `tests/*.py` count as sources of every group.
-    """
-
-    tests: tuple[str, ...]
-    sources: tuple[str, ...]
-
 
 GROUPS = {
-    "conformance": Group(("tests/conformance",), ("compiler",)),
-    "devices": Group(
-        ("tests/devices",),
-        (
-            *("compiler/c_library", "compiler/codegen", "compiler/runtime", "compiler/targets"),
-            *("tuner/measure", "service/worker", "service/browser", "deploy"),
-        ),
-    ),
-    "processes": Group(
-        ("tests/acceptance",),
-        ("compiler/process", "tuner", "db", "service", "examples/demo.py", "benchmarks"),
-    ),
-    "tools": Group(
-        (
-            "tests/unit/benchmarks",
-            *(f"tests/unit/test_{name}.py" for name in ("compose", "deploy", "release", "site")),
-            "tests/unit/test_wheels.py",
-        ),
-        (
-            *("benchmarks", "deploy", "setup.py", "pyproject.toml", "mkdocs.yml", "Dockerfile"),
-            "docker-compose.yml",
-        ),
+    "conformance": ("tests/conformance",),
+    "devices": ("tests/devices",),
+    "processes": ("tests/acceptance",),
+    "tools": (
+        "tests/unit/benchmarks",
+        *(f"tests/unit/test_{name}.py" for name in ("compose", "deploy", "release", "site")),
+        "tests/unit/test_wheels.py",
     ),
 }
+"""Paths of tests, from the repository's root."""
+
+SOURCES = (
+    *("benchmarks", "clients", "compiler", "db", "deploy", "docs", "examples", "service"),
+    *("tests", "tilewright", "tuner", "Dockerfile", "Makefile", "README.md"),
+    *("docker-compose.yml", "mkdocs.yml", "pyproject.toml", "setup.py"),
+)
+"""What decides whether the tests pass."""
+
+_NO_SOURCE = {"__pycache__", "benchmarks/models", "benchmarks/results"}
 
 
-def digest(group: Group, root: Path = ROOT) -> str:
-    """SHA-256 of the names and bytes of a group's files.
+def digest(root: Path = ROOT) -> str:
+    """SHA-256 of the names and bytes of all sources.
 
     Raises:
-        FileNotFoundError: if a path of the group does not exist.
+        FileNotFoundError: if a source does not exist.
     """
     found = hashlib.sha256()
-    shared = sorted(path for path in (root / "tests").glob("*.py"))
-    for path in [*shared, *(root / name for name in (*group.tests, *group.sources))]:
+    for name in SOURCES:
+        path = root / name
         if not path.exists():
-            raise FileNotFoundError(f"'{path}' is in a group of tests/unchanged.py, and not there")
-        for file in _files(path) if path.is_dir() else [path]:
+            raise FileNotFoundError(f"'{name}' is a source of tests/unchanged.py, and not there")
+        for file in _files(root, path) if path.is_dir() else [path]:
             found.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode())
             found.update(file.read_bytes())
     return found.hexdigest()
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """What git knows of a folder, in one order: no bytecode, nothing built, fetched or measured."""
+def _files(root: Path, folder: Path) -> Iterator[Path]:
+    """The files of a folder in one order, without bytecode, results, and what was built or fetched.
+
+    Links to folders are not followed: `tilewright/` has links to folders that are sources.
+    """
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(set(folders) - _NO_SOURCE)
-        yield from (Path(parent, name) for name in sorted(names) if not name.endswith(".so"))
-
-
-def passed() -> Mapping[str, str]:
-    """The digest with which each group passed last."""
-    recorded: dict[str, str] = json.loads(PASSED.read_text())
-    return recorded
+        inside = Path(parent).relative_to(root)
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if name not in _NO_SOURCE and str(inside / name) not in _NO_SOURCE
+        ]
+        for name in sorted(names):
+            if (
+                not name.endswith((".so", ".pyc"))
+                and Path(parent, name) != root / "tests" / PASSED.name
+            ):
+                yield Path(parent, name)
 
 
 @cache
 def unchanged() -> frozenset[str]:
-    """The groups whose sources are those with which they passed."""
-    recorded = passed()
-    return frozenset(name for name, each in GROUPS.items() if recorded.get(name) == digest(each))
+    """The groups that are left out: all, or none if the sources are not those that passed."""
+    passed = json.loads(PASSED.read_text()).get("passed")
+    return frozenset(GROUPS) if passed == digest() else frozenset()
 
 
 def left_out(path: Path, named: Sequence[Path], same: frozenset[str]) -> bool:
@@ -104,11 +93,11 @@ def left_out(path: Path, named: Sequence[Path], same: frozenset[str]) -> bool:
         same: the unchanged groups.
     """
     for name in same:
-        for tests in (ROOT / each for each in GROUPS[name].tests):
+        for tests in (ROOT / each for each in GROUPS[name]):
             if path.is_relative_to(tests):
                 return not any(each.is_relative_to(tests) for each in named)
     return False
 
 
 if __name__ == "__main__":
-    PASSED.write_text(json.dumps({n: digest(g) for n, g in GROUPS.items()}, indent=1) + "\n")
+    PASSED.write_text(json.dumps({"passed": digest()}) + "\n")

@@ -59,6 +59,10 @@ KEY_LENGTH = 64
 """Characters of a workload key."""
 
 
+MESSAGE_BYTES = (1 << 31) - 1
+"""What one protobuf message may have."""
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
@@ -370,6 +374,9 @@ def upload_model(client: Client, path: Path) -> ModelView:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / path.name
         try:
+            size = sum((path.parent / each).stat().st_size for each in apart)
+            if size + path.stat().st_size > MESSAGE_BYTES:
+                raise ValueError(f"{size} bytes are more than a message may have")
             whole.write_bytes(onnx.load(path).SerializeToString())
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise UserError(

@@ -37,13 +37,20 @@ tuned = tilewright.tune("../model.onnx", "../artifact", trials=2)
 inputs = {"x": np.ones((3, 4), np.float32)}
 (found,), (expected,) = tuned.run(inputs), tilewright.compile_model("../model.onnx").run(inputs)
 assert np.allclose(found, expected, rtol=1e-5)
+try:
+    tilewright.tune("absent.onnx", "../artifact")
+except Exception as error:
+    assert "absent.onnx" in str(error) and "Tuning" in type(error).__name__
+else:
+    raise AssertionError("a model that is not there was tuned")
 """
 
 
 def test_a_model_is_tuned_compiled_and_run_there(tmp_path: Path) -> None:
     here = own_folders(tmp_path / "here")
     (tmp_path / "model.onnx").write_bytes(onnx_bytes())
-    ran(here, "-c", TUNE)
+    (tmp_path / "here" / "script.py").write_text(TUNE)
+    ran(here, "script.py")
     arguments = ("compile", "../model.onnx", "-o", "../compiled")
     assert "1 of 4 workloads known" in ran(here, "-m", "tilewright.service.cli", *arguments)
 

@@ -1,39 +1,68 @@
-"""Slow groups of tests are left out only while their sources are those with which they passed."""
+"""Slow groups of tests are left out only of the sources with which every test passed."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.unchanged import GROUPS, ROOT, Group, digest, left_out
+from tests import unchanged
+from tests.unchanged import GROUPS, ROOT, SOURCES, digest, left_out
 
 
-def test_every_path_of_a_group_exists() -> None:
-    assert len({digest(group) for group in GROUPS.values()}) == len(GROUPS)
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with a file in each source."""
+    for name in SOURCES:
+        path = tmp_path / name
+        if (ROOT / name).is_dir():
+            path.mkdir()
+            path /= "a.py"
+        path.write_text("a")
+    return tmp_path
 
 
-def test_any_change_of_a_source_changes_the_digest(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/a.py").write_text("a")
-    (tmp_path / "tests/shared.py").write_text("s")
-    group = Group(("tests",), ("code",))
-    seen = [digest(group, tmp_path)]
-    assert digest(group, tmp_path) == seen[0]
+def test_any_change_of_a_source_changes_the_digest(tree: Path) -> None:
+    seen = [digest(tree)]
+    assert digest(tree) == seen[0]
+    (tree / "db/models").mkdir()
     for change in (
-        lambda: (tmp_path / "code/a.py").write_text("b"),
-        lambda: (tmp_path / "code/a.py").rename(tmp_path / "code/b.py"),
-        lambda: (tmp_path / "code/c.py").write_text(""),
-        lambda: (tmp_path / "tests/shared.py").write_text("t"),
+        lambda: (tree / "db/a.py").write_text("b"),
+        lambda: (tree / "db/a.py").rename(tree / "db/b.py"),
+        lambda: (tree / "db/models/c.py").write_text(""),
+        lambda: (tree / "tests/shared.py").write_text("t"),
+        lambda: (tree / "README.md").write_text("t"),
     ):
         change()
-        seen.append(digest(group, tmp_path))
-    (tmp_path / "code/_native.so").write_text("built")
-    assert digest(group, tmp_path) == seen[-1]
+        seen.append(digest(tree))
     assert len(set(seen)) == len(seen)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        digest(Group(("tests",), ("nowhere",)), tmp_path)
+    (tree / "benchmarks/results").mkdir()
+    (tree / "compiler/__pycache__").mkdir()
+    for name in ("benchmarks/results/x.md", "compiler/__pycache__/a.pyc", "compiler/_native.so"):
+        (tree / name).write_text("made")
+    (tree / "tests/unchanged.json").write_text("{}")
+    assert digest(tree) == seen[-1]
+    shutil.rmtree(tree / "deploy")
+    with pytest.raises(FileNotFoundError, match="'deploy' is a source"):
+        digest(tree)
+
+
+def test_groups_are_left_out_only_of_what_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all((ROOT / path).exists() for paths in GROUPS.values() for path in paths)
+    recorded = tmp_path / "unchanged.json"
+    monkeypatch.setattr(unchanged, "PASSED", recorded)
+    for text, expected in (
+        ("{}", set()),
+        ('{"passed": "another"}', set()),
+        (f'{{"passed": "{digest()}"}}', set(GROUPS)),
+    ):
+        recorded.write_text(text)
+        unchanged.unchanged.cache_clear()
+        assert unchanged.unchanged() == expected
+    unchanged.unchanged.cache_clear()
 
 
 def test_what_is_named_is_not_left_out() -> None:

@@ -22,6 +22,7 @@ from tilewright.compiler.workload import Boundary, make_workload
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
+from tilewright.service.cli import remote
 from tilewright.service.cli import run as run_cli
 from tilewright.service.jobs.job_spec import JobBudget
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
@@ -228,7 +229,7 @@ def test_a_model_nobody_tuned_is_looked_up(
 
 
 def test_a_model_with_tensors_in_files_beside_it_is_uploaded_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = onnx.load_from_string(onnx_bytes())
     path = tmp_path / "model.onnx"
@@ -237,6 +238,9 @@ def test_a_model_with_tensors_in_files_beside_it_is_uploaded_as_one(
     assert (tmp_path / "weights.bin").stat().st_size > 0
     assert run_cli(["lookup", str(path)]) == 0
     assert "known for target" in capsys.readouterr().out
+    monkeypatch.setattr(remote, "MESSAGE_BYTES", 100)
+    assert run_cli(["lookup", str(path)]) == 1
+    assert "more than a message may have" in capsys.readouterr().err
     (tmp_path / "weights.bin").unlink()
     assert run_cli(["lookup", str(path)]) == 1
     assert "weights.bin" in capsys.readouterr().err
