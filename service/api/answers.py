@@ -1,7 +1,7 @@
 """Whole answers to lookups: the same question gets the same bytes until the answer could differ.
 
-A known answer is found by the bytes of its question, behind the gate and before the framework: no
-parameter is read or checked again, and no thread is asked.
+A known answer is found by the bytes of its question and the owner who asks, behind the gate and
+before the framework: no parameter is read or checked again, and no thread is asked.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _ASKED = "tilewright_question"
 
 @dataclass(frozen=True, slots=True)
 class LookupQuestion:
-    """What was asked, to the byte."""
+    """What was asked, to the byte, and the owner whose models there are (`Token.sees`)."""
 
+    sees: str | None
     path: str
     query: bytes
     content_type: bytes
@@ -100,7 +101,13 @@ class LookupRoute(GatedRoute):
         if self._reads_body:
             body, again = await _read(receive)
         kinds = (value for name, value in scope["headers"] if name == b"content-type")
-        question = LookupQuestion(scope["path"], scope["query_string"], next(kinds, b""), body)
+        question = LookupQuestion(
+            scope["tilewright_token"].sees,
+            scope["path"],
+            scope["query_string"],
+            next(kinds, b""),
+            body,
+        )
         answers: KnownAnswers = scope["app"].state.answers
         known, version = await answers.find(question)
         if known is not None:

@@ -56,19 +56,20 @@ async def lookup_model(
     planning: Planning,
     served: ServedRecords,
     limiter: Limiter,
+    sees: str | None,
 ) -> LookupBytes:
     """Records of every workload that a model is cut into. It is planned at most once, and planning
-    is what the limiter counts.
+    is what the limiter counts. `sees` is the owner for whom there are only own models.
 
     Raises:
-        NotFoundError: if the model was never uploaded.
+        NotFoundError: if the owner never uploaded the model.
         ApiProblem: if it cannot be planned, or the token has had as many planned as it may.
     """
     assert body.model is not None
     digest = body.model
 
     def known() -> WorkloadsQuestion:
-        storage.models.get(digest)
+        storage.models.get(digest, sees)
         target = resolve_addressee(body.target, storage).target
         kept_as = mode(body.numerics, body.precision)
         stored = chosen_plan(digest, target, body.threads, kept_as, body.dims, storage)

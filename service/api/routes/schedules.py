@@ -47,14 +47,16 @@ async def get_schedule(
 
 @router.post("/schedules/lookup", response_model=LookupView)
 @refuses(404, 429)
-async def lookup_schedules(body: LookupRequest, request: Request, _: Reader) -> Response:
+async def lookup_schedules(body: LookupRequest, request: Request, token: Reader) -> Response:
     """The best schedules of many workloads, or of all workloads of a model."""
     state = request.app.state
     if (body.workloads is None) == (body.model is None):
         raise invalid("body: give either 'workloads' or 'model'")
     if body.model is not None:
         limiter = await get_limiter(request, state.storage, state.settings)
-        found = await lookup_model(state.storage, body, state.planning, state.served, limiter)
+        found = await lookup_model(
+            state.storage, body, state.planning, state.served, limiter, token.sees
+        )
     else:
         found = await lookup_workloads(state.storage, body, state.served)
     answer = JsonAnswer.plain(found.content)

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import onnx_bytes, problem
+from tests.unit.service.test_served import TARGET
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.cli import run as run_cli
@@ -61,6 +62,17 @@ def test_jobs_and_models_of_others_do_not_exist(
     for path in ("jobs", "models", "tasks"):
         assert anonymous.get(f"/v1/{path}").json() == []
     assert storage.jobs.get(ada["id"]).state.value == ada["state"]
+
+
+def test_a_lookup_by_model_is_the_owners(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    """Also where the same question of the owner's was answered before."""
+    question = {"model": ada["model"], "target": TARGET, "dims": {"batch": 2}}
+    asked = anonymous.post("/v1/schedules/lookup", json=question)
+    assert asked.status_code == 200 and asked.json()["schedules"], asked.text
+    anonymous.headers.update(header(storage, "bob", Scope.READ))
+    assert problem(anonymous.post("/v1/schedules/lookup", json=question))[0] == 404
 
 
 def test_tokens_of_one_name_are_one_owners_and_admins_see_all(
