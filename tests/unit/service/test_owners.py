@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import onnx_bytes, problem
+from tests.unit.service.pages import ORIGIN, opened, sign_in
 from tests.unit.service.test_served import TARGET
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
@@ -48,19 +50,42 @@ def test_jobs_and_models_of_others_do_not_exist(
 ) -> None:
     anonymous.headers.update(header(storage, "bob", Scope.SUBMIT, Scope.READ))
     job, model = f"/v1/jobs/{ada['id']}", f"/v1/models/{ada['model']}"
-    for path in (*(job + part for part in JOB_PARTS), model, f"{model}/content"):
-        unknown = path.replace(ada["id"], "f" * 32).replace(ada["model"], "f" * 64)
-        status, slug, detail = problem(anonymous.get(path))
-        assert (status, slug) == problem(anonymous.get(unknown))[:2] == (404, "not-found"), path
-        assert detail.endswith("does not exist"), "it says no more than of an unknown one"
+    refused = 404, "not-found", f"job '{ada['id']}' does not exist"
+    for part in JOB_PARTS:
+        assert problem(anonymous.get(job + part)) == refused, part
+    for path in (model, f"{model}/content"):
+        assert problem(anonymous.get(path))[2] == f"model '{ada['model']}' does not exist"
     for change in ("cancel", "pause", "resume"):
-        assert problem(anonymous.post(f"{job}:{change}"))[0] == 404
+        assert problem(anonymous.post(f"{job}:{change}")) == refused
     assert problem(anonymous.get(job[:-20]))[0] == 404, "nor does the beginning of the id"
     for query in ("tasks", "trials"):
         assert problem(anonymous.get(f"/v1/{query}", params={"job": ada["id"]}))[0] == 404
     assert problem(anonymous.post("/v1/jobs", json={"model": ada["model"]}))[0] == 404
     for path in ("jobs", "models", "tasks"):
         assert anonymous.get(f"/v1/{path}").json() == []
+    assert storage.jobs.get(ada["id"]).state.value == ada["state"]
+
+
+def test_pages_show_an_owner_no_job_of_others(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    secret, _ = storage.tokens.create("bob", [Scope.SUBMIT, Scope.READ])
+    sign_in(anonymous, secret)
+    for path in ("jobs", "compare"):
+        page = opened(anonymous, f"/dashboard/{path}")
+        assert not {ada["id"], "ada.onnx"} & set(page.text.split())
+        assert not [a for _, a in page.found if ada["id"] in str(a)]
+    job = f"/dashboard/jobs/{ada['id']}"
+    task = f"/tasks/{WORKLOAD}"
+    graph = ("/graph", "/graph/drawing", "/graph/steps/0")
+    tasks = (task, f"{task}/code", f"{task}/predictions")
+    for part in ("", "/parts", "/events", "/artifact", *graph, *tasks):
+        answer = anonymous.get(job + part)
+        assert answer.status_code == 404, part
+        assert f"job '{ada['id']}' does not exist" in unescape(answer.text), part
+    assert anonymous.get("/dashboard/compare", params={"a": ada["id"]}).status_code == 404
+    for change in ("cancel", "pause", "resume"):
+        assert anonymous.post(f"{job}/{change}", headers=ORIGIN).status_code == 404
     assert storage.jobs.get(ada["id"]).state.value == ada["state"]
 
 
