@@ -203,10 +203,12 @@ def _shown(
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
-    """The job. Raises NotFoundError, or a 403 problem if it is another token's."""
+    """The job. Raises NotFoundError, or a 403 problem if it is another owner's."""
     job = storage.jobs.get(job_id, token.sees)
-    if job.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
-        raise forbidden(f"job '{job.id}' is another token's")
+    if job.owner is None or token.allows(Scope.ADMIN):
+        return job
+    if storage.tokens.names([job.owner]).get(job.owner) != token.name:
+        raise forbidden(f"job '{job.id}' is another owner's")
     return job
 
 

@@ -248,7 +248,7 @@ def test_nobody_stops_anothers_job(client: TestClient, storage: Storage, change:
     path = f"/v1/jobs/{job['id']}:{change}"
     other = with_scopes(storage, Scope.SUBMIT, Scope.READ)
     status, slug, detail = problem(client.post(path, headers=other))
-    assert (status, slug, detail) == (403, "forbidden", f"job '{job['id']}' is another token's")
+    assert (status, slug, detail) == (403, "forbidden", f"job '{job['id']}' is another owner's")
     assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
     reader = with_scopes(storage, Scope.READ)
     assert problem(client.post(path, headers=reader))[0] == 403

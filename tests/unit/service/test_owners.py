@@ -114,6 +114,11 @@ def test_tokens_of_one_name_are_one_owners_and_admins_see_all(
         ]
         content = anonymous.get(f"/v1/models/{ada['model']}/content", headers=seen)
         assert content.content == onnx_bytes()
+    path = f"/v1/jobs/{ada['id']}"
+    auditor = header(storage, "auditor", Scope.SUBMIT, all_owners=True)
+    assert problem(anonymous.post(f"{path}:pause", headers=auditor))[0] == 403
+    own = header(storage, "ada", Scope.SUBMIT)
+    assert anonymous.post(f"{path}:cancel", headers=own).json()["state"] == "cancelled"
 
 
 def test_a_job_shows_the_name_that_its_owner_gave_the_model(
