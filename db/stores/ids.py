@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,6 +10,21 @@ import sqlalchemy as sa
 from tilewright.db.errors import AmbiguousIdError, NotFoundError
 
 _MOST_NAMED = 5
+
+LEAST_GIVEN = 4
+"""With fewer characters nothing is found: nobody lists a table letter by letter."""
+
+WHOLE: Mapping[str, int] = {
+    "job": 32,
+    "model": 64,
+    "record": 32,
+    "task": 64,
+    "token": 16,
+    "worker": 32,
+    "workload": 64,
+}
+"""How long the ids of a table are that the service makes, by the noun of `row_of_id`. Those of runs
+have several lengths."""
 
 
 def row_of_id(
@@ -20,7 +36,7 @@ def row_of_id(
         connection: where to ask.
         query: selects the column, among others; its conditions say which rows there are.
         column: the ids.
-        given: an id, or the first characters of one.
+        given: an id, or at least the first four characters of one.
         what: the noun of messages: "job".
 
     Raises:
@@ -30,6 +46,8 @@ def row_of_id(
     row = connection.execute(query.where(column == given)).first()
     if row is not None:
         return row
+    if not LEAST_GIVEN <= len(given) < WHOLE.get(what, len(given) + 1):
+        raise NotFoundError(what, given)
     # not LIKE, which takes capitals for small letters in SQLite and `_` for any character
     begins = sa.func.substr(column, 1, len(given), type_=column.type) == given
     found = [
@@ -38,7 +56,7 @@ def row_of_id(
             query.with_only_columns(column).where(begins).limit(_MOST_NAMED + 1)
         )
     ]
-    if not given or not found:
+    if not found:
         raise NotFoundError(what, given)
     if len(found) > 1:
         more = ", ..." if len(found) > _MOST_NAMED else ""

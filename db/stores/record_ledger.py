@@ -73,13 +73,15 @@ class Withdrawn:
     """What was taken back.
 
     `restored` are records that are served again in the place of withdrawn ones. `jobs` were built
-    with a withdrawn record, or measured by the worker.
+    with a withdrawn record, or measured by the worker. `named` are the whole ids of the records
+    that were named.
     """
 
     records: tuple[StoredRecord, ...]
     restored: tuple[str, ...]
     trials: int
     jobs: tuple[str, ...]
+    named: tuple[str, ...]
 
 
 class RecordLedger:
@@ -306,7 +308,7 @@ class RecordLedger:
         others rests on the first word alone.
         """
         with changing(self._engine) as connection:
-            rows = _to_withdraw(connection, record_ids, workers)
+            rows, named = _to_withdraw(connection, record_ids, workers)
             touched = [row for row in rows if row.state != Standing.WITHDRAWN.value]
             ids = [row.id for row in rows]
             for some in chunks(ids):
@@ -329,7 +331,9 @@ class RecordLedger:
                 query = sa.select(_uses.c.job_id).where(_uses.c.record_id.in_(some))
                 jobs.update(connection.execute(query).scalars())
         records = tuple(_stored(row) for row in touched)
-        return Withdrawn(records, restored, trials, tuple(sorted(jobs - {""})))
+        return Withdrawn(
+            records, restored, trials, tuple(sorted(jobs - {""})), tuple(sorted(named))
+        )
 
 
 class JobRecords:
@@ -379,8 +383,9 @@ def _locked(connection: sa.Connection, record_id: str) -> sa.Row[Any]:
 
 def _to_withdraw(
     connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
-) -> list[sa.Row[Any]]:
-    """Raises NotFoundError if a record that is named is not there."""
+) -> tuple[list[sa.Row[Any]], set[str]]:
+    """The records, and the whole ids of those that are named. Raises NotFoundError if one is not
+    there."""
     found: dict[str, sa.Row[Any]] = {}
     for column, values in ((_records.c.id, record_ids), (_records.c.worker, workers)):
         for some in chunks(sorted(values)):
@@ -388,10 +393,12 @@ def _to_withdraw(
             for row in connection.execute(query.with_for_update()):
                 found[row.id] = row
     query = sa.select(_records).with_for_update()
-    for name in set(record_ids) - found.keys():
+    named = set(record_ids) & found.keys()
+    for name in set(record_ids) - named:
         row = row_of_id(connection, query, _records.c.id, name, "record")
         found[row.id] = row
-    return list(found.values())
+        named.add(row.id)
+    return list(found.values()), named
 
 
 def _restore(connection: sa.Connection, withdrawn: Sequence[sa.Row[Any]]) -> tuple[str, ...]:

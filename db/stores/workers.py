@@ -191,10 +191,16 @@ class WorkerStore:
         with reading(self._engine) as connection:
             return {row.id: self._presence(row) for row in connection.execute(query)}
 
-    def get(self, worker_id: str) -> RegisteredWorker:
-        """Raises NotFoundError."""
+    def get(self, worker_id: str, owner: str | None = None) -> RegisteredWorker:
+        """The worker with this id, or the only one whose id begins so.
+
+        `owner` is a token's id for which there are only the workers that it registered, and those
+        that no token did. Raises NotFoundError.
+        """
         with reading(self._engine) as connection:
             query = sa.select(*self._columns())
+            if owner is not None:
+                query = query.where(sa.or_(_workers.c.owner == owner, _workers.c.owner.is_(None)))
             return self._worker(row_of_id(connection, query, _workers.c.id, worker_id, "worker"))
 
     def list(

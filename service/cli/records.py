@@ -126,7 +126,7 @@ def withdraw(
             storage.audit,
             "records withdraw",
             Action.RECORDS_WITHDRAWN,
-            ", ".join((*(record or ()), *(worker or ()))),
+            ", ".join((*taken.named, *(worker or ()))),
             reason=reason,
             records=[one.id for one in taken.records],
             trials=taken.trials,

@@ -134,7 +134,7 @@ def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Adm
         done = withdraw_records(storage, body.reason, record_ids=body.records, workers=body.workers)
         audit(
             Action.RECORDS_WITHDRAWN,
-            ", ".join((*body.records, *body.workers)),
+            ", ".join((*done.withdrawn.named, *body.workers)),
             reason=body.reason,
             records=[record.id for record in done.withdrawn.records],
             trials=done.withdrawn.trials,

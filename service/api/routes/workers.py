@@ -131,8 +131,7 @@ def drain(
     A worker that is drained stays so when it is started again. An admin who uses a worker again
     also ends its quarantine.
     """
-    worker_id = storage.workers.get(worker_id).id
-    own_worker(storage, worker_id, token)
+    worker_id = _own_id(worker_id, storage, token)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
     with storage.together():
         if not body.draining and token.allows(Scope.ADMIN):
@@ -147,7 +146,12 @@ def drain(
 @router.delete("/workers/{worker_id}", status_code=204)
 def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
     """The worker says good-bye."""
-    worker_id = storage.workers.get(worker_id).id
-    own_worker(storage, worker_id, token)
+    worker_id = _own_id(worker_id, storage, token)
     storage.workers.leave(worker_id)
     match_jobs(storage)
+
+
+def _own_id(worker_id: str, storage: Storage, token: Token) -> str:
+    """The whole id, of which the beginning may be given. Workers of other tokens do not exist
+    for one that is not an admin's. Raises NotFoundError."""
+    return storage.workers.get(worker_id, None if token.allows(Scope.ADMIN) else token.id).id

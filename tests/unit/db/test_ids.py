@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import AmbiguousIdError, NotFoundError
 from tilewright.db.models import TokenRow
-from tilewright.db.stores.ids import id_of, row_of_id
+from tilewright.db.stores.ids import LEAST_GIVEN, WHOLE, id_of, row_of_id
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.models import ModelStore
 from tilewright.db.stores.statements import table_of
@@ -40,28 +40,52 @@ def test_an_id_is_found_by_how_it_begins(
         (tokens.revoke, token.id),
     ]
     for find, whole in found:
-        for given in (whole, whole[:6]):
+        what = "model" if find == models.get else type(find(whole)).__name__.lower()
+        assert len(whole) == WHOLE[what.removeprefix("registered")]
+        for given in (whole, whole[:LEAST_GIVEN]):
             assert getattr(find(given), "digest" if find == models.get else "id") == whole
-        for none in ("", "%", whole + "0", whole[:6].replace(whole[5], "_")):
+        for none in (
+            "",
+            "%",
+            whole[: LEAST_GIVEN - 1],
+            whole + "0",
+            whole[:6].replace(whole[5], "_"),
+        ):
             with pytest.raises(NotFoundError, match="does not exist"):
                 find(none)
 
 
 def test_an_ambiguous_beginning_names_what_it_may_be(engine: sa.Engine, tokens: TokenStore) -> None:
-    ids = ["1f0e", "1f0e77", "1F0E88", "1f1", *(f"2{n}" for n in range(7))]
+    ids = ["1f0e7", "1f0e77", "1F0E88", "1f0e1", *(f"2f0e{n}" for n in range(7))]
     with writing(engine) as connection:
         for each in ids:
             row = {"id": each, "digest": each, "name": "n", "scopes": [], "created_at": 0.0}
             row["all_owners"] = False
             connection.execute(sa.insert(_tokens).values(row))
     with reading(engine) as connection:
-        assert id_of(connection, _tokens.c.id, "1f0e", "token") == "1f0e", "a whole id is one"
-        assert id_of(connection, _tokens.c.id, "1f0e7", "token") == "1f0e77"
-        with pytest.raises(AmbiguousIdError, match=r"'1f' .* ids of a token: 1f0e, 1f0e77, 1f1$"):
-            id_of(connection, _tokens.c.id, "1f", "token")
+        assert id_of(connection, _tokens.c.id, "1f0e7", "token") == "1f0e7", "a whole id is one"
+        assert id_of(connection, _tokens.c.id, "1F0E", "token") == "1F0E88"
+        with pytest.raises(AmbiguousIdError, match=r"'1f0e' .* of a token: 1f0e1, 1f0e7, 1f0e77$"):
+            id_of(connection, _tokens.c.id, "1f0e", "token")
         with pytest.raises(AmbiguousIdError, match=r", \.\.\.$"):
-            id_of(connection, _tokens.c.id, "2", "token")
-        few = sa.select(_tokens).where(_tokens.c.id != "1f1")
+            id_of(connection, _tokens.c.id, "2f0e", "token")
+        few = sa.select(_tokens).where(_tokens.c.id != "1f0e1")
         assert row_of_id(connection, few, _tokens.c.id, "1f0e77", "token").name == "n"
         with pytest.raises(NotFoundError):
-            row_of_id(connection, few, _tokens.c.id, "1f1", "token")
+            row_of_id(connection, few, _tokens.c.id, "1f0e1", "token")
+
+
+def test_a_whole_id_that_is_unknown_is_looked_up_once(engine: sa.Engine) -> None:
+    """By the index: no row is compared with it."""
+    asked: list[str] = []
+
+    def note(_c: object, _cu: object, statement: str, *_: object) -> None:
+        asked.append(statement)
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        with reading(engine) as connection, pytest.raises(NotFoundError):
+            id_of(connection, _tokens.c.id, "f" * WHOLE["token"], "token")
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+    assert sum("FROM tokens" in statement for statement in asked) == 1

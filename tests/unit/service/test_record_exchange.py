@@ -328,6 +328,10 @@ def test_over_http(
     assert (entry["subject"], entry["detail"]["reason"]) == ("board", "hot")
     assert taken.json()["records"] == [listed["id"]]
     assert here.storage.records.best_record(own.key) is None
+    begins = {"reason": "cold", "records": [listed["id"][:8]]}
+    assert client.post("/v1/records:withdraw", json=begins).status_code == 200
+    entries = client.get("/v1/audit", params={"action": "records.withdrawn"}).json()
+    assert entries[0]["subject"] == listed["id"], "the whole id, of which the beginning was given"
     for body in ({"reason": "x"}, {"reason": "", "workers": ["board"]}):
         assert client.post("/v1/records:withdraw", json=body).status_code == 422
     absent = client.post("/v1/records:withdraw", json={"reason": "x", "workers": ["nobody"]})

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from rich.console import Console
 
 from tests.unit.db.test_records import GOOD, trial
+from tests.unit.service.api_calls import problem
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.lease_calls import TARGET, claim, fail, queue, registered, report
 from tilewright.db.engine import writing
@@ -110,7 +111,11 @@ def test_a_worker_is_drained_by_its_token_or_an_admin(
     made = anonymous.post("/v1/workers", json=body, headers=headers[0]).json()["worker"]["id"]
     path = f"/v1/workers/{made}/drain"
     statuses = [anonymous.post(path, json={}, headers=some).status_code for some in headers]
-    assert statuses == [200, 403, 403, 200]
+    assert statuses == [200, 404, 403, 200]
+    for given in (made, made[:8]):
+        gone = [anonymous.delete(f"/v1/workers/{given}", headers=some) for some in headers[:3]]
+        assert [one.status_code for one in gone] == [204, 404, 403]
+        assert problem(gone[1])[2] == f"worker '{given}' does not exist", "it names no whole id"
 
 
 def test_a_worker_comes_back_under_its_id(
@@ -209,7 +214,7 @@ def test_a_worker_in_quarantine_gets_nothing_and_says_why(
     # only an admin may say that it is well again
     measurer = with_scopes(storage, Scope.MEASURE)
     path = f"/v1/workers/{worker}/drain"
-    assert client.post(path, json={"draining": False}, headers=measurer).status_code == 403
+    assert client.post(path, json={"draining": False}, headers=measurer).status_code == 404
     answer = client.post(path, json={"draining": False})
     assert (answer.json()["health"], answer.json()["quarantine"]) == ("healthy", None)
     taken = {lease["request_id"] for lease in claim(client, worker, limit=9)}
@@ -251,5 +256,5 @@ def test_a_throttled_worker_is_marked(client: TestClient, worker: str, storage: 
     table = Console(width=200, file=io.StringIO())
     table.print(worker_table([WorkerView.model_validate(after)]))
     shown = table.file.getvalue()  # type: ignore[attr-defined]
-    assert "throttled" in shown and "1.50" in shown
+    assert "throttled" in shown and "0.67x" in shown
     assert client.post(path, json={"speed": {**speed, "memory_ratio": "x"}}).status_code == 422
