@@ -27,15 +27,25 @@ def owner_token(settings: Settings, storage: Storage) -> str:
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
     """
-    with _alone(settings.data_folder):
-        secret = read_token(settings) or _make(settings.token_file)
+    return _kept_token(settings.token_file, "owner", Scope.ADMIN, storage)
+
+
+def worker_token(settings: Settings, storage: Storage) -> str:
+    """The token of the worker that the service starts, as `owner_token`; it may only measure."""
+    return _kept_token(settings.worker_token_file, "local-worker", Scope.MEASURE, storage)
+
+
+def _kept_token(file: Path, name: str, scope: Scope, storage: Storage) -> str:
+    with _alone(file.parent):
+        secret = _read(file) or _make(file)
         known = storage.tokens.find(secret)
         if known is not None and not storage.tokens.holds(secret):
-            settings.token_file.unlink(missing_ok=True)
-            secret = _make(settings.token_file)
-            file = str(settings.token_file)
-            log.warning("the owner's token was revoked or rotated; there is a new one", file=file)
-        storage.tokens.create("owner", [Scope.ADMIN], secret=secret)
+            file.unlink(missing_ok=True)
+            secret = _make(file)
+            log.warning(
+                "a token was revoked or rotated; there is a new one", token=name, file=str(file)
+            )
+        storage.tokens.create(name, [scope], secret=secret)
     return secret
 
 
@@ -76,7 +86,10 @@ def read_token(settings: Settings) -> str:
     Raises:
         StorageError: if the file cannot be read, or holds no token.
     """
-    path = settings.token_file
+    return _read(settings.token_file)
+
+
+def _read(path: Path) -> str:
     try:
         secret = path.read_text(encoding="ascii").strip()
     except (FileNotFoundError, NotADirectoryError):

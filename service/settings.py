@@ -267,6 +267,11 @@ class Settings(BaseSettings):
         return self.data_folder / "token"
 
     @property
+    def worker_token_file(self) -> Path:
+        """Where the service keeps the token of the worker that it starts."""
+        return self.data_folder / "worker-token"
+
+    @property
     def signing_key_file(self) -> Path:
         """The key that exported records are signed with."""
         return self.signing_key or self.data_folder / "signing-key.pem"

@@ -65,7 +65,7 @@ def serve(
     from tilewright.service.api.app import create_app, stop_waiting
     from tilewright.service.api.listening import ListenError, listen
     from tilewright.service.api.server import server_config
-    from tilewright.service.embedded import owner_token
+    from tilewright.service.embedded import owner_token, worker_token
     from tilewright.service.storage import open_storage
 
     settings = load_settings()
@@ -94,6 +94,7 @@ def serve(
             f"start one with `tilewright worker --server https://NAME:{port}`"
         )
     elif not no_worker:
+        worker_token(settings, storage)
         children.append(Supervised("worker", _local_worker(settings, port)))
     app = create_app(settings, storage)
 
@@ -177,7 +178,7 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
     spool = settings.data_folder.absolute() / "worker"
     return [
         *("--server", f"http://{host}:{port}"),
-        *("--token-file", str(settings.token_file.absolute())),
+        *("--token-file", str(settings.worker_token_file.absolute())),
         *("--spool", str(spool)),
     ]
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.embedded import owner_token, read_token
+from tilewright.service.embedded import owner_token, read_token, worker_token
 from tilewright.service.settings import Settings
 
 
@@ -167,10 +167,24 @@ def test_a_revoked_owner_token_stays_revoked_after_a_restart(
     assert storage.tokens.verify(second) is not None
     assert stat.S_IMODE(settings.token_file.stat().st_mode) == 0o600
     assert [line["event"] for line in lines] == [
-        "the owner's token was revoked or rotated; there is a new one"
+        "a token was revoked or rotated; there is a new one"
     ]
-    assert lines[0]["file"] == str(settings.token_file)
+    assert (lines[0]["token"], lines[0]["file"]) == ("owner", str(settings.token_file))
     assert owner_token(settings, storage) == second
+
+
+def test_the_token_of_the_local_worker_may_only_measure(
+    settings: Settings, storage: Storage
+) -> None:
+    owner, first = owner_token(settings, storage), worker_token(settings, storage)
+    file = settings.worker_token_file
+    assert worker_token(settings, storage) == first == file.read_text().strip() != owner
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    token = storage.tokens.verify(first)
+    assert token is not None and token.scopes == {Scope.MEASURE}
+    storage.tokens.revoke(token.id)
+    assert storage.tokens.verify(worker_token(settings, storage)) is not None
+    assert owner_token(settings, storage) == owner
 
 
 def test_processes_that_start_together_agree_on_the_new_owner_token(

@@ -73,9 +73,10 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     if "worker" in children:
         assert children["worker"] == [
             *("--server", f"http://127.0.0.1:{port}"),
-            *("--token-file", str(settings.token_file)),
+            *("--token-file", str(settings.worker_token_file)),
             *("--spool", str(settings.data_folder / "worker")),
         ]
+        assert settings.worker_token_file.read_text().strip() not in ("", read_token(settings))
     assert app.state.settings.port == 0 and app.state.settings.data_folder == settings.data_folder
     told = capsys.readouterr().err.splitlines()
     url = f"http://127.0.0.1:{port}"
