@@ -377,10 +377,18 @@ def token(
 
     Example: tilewright token board --scope measure --days 90
     """
+    from pydantic import TypeAdapter, ValidationError
+
     from tilewright.db.stores.audit import Action
     from tilewright.db.stores.tokens import Scope
+    from tilewright.service.api.schemas.fields import Name
     from tilewright.service.storage import open_storage
 
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{name!r} cannot be the name of a token: {why}") from error
     try:
         scopes = [Scope(text) for text in scope]
     except ValueError as error:

@@ -133,6 +133,16 @@ def test_a_job_shows_the_name_that_its_owner_gave_the_model(
     }
 
 
+def test_the_command_and_the_route_take_the_same_names(
+    client: TestClient, storage: Storage
+) -> None:
+    """A name is an owner: one that looks like another's, or like nobody's, is refused."""
+    for name in ("", "ada ", "a\x1bda", "a" * 201):
+        assert run_cli(["token", name, "--scope", "read"]) == 1
+        assert client.post("/v1/tokens", json={"name": name, "scopes": ["read"]}).status_code == 422
+    assert [token.name for token in storage.tokens.list()] == ["owner"]
+
+
 def test_the_command_and_the_route_make_tokens_that_see_everybody(
     client: TestClient, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
