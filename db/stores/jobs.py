@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
 import sqlalchemy as sa
@@ -29,7 +29,7 @@ from tilewright.db.stores.job_rows import (
     step,
 )
 from tilewright.db.stores.pages import Page, PageOrder, Position
-from tilewright.db.stores.statements import table_of, upsert
+from tilewright.db.stores.statements import chunks, table_of, upsert
 
 __all__ = ["Job", "JobClaim", "JobProgress", "JobStore", "check_claim"]
 
@@ -129,6 +129,17 @@ class JobStore(JobClaims):
         """
         with reading(self._engine) as connection:
             return get_job(connection, job_id, sees=sees)
+
+    def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
+        """Those of the ids that an owner may know: `sees` as in `get`."""
+        if sees is None:
+            return job_ids
+        found: set[str] = set()
+        with reading(self._engine) as connection:
+            for some in chunks(sorted(set(job_ids))):
+                query = sa.select(_jobs.c.id).where(_jobs.c.id.in_(some), *seen_jobs(sees))
+                found.update(connection.execute(query).scalars())
+        return found
 
     def list(
         self,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
+from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import StoredTarget, StoredWorkload
+from tilewright.db.stores.tokens import Token
 from tilewright.db.stores.trials import StoredTrial
 from tilewright.db.stores.workers import RegisteredWorker
+from tilewright.service.api.schemas.records import StoredRecordView
 from tilewright.service.api.schemas.resources import (
     DeviceView,
     StoredWorkloadView,
@@ -15,6 +19,17 @@ from tilewright.service.api.schemas.resources import (
     TrialView,
 )
 from tilewright.service.api.views import worker_view
+
+JobPart = TypeVar("JobPart", TrialView, StoredRecordView)
+
+
+def without_jobs_of_others(
+    views: Sequence[JobPart], storage: Storage, token: Token
+) -> list[JobPart]:
+    """The views, with an empty `job_id` where the token does not see the job. Trials and records
+    are everybody's; whose job they come from is not."""
+    seen = storage.jobs.seen([view.job_id for view in views], token.sees)
+    return [v if v.job_id in seen else v.model_copy(update={"job_id": ""}) for v in views]
 
 
 def trial_view(stored: StoredTrial) -> TrialView:

@@ -107,7 +107,7 @@ async def withdraw(
 ) -> Response:
     """Take back a record, or everything that its worker measured, and tell what that changed."""
     form = await form_fields(request)
-    found = await run_in_threadpool(routes.shown_record, record_id, storage)
+    found = await run_in_threadpool(routes.shown_record, record_id, storage, token)
     of_worker = form.get("what") == ["worker"]
     if of_worker and not found.worker:
         raise invalid("what: nobody knows which worker measured this record")
@@ -124,7 +124,7 @@ async def withdraw(
 @router.get("/records/{record_id}")
 def record(request: Request, record_id: str, storage: StorageDep, token: Reader) -> Response:
     """One record: its schedule, its certificate, and whose word it is."""
-    found = routes.shown_record(record_id, storage)
+    found = routes.shown_record(record_id, storage, token)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])
     worker = storage.workers.presences([found.worker]).get(found.worker)

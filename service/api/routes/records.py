@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
+from tilewright.db.stores.tokens import Token
 from tilewright.service.api.audit import AuditDep, Auditor
 from tilewright.service.api.conditional import NOT_MODIFIED, tagged
 from tilewright.service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
@@ -26,6 +27,7 @@ from tilewright.service.api.record_views import (
     withdraw_view,
 )
 from tilewright.service.api.refusals import refuses
+from tilewright.service.api.resource_views import without_jobs_of_others
 from tilewright.service.api.schemas.fields import Digest, Numerics
 from tilewright.service.api.schemas.records import (
     AnswerView,
@@ -69,7 +71,7 @@ _LINES_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _LINES_CONTEN
 @router.get("/records")
 def list_records(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     pages: PagesDep,
     workload: Digest | None = None,
     target: TargetQuery = None,
@@ -93,10 +95,11 @@ def list_records(
         after=pages.after,
     )
     names = storage.shapes.names([one.record.key.workload_key for one in found])
-    return [
+    views = [
         stored_record_view(one, names.get(one.record.key.workload_key, ""))
         for one in pages.told(found)
     ]
+    return without_jobs_of_others(views, storage, token)
 
 
 @router.get("/records:coverage")
@@ -111,17 +114,18 @@ def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
 
 
 @router.get("/records/{record_id}", response_model=StoredRecordView, responses=NOT_MODIFIED)
-def get_record(record_id: str, request: Request, storage: StorageDep, _: Reader) -> Response:
+def get_record(record_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
     """A record, what became of it, and its second measurement."""
-    return tagged(request, shown_record(record_id, storage).model_dump_json().encode())
+    return tagged(request, shown_record(record_id, storage, token).model_dump_json().encode())
 
 
-def shown_record(record_id: str, storage: Storage) -> StoredRecordView:
+def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecordView:
     """A record with the name of its workload. Raises NotFoundError."""
     stored = storage.ledger.get(record_id)
     name_workloads(storage)
     key = stored.record.key.workload_key
-    return stored_record_view(stored, storage.shapes.names([key]).get(key, ""))
+    view = stored_record_view(stored, storage.shapes.names([key]).get(key, ""))
+    return without_jobs_of_others([view], storage, token)[0]
 
 
 @router.post("/records:withdraw")
@@ -192,7 +196,7 @@ def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor)
 @refuses(404)
 def explain_schedule(
     storage: StorageDep,
-    _: Reader,
+    token: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: AddresseeQuery,
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
@@ -208,7 +212,10 @@ def explain_schedule(
         return answer_view(key, answer)
     name_workloads(storage)
     of = answer.record.record.key.workload_key
-    return answer_view(key, answer, storage.shapes.names([of]).get(of, ""))
+    view = answer_view(key, answer, storage.shapes.names([of]).get(of, ""))
+    assert view.record is not None
+    (record,) = without_jobs_of_others([view.record], storage, token)
+    return view.model_copy(update={"record": record})
 
 
 @router.get("/signing-key")

@@ -21,6 +21,7 @@ from tilewright.service.api.resource_views import (
     device_view,
     target_view,
     trial_view,
+    without_jobs_of_others,
     workload_view,
 )
 from tilewright.service.api.schemas.fields import Digest
@@ -104,7 +105,8 @@ def list_trials(
         limit=pages.limit,
         after=pages.after,
     )
-    return [trial_view(stored) for stored in pages.told(found)]
+    views = [trial_view(stored) for stored in pages.told(found)]
+    return without_jobs_of_others(views, storage, token)
 
 
 @router.get("/workloads")

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import onnx_bytes, problem
 from tests.unit.service.pages import ORIGIN, opened, sign_in
-from tests.unit.service.test_served import TARGET
+from tests.unit.service.test_pages import KEY, trial
+from tests.unit.service.test_served import TARGET, record
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.cli import run as run_cli
@@ -98,6 +99,25 @@ def test_a_lookup_by_model_is_the_owners(
     assert asked.status_code == 200 and asked.json()["schedules"], asked.text
     anonymous.headers.update(header(storage, "bob", Scope.READ))
     assert problem(anonymous.post("/v1/schedules/lookup", json=question))[0] == 404
+
+
+def test_trials_and_records_are_everybodys_and_name_no_job_of_others(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    jobs = ("run", ada["id"])
+    storage.records.add_trials([trial(number, job=job) for number, job in enumerate(jobs)])
+    storage.ledger.propose(record(KEY.workload_key), ada["id"])
+    stored = storage.ledger.list()[0].id
+    lists = f"/v1/trials?workload={KEY.workload_key}", "/v1/records"
+
+    def told(headers: dict[str, str]) -> list[list[str]]:
+        found = [anonymous.get(path, headers=headers).json() for path in lists]
+        found.append([anonymous.get(f"/v1/records/{stored}", headers=headers).json()])
+        return [[one["job_id"] for one in each] for each in found]
+
+    assert told(header(storage, "ada", Scope.READ)) == [[ada["id"], ""], [ada["id"]], [ada["id"]]]
+    assert told(header(storage, "bob", Scope.READ)) == [["", ""], [""], [""]]
+    assert told(header(storage, "root", Scope.ADMIN))[0] == [ada["id"], "run"]
 
 
 def test_tokens_of_one_name_are_one_owners_and_admins_see_all(
