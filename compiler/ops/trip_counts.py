@@ -13,16 +13,25 @@ are exact for all numbers that they see. Also called scalar evolution (Bachmann,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import cast
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.size_arithmetic import exact_integers
 from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger, smaller
+
+_PASSING = ("cast", "reshape", "identity", "add", "sub")
+"""Operators whose result is a counter if their operands are."""
+
+_NESTED = 32
+"""States that are moved by states, one by the next: their analysis is recursive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,9 @@ class _Analysis:
         self._body = body
         self._step = step
         self._states = states
-        self._symbol: str | None = None
+        self._maker = cache(body.maker)
+        self._symbols: list[str | None] = [None]
+        self._found: defaultdict[str | None, dict[str, _Counter | None]] = defaultdict(dict)
         self._resolved: dict[str, _Counter | None] = {}
         self._seen: list[tuple[_Counter, DType]] = []
 
@@ -119,18 +130,31 @@ class _Analysis:
 
         A number of steps is an upper bound where the ranges of sizes do not decide it.
         """
-        known = self._body.known(condition)
-        if known is not None and known.size == 1:
-            return ([] if bool(known.reshape(-1)[0]) else [1]), True
-        node = self._body.maker(condition)
-        if node is None or self._body.types[condition].elements != 1:
-            return [], False
+        found: list[int] = []
+        whole = True
+        visited, waiting = set[str](), [condition]
+        while waiting:
+            value = waiting.pop()
+            if value in visited:
+                continue
+            visited.add(value)
+            node, single = self._maker(value), self._body.types[value].elements == 1
+            known = self._body.known(value)
+            if single and known is not None:
+                found += [] if bool(known.reshape(-1)[0]) else [1]
+            elif single and node is not None and node.op in ("reshape", "identity", "logical_and"):
+                waiting += reversed(node.inputs)
+            elif single and node is not None:
+                ends, exact = self._compared(node)
+                found += ends
+                whole &= exact
+            else:
+                whole = False
+        return found, whole
+
+    def _compared(self, node: Node) -> tuple[list[int], bool]:
+        """As `ends`, of a single comparison."""
         match node.op:
-            case "reshape" | "identity":
-                return self.ends(node.inputs[0])
-            case "logical_and":
-                parts = [self.ends(value) for value in node.inputs]
-                return [end for ends, _ in parts for end in ends], all(whole for _, whole in parts)
             case "less" | "less_or_equal":
                 left, right = map(self._counter, node.inputs)
             case "greater" | "greater_or_equal":
@@ -163,50 +187,78 @@ class _Analysis:
         return True
 
     def _counter(self, value: str) -> _Counter | None:
-        """The value as a counter; None if it is none, or more than one element."""
-        kind = self._body.types[value]
-        if kind.elements != 1 or kind.dtype is DType.BOOL:
-            return None
-        found = self._found(value)
-        if found is not None:
-            self._seen.append((found, kind.dtype))
-        return found
+        """The value as a counter; None if it is none, or more than one element.
 
-    def _found(self, value: str) -> _Counter | None:
-        body = self._body
-        if value == self._symbol:
+        Operands are visited first, each once, and without recursion: a body is as deep as it likes.
+        """
+        found = self._found[self._symbols[-1]]
+        waiting = [value]
+        while waiting:
+            missing = [each for each in self._operands(waiting[-1]) if each not in found]
+            if missing:
+                waiting += missing
+                continue
+            each = waiting.pop()
+            if each not in found:
+                found[each] = counter = self._made(each)
+                if counter is not None:
+                    self._seen.append((counter, self._body.types[each].dtype))
+        return found[value]
+
+    def _operands(self, value: str) -> tuple[str, ...]:
+        """The values that a value is computed from, where it may be a counter because they are."""
+        node = self._maker(value)
+        if (
+            value in (self._symbols[-1], self._step)
+            or value in self._states
+            or not self._counts(value)
+        ):
+            return ()
+        if node is None or node.op not in _PASSING or known_integer(self._body, value) is not None:
+            return ()
+        return tuple(node.inputs)
+
+    def _counts(self, value: str) -> bool:
+        kind = self._body.types[value]
+        return kind.elements == 1 and kind.dtype is not DType.BOOL
+
+    def _made(self, value: str) -> _Counter | None:
+        """As `_counter`, of a value whose operands have been visited."""
+        if not self._counts(value):
+            return None
+        if value == self._symbols[-1]:
             return _Counter(0, 0, 1)
         if value == self._step:
             return _Counter(0, 1)
         if value in self._states:
             return self._state(value)
-        known = known_integer(body, value)
-        if known is not None:
-            return _Counter(known)
-        node = body.maker(value)
-        if node is None:
+        operands = self._operands(value)
+        if not operands:
+            known = known_integer(self._body, value)
+            return None if known is None else _Counter(known)
+        counters = [self._found[self._symbols[-1]][each] for each in operands]
+        known_ones = [each for each in counters if each is not None]
+        node = self._maker(value)
+        if node is None or len(known_ones) < len(counters):
             return None
-        match node.op:
-            case "cast" | "reshape" | "identity":
-                return self._counter(node.inputs[0])
-            case "add" | "sub":
-                left, right = map(self._counter, node.inputs)
-                if left is None or right is None:
-                    return None
-                return left + (right if node.op == "add" else -right)
-        return None
+        total = known_ones[0]
+        for other in known_ones[1:]:
+            total += -other if node.op == "sub" else other
+        return total
 
     def _state(self, name: str) -> _Counter | None:
         """A state that its own next value is a constant away from."""
         if name in self._resolved:
             return self._resolved[name]
         self._resolved[name] = None  # meanwhile: of two states that move each other neither counts
-        start, around, first = self._states[name].start, self._symbol, len(self._seen)
-        self._symbol = name
-        moved = None if start is None else self._counter(self._states[name].following)
-        self._symbol = around
+        start, first = self._states[name].start, len(self._seen)
+        if start is None or len(self._symbols) > _NESTED:
+            return None
+        self._symbols.append(name)
+        moved = self._counter(self._states[name].following)
+        self._symbols.pop()
         found = None
-        if start is not None and moved is not None and (moved.each, moved.states) == (0, 1):
+        if moved is not None and (moved.each, moved.states) == (0, 1):
             found = None if is_open(moved.first) else _Counter(start, moved.first)
         if found is not None:
             self._seen[first:] = [

@@ -160,3 +160,29 @@ def test_a_narrow_step_of_a_counter_wraps() -> None:
     body.states[state] = State(0, following)
     assert body.steps(body("less", following, body.number(200))) is None
     assert body.steps(body("less", following, body.number(100))) == TripCount(100, True)
+
+
+def test_each_value_of_a_body_is_visited_once() -> None:
+    """1,100 sums of a value and itself, and conjunctions of a condition and itself: as paths from
+    the condition they are 2^1100, and they are deeper than Python's stack."""
+    body = Body()
+    value = body.step
+    for _ in range(1100):
+        value = body("add", value, value)
+    assert body.steps(body("less", value, body.number(9))) is None  # beyond what 64 bits hold
+    body = Body()
+    value = body.step
+    for _ in range(3):
+        value = body("add", value, value)
+    going = body("less", value, body.number(17))
+    for _ in range(1100):
+        going = body("logical_and", going, going)
+    assert body.steps(going) == TripCount(4, True)
+
+
+def test_states_that_are_moved_by_states_end_the_search() -> None:
+    body = Body()
+    last = body.counter(5, 0)
+    for _ in range(250):
+        last = body.counter(5, last)
+    assert body.steps(body("less", last, body.number(9))) is None
