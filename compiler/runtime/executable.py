@@ -356,12 +356,9 @@ class Executable(CompiledModel):
                 port.rows_in(outputs[output])[...] = fitting
                 for position in port.positions:
                     pointers[position] = starts[output]
-            if stop is None:
-                status = self._run(context.program)
-            else:
+            if stop is not None:
                 context.watch(stop)
-                status = self._run(context.program)
-                context.watch(None)
+            status = self._run(context.program)
             for index, port in enumerate(context.outputs):
                 if port.stored is not port.shape and index not in given:
                     outputs[index] = np.ascontiguousarray(port.rows_in(outputs[index]))
@@ -372,6 +369,8 @@ class Executable(CompiledModel):
                 f"there is not enough memory for the outputs of '{self.program.name}': {error}"
             ) from error
         finally:
+            if stop is not None:
+                context.watch(None)  # also after an interrupt: another run must not find the flag
             self._idle.append(context)
         if status == STOPPED:
             raise StoppedError(f"a run of '{self.program.name}' was stopped")

@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError, OutOfMemoryError
+from tilewright.compiler.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    OutOfMemoryError,
+    StoppedError,
+)
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
@@ -30,6 +35,7 @@ from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.sizing import sizing_functions
+from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.runtime.weights import WeightBlock
 
 N = 200
@@ -139,6 +145,25 @@ def test_outputs_of_two_runs_are_different_arrays(executable: Executable) -> Non
     expect(first, first_in)
     expect(second, second_in)
     assert all(output.ctypes.data % 64 == 0 and output.flags.writeable for output in first)
+
+
+def test_an_interrupted_run_leaves_its_flag_to_no_other(
+    executable: Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, flag = inputs(), StopFlag()
+    flag.is_set = True
+    arrays = list(given.values())
+
+    def interrupted(_program: int) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executable, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            executable.run_into(arrays, {}, stop=flag)
+    expect(executable.run(given), given)
+    with pytest.raises(StoppedError):
+        executable.run_into(arrays, {}, stop=flag)
 
 
 def test_inputs_and_outputs_lie_where_they_are_told_to(executable: Executable) -> None:
