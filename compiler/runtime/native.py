@@ -120,12 +120,15 @@ def native() -> ctypes.CDLL:
 @contextmanager
 def pinned_random_keys() -> Iterator[None]:
     """Meanwhile, random numbers without a seed are the same in each run: those of the references
-    (`compiler.ops.random_numbers`)."""
-    before = native().tw_pin_random_keys(1)
+    (`compiler.ops.random_numbers`).
+
+    This holds for all threads of the process, until the last of overlapping uses ends.
+    """
+    native().tw_pin_random_keys(1)
     try:
         yield
     finally:
-        native().tw_pin_random_keys(before)
+        native().tw_pin_random_keys(-1)
 
 
 def vector_bits() -> int:

@@ -9,9 +9,9 @@
 #endif
 
 static _Atomic uint32_t calls;
-static _Atomic int pinned;
+static _Atomic int pinned; /* how many callers want the keys to be the same */
 
-int tw_pin_random_keys(int on) { return atomic_exchange(&pinned, on); }
+int tw_pin_random_keys(int change) { return atomic_fetch_add(&pinned, change) + change; }
 
 /* The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): one bit of x changes half of the bits. */
 static uint64_t mixed(uint64_t x) {
@@ -39,7 +39,7 @@ TW_EXPORT void tw_native_random_key(void *const *buffers, void *scratch, const i
                                     int64_t lo, int64_t hi) {
     (void)scratch, (void)lo, (void)hi;
     uint64_t key = (uint64_t)sizes[0] + 1;
-    if (!atomic_load(&pinned)) {
+    if (atomic_load(&pinned) <= 0) {
         key = mixed(of_this_run());
         key += (uint64_t)atomic_fetch_add(&calls, 1) * 0x9e3779b97f4a7c15u;
     }

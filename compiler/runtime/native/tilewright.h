@@ -47,9 +47,9 @@ TW_EXPORT int tw_pool_sleeping(void);
 
 /* random.c */
 
-/* Say whether random numbers without a seed are the same in each run, as those of the references are.
- * Returns whether they were. */
-TW_EXPORT int tw_pin_random_keys(int on);
+/* Count one caller more (1) or less (-1) for whom random numbers without a seed are the same in each
+ * run, as those of the references are: they are while the count is above 0. Returns the count. */
+TW_EXPORT int tw_pin_random_keys(int change);
 
 /* program.c */
 

@@ -126,6 +126,19 @@ def test_threads_draw_what_one_thread_draws() -> None:
     np.testing.assert_array_equal(one, two)
 
 
+def test_keys_stay_pinned_until_the_last_of_overlapping_uses_ends() -> None:
+    proto = model("y = RandomNormalLike (x)", "float[64] x", "float[64] y")
+    executable, feeds = tilewright.compile_model(proto), {"x": np.zeros(64, np.float32)}
+    first, second = pinned_random_keys(), pinned_random_keys()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    one, two = executable.run(feeds)[0], executable.run(feeds)[0]
+    second.__exit__(None, None, None)
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(executable.run(feeds)[0], executable.run(feeds)[0])
+
+
 def test_one_program_draws_for_any_size() -> None:
     proto = model("y = RandomUniformLike (x)", "float[n, 5] x", "float[n, 5] y")
     executable = tilewright.compile_model(proto)
