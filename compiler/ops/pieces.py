@@ -231,15 +231,17 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
 
 
 def _split(offset: int, places: np.ndarray) -> list[_Run]:
-    """Places of the operand as runs; the first is at `offset` in the output."""
-    found, first = [], 0
-    while first < len(places):
-        steps = np.diff(places[first:])
-        other = np.flatnonzero(steps != steps[:1])
-        size = int(other[0]) + 1 if other.size else len(places) - first
-        step = int(steps[0]) if steps.size else 0
-        found.append(_Run(offset + first, size, int(places[first]), step))
-        first += size
+    """Places of the operand as runs, at most one more than there may be boxes; the first is at
+    `offset` in the output."""
+    found: list[_Run] = []
+    first, steps = 0, np.diff(places)
+    turns = np.flatnonzero(np.diff(steps)) + 2  # where the step to a place is another one
+    while first < len(places) and len(found) <= _MOST_BOXES:
+        # the step into a run's first place is not the run's
+        end = int(next(iter(turns[np.searchsorted(turns, first + 2) :]), len(places)))
+        step = int(steps[first]) if end > first + 1 else 0
+        found.append(_Run(offset + first, end - first, int(places[first]), step))
+        first = end
     return found
 
 

@@ -13,6 +13,7 @@ from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, InvalidModelError
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.pieces import _MOST_BOXES, _boxes, _runs
 
 WORDS = np.uint32  # any bits
 FLOAT, INT, LONG, BYTE, BOOL = np.float32, np.int32, np.int64, np.uint8, np.bool_
@@ -378,3 +379,9 @@ def test_contradictions_are_named(
 def test_an_unknown_operator_is_named() -> None:
     with pytest.raises(CompilerError, match="'frobnicate'"):
         ops.get("frobnicate")
+
+
+def test_a_long_padding_is_not_split_to_its_end() -> None:
+    """Two elements are reflected in runs of two: half a million of them are no boxes anyway."""
+    assert len(_runs(2, 1_000_000, 0, "reflect")) == _MOST_BOXES + 2
+    assert _boxes((2,), (1_000_000, 0), "reflect") == ()
