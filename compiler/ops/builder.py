@@ -123,8 +123,10 @@ class GraphBuilder:
         """Count a constant of `size` bytes that the model does not hold, before it is made.
 
         Raises:
-            InvalidModelError: if there is too much of them.
+            InvalidModelError: if there is too much of them, or the size is negative.
         """
+        if size < 0:
+            raise InvalidModelError(f"{label}: a constant of {size} bytes")
         self._generated_bytes += size
         if self._generated_bytes > GENERATED_LIMIT_BYTES:
             raise InvalidModelError(

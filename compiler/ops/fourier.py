@@ -8,17 +8,21 @@ n * (a + b); if n is a prime, with the square of n.
 
 from __future__ import annotations
 
-from math import isqrt
+from collections.abc import Callable
+from functools import partial
+from math import isqrt, prod
 
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.ops.builder import GENERATED_LIMIT_BYTES
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.moves import part, transposed, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import is_open
 
 
 def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) -> np.ndarray:
@@ -49,9 +53,12 @@ def _half_matrix(given: int, length: int) -> np.ndarray:
     return matrix.reshape(given * 2, length) / length
 
 
-def _constant(node: OnnxNode, matrix: np.ndarray, dtype: DType) -> str:
-    node.reserve(f"a transform {show(matrix.shape)}", matrix.size * dtype.bytes)
-    return node.constant(to_memory(matrix.astype(np.float64), dtype), dtype)
+def _constant(
+    node: OnnxNode, shape: tuple[int, ...], dtype: DType, made: Callable[[], np.ndarray]
+) -> str:
+    """A constant that is made once there is known to be room for it."""
+    node.reserve(f"a transform {show(shape)}", prod(shape) * dtype.bytes)
+    return node.constant(to_memory(made().reshape(shape).astype(np.float64), dtype), dtype)
 
 
 def _length(node: OnnxNode, position: int, what: str, default: int) -> int:
@@ -83,6 +90,9 @@ def _onnx_dft(node: OnnxNode) -> str:
     values = transposed(node, x, order)
     real = inverse and onesided
     length = _length(node, 1, "dft_length", 2 * (shape[dim] - 1) if real else shape[dim])
+    if not is_open(length) and length * dtype.bytes > GENERATED_LIMIT_BYTES:
+        # its matrices have more elements; also, the search for a factor takes long
+        raise node.invalid(f"a transform of {length} points")
     whole = length // 2 + 1 if real else length
     values = window(node, values, {rank - 2: (0, min(shape[dim], whole))})
     given = node.shape(values)[rank - 2]
@@ -91,7 +101,9 @@ def _onnx_dft(node: OnnxNode) -> str:
     lead = node.shape(values)[: rank - 2]
     if real:
         flat = node.reshape(values, (*(lead or (1,)), given * parts))
-        result = node.emit("matmul", [flat, _constant(node, _half_matrix(given, length), dtype)])
+        made = partial(_half_matrix, given, length)
+        matrix = _constant(node, (given * 2, length), dtype, made)
+        result = node.emit("matmul", [flat, matrix])
         result = node.reshape(result, (*lead, length, 1))
     else:
         result = _transform(node, values, length, inverse=inverse, onesided=onesided)
@@ -108,8 +120,9 @@ def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, oneside
         rows = window(node, rows, {len(lead): (0, length)})
         return _in_two_steps(node, rows, length, first, inverse=inverse, onesided=onesided)
     flat = node.reshape(rows, (*(lead or (1,)), given * parts))
-    matrix = _matrix(given, length, parts, kept, inverse=inverse)
-    result = node.emit("matmul", [flat, _constant(node, matrix, dtype)])
+    made = partial(_matrix, given, length, parts, kept, inverse=inverse)
+    matrix = _constant(node, (given * parts, kept * 2), dtype, made)
+    result = node.emit("matmul", [flat, matrix])
     return node.reshape(result, (*lead, kept, 2))
 
 
@@ -143,13 +156,24 @@ def _in_two_steps(
     split = node.reshape(rows, (*lead, first, second, parts))
     split = transposed(node, split, [*range(dim), dim + 2, dim, dim + 1])
     split = node.reshape(split, (*lead, parts * first, second))
-    turn = np.exp((2j if inverse else -2j) * np.pi / length)
-    far = np.outer(np.arange(first), np.arange(first)) * second % length
-    matrix = _real(turn**far, parts).reshape(2 * first, parts * first)
-    mixed = node.emit("matmul", [_constant(node, matrix, dtype), split])
+
+    def roots(rows: int, columns: int, pace: int) -> np.ndarray:
+        # a power of a root would multiply its error
+        turns = np.outer(np.arange(rows), np.arange(columns)) * pace % length
+        return np.asarray(np.exp((2j if inverse else -2j) * np.pi / length * turns))
+
+    def far() -> np.ndarray:
+        return _real(roots(first, first, second), parts)
+
+    def near() -> np.ndarray:
+        factors = roots(kept, second, first) / (length if inverse else 1)
+        return _real(factors, 2).transpose(2, 3, 1, 0)
+
+    matrix = _constant(node, (2 * first, parts * first), dtype, far)
+    mixed = node.emit("matmul", [matrix, split])
     mixed = node.reshape(mixed, (*lead, 2, first, second))
-    roots = turn ** (np.outer(np.arange(first), np.arange(second)) % length)
-    cosine, sine = (_constant(node, np.array(each), dtype) for each in (roots.real, roots.imag))
+    cosine = _constant(node, (first, second), dtype, lambda: roots(first, second, 1).real)
+    sine = _constant(node, (first, second), dtype, lambda: roots(first, second, 1).imag)
     real, imaginary = (
         node.reshape(part(node, mixed, dim, c, 1), (*lead, first, second)) for c in (0, 1)
     )
@@ -162,10 +186,8 @@ def _in_two_steps(
         node.emit("add", [times(real, sine), times(imaginary, cosine)]),
     ]
     vectors = node.emit("concat", turned, axis=dim + 1)
-    near = np.outer(np.arange(kept), np.arange(second)) * first % length
-    matrix = _real(turn**near / (length if inverse else 1), 2)
-    matrix = matrix.transpose(2, 3, 1, 0).reshape(2 * second, kept * 2)
-    result = node.emit("matmul", [vectors, _constant(node, matrix, dtype)])
+    matrix = _constant(node, (2 * second, kept * 2), dtype, near)
+    result = node.emit("matmul", [vectors, matrix])
     result = node.reshape(result, (*lead, first, kept, 2))
     result = transposed(node, result, [*range(dim), dim + 1, dim, dim + 2])
     return window(node, node.reshape(result, (*lead, kept * first, 2)), {dim: (0, whole)})
@@ -213,10 +235,12 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
         raise node.invalid(f"{', '.join(names)} are not five numbers")
     bins, length, rate = int(known[0]), int(known[1]), known[2]
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in known[3:])
-    mels = np.arange(bins + 2) * (high - low) / (bins + 2) + low
+    shape = max(length // 2 + 1, 0), max(bins, 0)
+    node.reserve(f"weights {show(shape)}", prod(shape) * dtype.bytes)
+    mels = np.arange(shape[1] + 2) * (high - low) / (bins + 2) + low
     hertz = 700 * (10 ** (mels / 2595) - 1)
     corners = ((length + 1) * hertz // rate).astype(np.int64)
-    matrix = np.zeros((length // 2 + 1, bins))
+    matrix = np.zeros(shape)
     if bins < 1 or corners.min() < 0 or corners.max() >= len(matrix):
         raise node.invalid(f"{bins} bins from {known[3]} to {known[4]} Hz of {len(matrix)} points")
     for column, (left, centre, right) in enumerate(
@@ -226,7 +250,7 @@ def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
         matrix[rising, column] = (rising - left) / max(centre - left, 1)
         matrix[centre, column] = 1
         matrix[falling, column] = (right - falling) / max(right - centre, 1)
-    return _constant(node, matrix, dtype)
+    return node.constant(to_memory(matrix, dtype), dtype)
 
 
 RULES = (

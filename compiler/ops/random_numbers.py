@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.cast import ONNX_TYPES, cast_to
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
@@ -74,11 +74,14 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
     """Numbers of the node's distribution, those of its seed if it states one.
 
     Raises:
-        InvalidModelError: if they are no floats, or constants of too many bytes.
+        InvalidModelError: if they are no floats, constants of too many bytes, or of a shape with
+            negative extents.
         OpenSizeError: if the number of those of a seed is known at run time only.
     """
     if not dtype.is_float:
         raise node.invalid(f"random numbers of the type {dtype}")
+    if any(not is_open(extent) and extent < 0 for extent in shape):
+        raise node.invalid(f"random numbers of the shape {show(shape)}")
     first, second = (
         (node.number("mean", 0.0), node.number("scale", 1.0))
         if normal
@@ -90,7 +93,10 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
         kind = node.type(values).dtype
         factor = node.scalar(second if normal else second - first, kind)
         moved = node.emit("mul", [values, factor])
-        return cast_to(node, node.emit("add", [moved, node.scalar(first, kind)]), dtype)
+        found = cast_to(node, node.emit("add", [moved, node.scalar(first, kind)]), dtype)
+        if normal or first >= second:
+            return found
+        return node.emit("min", [found, node.constant(_largest_below(second, dtype), dtype)])
     if any(is_open(extent) for extent in shape):
         raise OpenSizeError("how many random numbers are drawn")
     count = prod(shape)
@@ -99,10 +105,28 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
     form = np.dtype("float64" if dtype is DType.FLOAT64 else "float32")
     start, end = form.type(first), form.type(second)
     if normal:
-        found = engine.normal(count, form) * end + start
+        numbers = engine.normal(count, form) * end + start
     else:
-        found = engine.fractions(count, form) * (end - start) + start
-    return node.constant(to_memory(found.reshape(shape), dtype), dtype)
+        numbers = engine.fractions(count, form) * (end - start) + start
+        if first < second:
+            most = from_memory(_largest_below(second, dtype), dtype)
+            numbers = np.minimum(numbers, most.astype(form))
+    return node.constant(to_memory(numbers.reshape(shape), dtype), dtype)
+
+
+def _largest_below(end: float, dtype: DType) -> np.ndarray:
+    """The largest stored number of a type that is below `end`: rounding would reach the end of an
+    interval that excludes it."""
+    with np.errstate(over="ignore"):
+        nearest = to_memory(np.asarray(end), dtype)
+    if float(from_memory(nearest, dtype)) < end:
+        return nearest
+    unsigned = np.dtype(f"uint{8 * dtype.bytes}")
+    sign = 1 << 8 * dtype.bytes - 1
+    bits = int(nearest.view(unsigned))
+    # Numbers are ordered as their bits are, those with a sign in reverse.
+    below = sign + 1 if bits in (0, sign) else bits + (1 if bits > sign else -1)
+    return np.asarray(below, unsigned).view(dtype.numpy)
 
 
 def _of_type(node: OnnxNode, default: DType) -> DType:
@@ -142,17 +166,24 @@ def _bernoulli(node: OnnxNode) -> str:
 
 
 def _multinomial(node: OnnxNode) -> str:
-    """The number of cumulated probabilities, without the last, that a number from 0 to 1 is not
-    below."""
+    """The number of cumulated probabilities, without the last, that a number from 0 to the last is
+    not below.
+
+    The last differs from 1 by the rounding of a sum. A number above it would choose the last class,
+    also one whose probability is 0.
+    """
     shape = node.shape(node.input(0))
     if len(shape) != 2:
         raise node.invalid(f"logarithms of probabilities {show(shape)}, not of rank 2")
     batch, classes = shape
+    if classes == 0:
+        raise node.invalid("there are no classes to choose from")
     shares = node.call("Softmax", cast_to(node, node.input(0), DType.FLOAT32), axis=1)
     sums = node.call("CumSum", shares, node.constant(np.array(1)))
     ends = node.reshape(part(node, sums, 1, 0, classes - 1), (batch, 1, classes - 1))
     samples = (batch, node.integer("sample_size", 1), 1)
-    drawn = _drawn(node, samples, DType.FLOAT32, normal=False)
+    whole = node.reshape(part(node, sums, 1, classes - 1, 1), (batch, 1, 1))
+    drawn = node.emit("mul", [_drawn(node, samples, DType.FLOAT32, normal=False), whole])
     passed = cast_to(node, node.emit("greater_or_equal", [drawn, ends]), DType.INT32)
     found = node.emit("reduce_sum", [passed], axes=(2,), keepdims=0)
     return cast_to(node, found, _of_type(node, DType.INT32))

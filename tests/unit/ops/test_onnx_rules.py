@@ -246,6 +246,17 @@ def test_the_import_agrees_with_onnx_runtime(case: Case) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=case.atol)
 
 
+def test_a_transform_in_two_steps_keeps_the_digits_of_float64() -> None:
+    """Numbers from -2 to 2: a value sums 1024 of them, so that ten times the rounding of the
+    products is 1e-12 of a sum of 64."""
+    x = np.random.default_rng(5).uniform(-2, 2, (1024, 2))
+    model, feeds = Case("DFT", (data(x, np.float64),), {"axis": 0}).model()
+    (found,) = run_graph(import_model(model), feeds)
+    expected = np.fft.fft(x[:, 0] + 1j * x[:, 1])
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("op", ["MatMulInteger", "QLinearMatMul"])
 def test_zero_points_of_rows_are_taken_off_rows(op: str) -> None:
     """ONNX Runtime takes one for each column alone, so it computes row by row."""
@@ -315,6 +326,20 @@ def test_every_rule_has_a_case() -> None:
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(2))), "axis 2, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(-3))), "axis -3, step 1 for an input of"),
         (Case("Slice", ((3, 4), i64(0), i64(2), i64(1), i64(0))), "axis 1, step 0 for an input of"),
+        (Case("RandomUniform", (), {"shape": [2, -3], "seed": 1.0}), "of the shape"),
+        (Case("RandomNormal", (), {"shape": [-1]}), "of the shape"),
+        (Case("Multinomial", ((2, 3),), {"sample_size": -1, "seed": 1.0}), "of the shape"),
+        (Case("Multinomial", ((2, 0),)), "no classes"),
+        (Case("DFT", ((2, 5, 2), np.array(1 << 62)), {"axis": 1}), f"{1 << 62} points"),
+        (
+            Case(
+                "DFT",
+                ((2, 1 << 20, 2), np.array(1 << 21)),
+                {"axis": 1, "inverse": 1, "onesided": 1},
+                opset=19,
+            ),
+            "the limit of all",
+        ),
         *CONTRADICTIONS,
         *MORE_CONTRADICTIONS,
         *ATTENTION_CONTRADICTIONS,

@@ -16,7 +16,10 @@ import pytest
 
 import tilewright
 from tilewright.compiler.driver import load_graph
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.random_bits import RandomTensor
+from tilewright.compiler.ops.random_numbers import _largest_below
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.sized import SizedExecutable
@@ -94,6 +97,41 @@ def test_chances_and_choices() -> None:
         found = [counts[choice] / COUNT for choice in range(3)]
         np.testing.assert_allclose(found, wanted, atol=SIGMAS / 2 / np.sqrt(COUNT))
         assert sum(counts[choice] for choice in range(3)) == COUNT
+
+
+@pytest.mark.parametrize("seed", ["", ", seed = 3.0"])
+@pytest.mark.parametrize(("number", "name"), [(10, "float16"), (16, "bfloat16"), (1, "float")])
+def test_numbers_stay_below_the_end_of_their_interval(seed: str, number: int, name: str) -> None:
+    """40,000 numbers, of which 10 to 300 are nearer to the end than to a smaller number of 16 bits.
+    From 16777215 to 16777216 one of two numbers in float32 is the end."""
+    low, high = (1.0, 2.0) if name != "float" else (2.0**24 - 1, 2.0**24)
+    interval = f"low = {low}, high = {high}"
+    body = f"u = RandomUniform <shape = [{COUNT}], {interval}, dtype = {number}{seed}> ()"
+    (found,) = pinned(model(f"{body} y = Cast <to = 11> (u)", "", f"double[{COUNT}] y"))
+    assert low <= found.min() and found.max() < high
+
+
+def test_the_largest_number_below_another() -> None:
+    for dtype, kind in ((DType.FLOAT16, np.float16), (DType.FLOAT64, np.float64)):
+        for end in (1.0, -1.0, 0.0, -0.0, 70000.0, 0.1):
+            found = float(_largest_below(end, dtype))
+            with np.errstate(over="ignore"):
+                assert found < end <= float(np.nextafter(kind(found), kind(np.inf))), (dtype, end)
+    assert _largest_below(2.0, DType.BFLOAT16) == 0x3FFF
+
+
+def test_no_impossible_class_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of 3000 equal shares in float32 ends below the largest number that may be drawn."""
+
+    def largest(drawn: RandomTensor, dtype: DType) -> str:
+        node = drawn._node
+        return node.emit("expand", [node.scalar(1 - 2.0**-24, dtype)], shape=(1, 1, 1))
+
+    monkeypatch.setattr(RandomTensor, "uniform", largest)
+    logits = np.zeros((1, 3001), np.float32)
+    logits[0, -1] = -np.inf
+    proto = model("c = Multinomial (x)", "float[1, 3001] x", "int32[1, 1] c")
+    assert run_graph(load_graph(proto), {"x": logits})[0].item() == 2999
 
 
 def test_those_of_a_seed_are_the_same_in_each_run() -> None:
