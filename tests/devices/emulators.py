@@ -109,12 +109,8 @@ def copy_packages(architecture: str, folder: Path) -> None:
     Raises:
         UnavailableError: if the compiler is not to be had.
     """
-    for package in ("compiler", "tuner", "service"):
-        shutil.copytree(
-            SOURCE / package,
-            folder / package,
-            ignore=shutil.ignore_patterns("__pycache__", "*.so"),
-        )
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "db")
+    shutil.copytree(SOURCE / "tilewright", folder / "tilewright", ignore=ignore)
     (platform,) = (p for p in PLATFORMS if p.tags[0].endswith(architecture) and "gnu" in p.zig)
     compile_runtime(platform, folder / LIBRARY, zig_environment())
 

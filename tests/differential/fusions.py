@@ -428,6 +428,14 @@ def _pad(g: Grower, op: str) -> str:
     return g.add(op, [x], pads=tuple(g.pick(0, 1, 3) for _ in range(2 * rank)), value=0.5)
 
 
+def _extend(g: Grower, op: str) -> str:
+    x = g.some()
+    rank = len(g.shape(x))
+    if not rank or 0 in g.shape(x):
+        raise Rejected
+    return g.add(op, [x], pads=tuple(g.pick(0, 1) for _ in range(2 * rank)), mode="edge")
+
+
 def _gather(g: Grower, op: str) -> str:
     x = g.some()
     (axis, *_) = g.axes(len(g.shape(x)))
@@ -469,7 +477,7 @@ _KINDS: dict[OpKind, _Generator] = {
 _OWN: dict[str, _Generator] = {
     "transpose": _transpose, "slice": _slice, "expand": _expand, "reshape": _reshape,
     "lrn": _lrn, "max_pool": _pool, "average_pool": _pool, "conv": _conv, "matmul": _matmul,
-    "gemm": _matmul, "concat": _concat, "pad": _pad, "gather": _gather,
+    "gemm": _matmul, "concat": _concat, "pad": _pad, "extend": _extend, "gather": _gather,
     "block_matmul": _block_matmul, "iota": _iota, "lookup": _lookup,
     "interpolate": _interpolate,
 }  # fmt: skip

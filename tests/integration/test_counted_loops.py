@@ -27,8 +27,8 @@ from tests.integration.control_models import (
     node,
     within,
 )
-from tilewright.compiler import UnsupportedOperatorError
 from tilewright.compiler.driver import compile_model, load_graph
+from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.graph.ir import attr
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import Loop

@@ -25,7 +25,7 @@ SECONDS = 20
 """Five on a machine that does nothing else."""
 
 RUN = """
-import resource, sys, compiler
+import resource, sys, tilewright
 from tilewright.compiler.errors import CompilerError
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[3]),) * 2)
