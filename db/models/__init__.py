@@ -9,7 +9,13 @@ Whoever needs a table imports it from here: so `Base.metadata` always has all of
 
 from tilewright.db.models.access import AuditRow, IdempotencyRow, RateLimitRow, TokenRow
 from tilewright.db.models.base import Base
-from tilewright.db.models.blobs import BlobReferenceRow, BlobRow, ModelRow, ModelUploadRow
+from tilewright.db.models.blobs import (
+    BlobReferenceRow,
+    BlobRow,
+    ModelRow,
+    ModelUploadRow,
+    SampleUploadRow,
+)
 from tilewright.db.models.decisions import CostModelRow, GraphPlanRow, TuningRunRow, VerdictRow
 from tilewright.db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
 from tilewright.db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
@@ -38,6 +44,7 @@ __all__ = [
     "RecordUseRow",
     "RequestRow",
     "RetiredTrialsRow",
+    "SampleUploadRow",
     "SweepRow",
     "TargetRow",
     "TaskRow",

@@ -51,3 +51,14 @@ class ModelUploadRow(Base):
     owner: Mapped[str] = mapped_column(primary_key=True)  # the name of tokens, "" for nobody
     name: Mapped[str]
     created_at: Mapped[float]
+
+
+class SampleUploadRow(Base):
+    """An owner's upload of samples, which this owner's jobs may be given."""
+
+    __tablename__ = "sample_uploads"
+
+    digest: Mapped[str] = mapped_column(
+        sa.ForeignKey("blobs.digest", ondelete="CASCADE"), primary_key=True
+    )
+    owner: Mapped[str] = mapped_column(primary_key=True)  # the name of tokens

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
-from tilewright.db.models import ModelRow, ModelUploadRow, TokenRow
+from tilewright.db.models import ModelRow, ModelUploadRow, SampleUploadRow, TokenRow
 from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.blobs import BlobStore
 from tilewright.db.stores.ids import row_of_id
@@ -20,6 +20,7 @@ from tilewright.db.stores.statements import chunks, insert_new, table_of, upsert
 
 _models = table_of(ModelRow)
 _uploads = table_of(ModelUploadRow)
+_samples = table_of(SampleUploadRow)
 _tokens = table_of(TokenRow)
 _newest_first = PageOrder((_models.c.created_at, _models.c.digest))
 
@@ -94,6 +95,22 @@ class ModelStore:
                 uploads = sa.select(_uploads).where(_uploads.c.digest.in_(some))
                 own.update({(r.digest, r.owner): r.name for r in connection.execute(uploads)})
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
+
+    def register_samples(self, digest: str, owner: str) -> None:
+        """Note that an owner, by name, uploaded samples of models; the blob is stored already."""
+        with writing(self._engine) as connection:
+            insert_new(connection, _samples, [{"digest": digest, "owner": owner}])
+
+    def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
+        """Keep samples from being swept for a while; those that are there, `sees` as in `get`.
+        Raises StorageError."""
+        mine = set(digests)
+        if sees is not None:
+            query = sa.select(_samples.c.digest).where(_samples.c.owner == sees)
+            with reading(self._engine) as connection:
+                rows = connection.execute(query.where(_samples.c.digest.in_(sorted(mine))))
+                mine = set(rows.scalars())
+        return self._blobs.touch(mine)
 
     def data(self, digest: str) -> bytes:
         """The ONNX file. Raises NotFoundError, StorageError(CORRUPT)."""

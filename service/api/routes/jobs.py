@@ -50,7 +50,8 @@ async def checked_job(
         limiter.take(Limited.JOBS)
         model = storage.models.get(body.model, token.sees)
         # touched: a sweep must not remove them before the job holds them
-        for digest in set(body.samples) - set(storage.blobs.touch(body.samples)):
+        touched = storage.models.touch_samples(body.samples, token.sees)
+        for digest in set(body.samples) - set(touched):
             raise NotFoundError("samples", digest)
         addressee = resolve_addressee(body.target, storage)
         target, options = addressee.target, body.options()

@@ -44,4 +44,5 @@ async def upload_samples(
     async with received(request, storage, limit, uploads, "the samples") as staged:
         await planning.check_samples(staged.path, name, token.id)
         await run_in_threadpool(storage.blobs.keep, staged)
+    await run_in_threadpool(storage.models.register_samples, staged.digest, token.name)
     return SamplesView(digest=staged.digest, bytes=staged.bytes)

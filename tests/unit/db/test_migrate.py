@@ -16,7 +16,7 @@ from tilewright import db
 from tilewright.db.engine import open_engine, reading, writing
 from tilewright.db.errors import SchemaVersionError
 from tilewright.db.migrate import current_revision, downgrade, head_revision, upgrade
-from tilewright.db.models import Base, BlobReferenceRow, BlobRow, ModelUploadRow
+from tilewright.db.models import Base, BlobReferenceRow, BlobRow, ModelUploadRow, SampleUploadRow
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tokens import TokenStore
 from tilewright.db.stores.workers import WorkerStore
@@ -117,7 +117,7 @@ def test_rows_of_the_first_release_survive_every_upgrade(fresh: sa.Engine) -> No
 
 
 def test_tokens_of_earlier_releases_see_what_they_saw(fresh: sa.Engine) -> None:
-    """And who made a job of a model has a name for it."""
+    """And who made a job of a model has a name for it, and may use its samples again."""
     upgrade(fresh, "0034")
     tables = sa.MetaData()
     with reading(fresh) as connection:
@@ -138,9 +138,14 @@ def test_tokens_of_earlier_releases_see_what_they_saw(fresh: sa.Engine) -> None:
         insert(connection, "models", digest="m", name="net.onnx", owner="ada-id")
         for number in range(2):
             insert(connection, "jobs", id=f"j{number}", model_digest="m", owner="bob-id")
+            given = {"digest": "s", "kind": "samples", "holder": f"j{number}"}
+            connection.execute(sa.insert(tables.tables["blob_references"]).values(given))
+        insert(connection, "blobs", digest="s")
     upgrade(fresh)
     with reading(fresh) as connection:
         uploads = connection.execute(sa.select(table_of(ModelUploadRow))).all()
+        samples = connection.execute(sa.select(table_of(SampleUploadRow))).all()
+    assert [(r.digest, r.owner) for r in samples] == [("s", "bob")]
     assert sorted((r.digest, r.owner, r.name) for r in uploads) == [
         ("m", "ada", "net.onnx"),
         ("m", "bob", "net.onnx"),

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import onnx_bytes, problem
 from tests.unit.service.pages import ORIGIN, opened, sign_in
+from tests.unit.service.test_given_files import npz, rows
 from tests.unit.service.test_pages import KEY, trial
 from tests.unit.service.test_served import TARGET, record
 from tilewright.db.storage import Storage
@@ -99,6 +100,21 @@ def test_a_lookup_by_model_is_the_owners(
     assert asked.status_code == 200 and asked.json()["schedules"], asked.text
     anonymous.headers.update(header(storage, "bob", Scope.READ))
     assert problem(anonymous.post("/v1/schedules/lookup", json=question))[0] == 404
+
+
+def test_a_job_is_given_samples_of_its_owner_alone(
+    anonymous: TestClient, storage: Storage, ada: dict[str, Any]
+) -> None:
+    file = npz(x=rows(2))
+    digest = anonymous.post("/v1/samples", content=file).json()["digest"]
+    job_of("bob", anonymous, storage)
+    body = {"model": ada["model"], "samples": [digest]}
+    for sent in (body, {**body, "samples": [ada["model"]]}):
+        status, _, detail = problem(anonymous.post("/v1/jobs", json=sent))
+        assert (status, detail) == (404, f"samples '{sent['samples'][0]}' does not exist")
+    assert anonymous.post("/v1/samples", content=file).status_code == 201
+    made = anonymous.post("/v1/jobs", json=body)
+    assert made.status_code == 201, made.text
 
 
 def test_trials_and_records_are_everybodys_and_name_no_job_of_others(
