@@ -162,10 +162,15 @@ def tried(model: Collected, options: argparse.Namespace) -> Row:
 
 
 def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a row from `benchmarks.scalar_share`; none if the model cannot be planned."""
+    """The fields of a row from `benchmarks.scalar_share`. A command that fails is a fault too: the
+    model was tuned, so that its plan can be estimated."""
     command = [sys.executable, "-m", "benchmarks.scalar_share", "--json", str(file)]
     done = run(command, os.environ, options.memory_gb, options.limit_seconds)
-    return json.loads(done.printed) if done.exit_code == 0 else {}
+    if done.exit_code != 0:
+        code = KILLED if done.exit_code is None else f"exit {done.exit_code}"
+        return {"scalar": f"unknown: {code}", "too_scalar": True}
+    fields: dict[str, Any] = json.loads(done.printed)
+    return fields
 
 
 def facts(printed: str) -> dict[str, Any]:

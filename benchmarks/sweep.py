@@ -51,7 +51,7 @@ REASONS: Mapping[str, str] = {
     "NonMaxSuppression": "the scores of all boxes become keys of 64 bits",
     "QLinearAdd": "as much arithmetic as ONNX Runtime's",
     r"(Log)?Softmax \d+x3 axis 0": "three of the lanes of a vector are used",
-    "Tree": "trees are walked together until the deepest one ends",
+    "Tree": "trees are walked together, twelve at a time, until the deepest of them ends",
     "Upsample": "a lookup per element; ONNX Runtime doubles rows and columns by code of its own",
 }
 """Why cases are slower, by a regular expression that the case's identity begins with."""

@@ -29,7 +29,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 
 STEP_LIMIT = 512
-"""Comparisons from a root to a leaf; a step is a kernel call."""
+"""The most comparisons from a root to a leaf."""
 
 COMPARISONS = {mode.name: mode for mode in Mode if mode is not Mode.MEMBER}
 """What follows BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""

@@ -67,15 +67,23 @@ def test_what_is_not_as_asked_is_said() -> None:
 def test_a_tuned_model_says_how_much_of_it_is_scalar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    codes: list[int | None] = [0]
+
     def command(words: Any, *_: Any) -> collection.Done:
-        printed = {"scalar": "0.0%", "too_scalar": False} if words[3] == "--json" else {}
-        return collection.Done(0, json.dumps(printed) if printed else "", "", 3.0, 7)
+        if words[3] != "--json":
+            return collection.Done(0, "", "", 3.0, 7)
+        printed = json.dumps({"scalar": "0.0%", "too_scalar": False})
+        return collection.Done(codes[0], printed, "", 3.0, 7)
 
     monkeypatch.setattr(collection, "run", command)
     options = collection.common_options("", "c")
     options.add_argument("--seconds", type=float, default=20.0)
     model = Collected("g", "m", lambda folder: tmp_path / "m.onnx")
     assert collection.tried(model, options.parse_args([])).scalar == "0.0%"
+    for code, said in ((1, "exit 1"), (None, "killed")):
+        codes[0] = code
+        faults = collection.tried(model, options.parse_args([])).faults(20.0)
+        assert any(fault.startswith(f"scalar unknown: {said}") for fault in faults)
 
 
 def test_facts_are_those_of_the_commands_own_json() -> None:
