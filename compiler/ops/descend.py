@@ -52,19 +52,15 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Places and columns out of range are those at the end."""
+    """All places and columns are in range: `ml_tree_tables` makes the table."""
     places, x, table = arrays
     words = integer(attrs, "bytes") // 4
     stored = np.float64 if words == 2 else np.float32
     thresholds = np.ascontiguousarray(table[:, :words]).view(stored)[:, 0]
-    last = len(table) - 1, x.shape[1] - 1
     at = np.tile(places, (len(x), 1))
     for _ in range(integer(attrs, "steps")):
-        inside = np.where((at < 0) | (at > last[0]), last[0], at)
-        column = table[inside, 2]
-        column = np.where((column < 0) | (column > last[1]), last[1], column)
-        given = x[np.arange(len(x))[:, None], column]
-        at = table[inside, 3] + np.where(given <= thresholds[inside], 0, 1).astype(np.int32)
+        given = x[np.arange(len(x))[:, None], table[at, 2]]
+        at = table[at, 3] + np.where(given <= thresholds[at], 0, 1).astype(np.int32)
     return np.asarray(at, np.int32)
 
 

@@ -15,9 +15,12 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.runtime.kernel import ABI_VERSION
 from tilewright.compiler.runtime.native_build import build_native
 from tilewright.compiler.targets import family_of
+
+LIBRARY_ABI = 2
+"""TW_ABI_VERSION of the C runtime. It differs from the kernels' `ABI_VERSION`: programs are encoded
+for the library each time that they are loaded, so that artifacts outlive its versions."""
 
 MAX_THREADS = 256
 """Threads that one run can use: TW_MAX_THREADS of the C runtime."""
@@ -106,9 +109,9 @@ def native() -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     version = library.tw_abi_version()
-    if version != ABI_VERSION:
+    if version != LIBRARY_ABI:
         raise ImportError(
-            f"the C runtime at {library_path} has ABI {version}, this package {ABI_VERSION}: "
+            f"the C runtime at {library_path} has ABI {version}, this package {LIBRARY_ABI}: "
             "build it again"
         )
     family = family_of(platform.machine())

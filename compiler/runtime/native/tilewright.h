@@ -8,7 +8,9 @@
 
 #include <stdint.h>
 
-#define TW_ABI_VERSION 1
+/* Raised when a struct or a function below changes, or the tiles of a native function: LIBRARY_ABI of
+ * compiler/runtime/native.py is the same. Kernels and artifacts have a version of their own. */
+#define TW_ABI_VERSION 2
 #define TW_MAX_THREADS 256
 
 #if defined(__GNUC__)

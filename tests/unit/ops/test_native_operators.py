@@ -33,7 +33,7 @@ def scores(*shape: int) -> np.ndarray:
     return RANDOM.integers(0, 9, shape).astype(np.float32) / 8
 
 
-def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
+def natively(op: str, arrays: list[np.ndarray], attrs: Attrs, threads: int = 1) -> np.ndarray:
     """What the operator's native function gives."""
     operator = ops.get(op)
     types = [TensorType(DType(a.dtype.name), a.shape) for a in arrays]
@@ -58,7 +58,8 @@ def natively(op: str, arrays: list[np.ndarray], attrs: Attrs) -> np.ndarray:
         0,
     )
     with pinned_random_keys():
-        (found,) = Executable(program, aligned_empty(0), {}.__getitem__).run(arrays)
+        executable = Executable(program, aligned_empty(0), {}.__getitem__, threads)
+        (found,) = executable.run(arrays)
     return found
 
 
@@ -153,6 +154,16 @@ def test_the_native_function_is_the_reference(number: int) -> None:
     np.testing.assert_array_equal(
         natively(op, arrays, attrs), ops.get(op).reference(arrays, attrs), strict=True
     )
+
+
+def test_walks_down_trees_begin_at_any_tile() -> None:
+    """With two threads a call has a part of the tiles, which begins inside of a row."""
+    trees = [case for case in CASES if case[0] == "descend"]
+    op, arrays, given = max(trees, key=lambda case: len(case[1][0]))
+    attrs = tuple(sorted(given.items()))
+    expected = ops.get(op).reference(arrays, attrs)
+    for _ in range(5):
+        np.testing.assert_array_equal(natively(op, arrays, attrs, threads=2), expected)
 
 
 def test_every_native_operator_has_a_case() -> None:

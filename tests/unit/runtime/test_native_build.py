@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tilewright.compiler.runtime import native as module
 from tilewright.compiler.runtime import native_build
-from tilewright.compiler.runtime.kernel import ABI_VERSION
-from tilewright.compiler.runtime.native import find_library
+from tilewright.compiler.runtime.native import LIBRARY_ABI, find_library
 from tilewright.compiler.runtime.native_build import build_native
 
 
@@ -17,7 +17,7 @@ def test_the_library_is_compiled_once_where_it_belongs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = find_library(tmp_path)
-    assert ctypes.CDLL(str(made)).tw_abi_version() == ABI_VERSION
+    assert ctypes.CDLL(str(made)).tw_abi_version() == LIBRARY_ABI
     assert [path.name for path in tmp_path.iterdir()] == [made.name], "and nothing else"
     monkeypatch.setattr("tilewright.compiler.runtime.native.build_native", lambda path: 1 / 0)
     assert find_library(tmp_path) == made
@@ -40,6 +40,13 @@ def test_what_stands_in_the_way_is_said(
     with pytest.raises(ImportError, match=said):
         build_native(tmp_path / "_native.so")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout may keep one that was built before its sources changed."""
+    monkeypatch.setattr(module, "LIBRARY_ABI", LIBRARY_ABI + 1)
+    with pytest.raises(ImportError, match=f"has ABI {LIBRARY_ABI}, .*: build it again"):
+        module.native.__wrapped__()
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
