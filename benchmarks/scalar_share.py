@@ -64,7 +64,7 @@ def scalar_share(model: Path | bytes) -> ScalarShare:
         if algorithm == SCALAR:
             name = " ".join(workload.operators)
             scalar[name] = scalar.get(name, 0.0) + count * seconds
-    shares = {name: seconds / total for name, seconds in scalar.items()}
+    shares = {name: seconds / total if total else 0.0 for name, seconds in scalar.items()}
     return ScalarShare(sum(shares.values()), shares)
 
 

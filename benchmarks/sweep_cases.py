@@ -411,8 +411,11 @@ def _images() -> Iterator[SweepCase]:
 NOT_SWEPT: Mapping[str, tuple[str, ...]] = {
     "its result has no data, or depends on no input": (
         *("Constant", "ConstantOfShape", "Range", "Shape", "Size", "BlackmanWindow"),
-        *("HammingWindow", "HannWindow", "MelWeightMatrix", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike"),
+        *("HammingWindow", "HannWindow", "MelWeightMatrix"),
+    ),
+    "its result is random": (
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *("Bernoulli", "Multinomial"),
     ),
     "control flow, or a list": (
         *("If", "Loop", "Scan", "ConcatFromSequence", "SequenceAt", "SequenceConstruct"),

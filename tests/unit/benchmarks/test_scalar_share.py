@@ -39,3 +39,9 @@ def test_scalar_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.share > 0.8
     assert found.share == pytest.approx(sum(found.workloads.values()))
     assert "conv" in found.text()
+
+
+def test_code_that_takes_no_time_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scalar_share, "_estimated", lambda *_: (scalar_share.SCALAR, 0.0))
+    found = scalar_share.scalar_share(SMALL["convolutions"]().SerializeToString())
+    assert found.workloads and found.share == 0
