@@ -47,7 +47,9 @@ def test_only_an_admin_sees_or_changes_tokens(
 def test_nobody_but_its_owner_and_an_admin_cancels_a_job(
     anonymous: TestClient, storage: Storage, owner: str
 ) -> None:
-    submitter, other = (with_scopes(storage, Scope.SUBMIT, Scope.READ) for _ in range(2))
+    submitter = with_scopes(storage, Scope.SUBMIT, Scope.READ)
+    secret, _ = storage.tokens.create("other", [Scope.SUBMIT], all_owners=True)
+    other = {"Authorization": f"Bearer {secret}"}
     anonymous.headers.update(submitter)
     jobs = [submit(anonymous)["id"] for _ in range(2)]
     refused = anonymous.post(f"/v1/jobs/{jobs[0]}:cancel", headers=other)
