@@ -38,8 +38,8 @@ def _both(target: Any) -> Rule:
             with t.taking(part):
                 found.append(rules()[target](t, node, *args, **kwargs))
         first, second = found
-        if not _is_complex(node):  # a conversion, which leaves the second part away
-            return first
+        if not _is_complex(node):  # a conversion, which leaves the second part away but in truth
+            return t.op("Or", first, second) if t.dtype(node) is torch.bool else first
         if isinstance(first, str):
             return ComplexPair(first, second)
         return tuple(map(ComplexPair, first, second))

@@ -68,6 +68,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
         torch.stack([Z, Z.conj()]).permute(3, 0, 2, 1).reshape(8, -1)[:, PLACES[0]],
         torch.zeros(2, 2, dtype=torch.complex64) + torch.full((2,), 1 - 1j),
         Z.to(torch.complex128).roll(1, 2).unbind(1),
+        torch.complex((X - 0.5).relu(), (-X).relu()).to(torch.bool),
         Z @ Z.mT.conj(),
         (Z[0] @ Z[0, 1], Z[0, 0].dot(Z[0, 1]), Z.sum()),
         (torch.full_like(Z, 2, dtype=torch.float32), torch.full_like(Z, 2j)),
