@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.compiler.package import IMPORT_ROOT, run_module
+from tilewright.compiler.package import run_module
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.target import resolve_target
 from tilewright.compiler.timings import Timings
@@ -133,9 +132,7 @@ def tune(
     command += [] if seconds is None else ["--seconds", str(seconds)]
     for name, size in (dims or {}).items():
         command += ["--dim", f"{name}={size}"]
-    paths = [str(IMPORT_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"tune ended with {done.returncode}"]
         raise TuningError(lines[-1].removeprefix("error: "))
