@@ -15,10 +15,9 @@ from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.target import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
+from tilewright.service.jobs import builders, local_device
 from tilewright.service.jobs.bounded_verification import verification_limits
-from tilewright.service.jobs.builders import open_builder
 from tilewright.service.jobs.job_spec import JobSpec
-from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.run_job import JobOutcome, JobWatcher, Workshop, run_job
 from tilewright.service.settings import Settings
 from tilewright.tuner.cancel import AnyToken, CancelToken
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.runtime.stages import StagedExecutable
 
-Watch = Callable[["LocalJob", LocalDevice], AbstractContextManager[JobWatcher]]
+Watch = Callable[["LocalJob", local_device.LocalDevice], AbstractContextManager[JobWatcher]]
 """What opens a watcher of a job on this machine."""
 
 
@@ -65,7 +64,7 @@ class LocalJob:
         """
         chosen = self.spec.target
         target = resolve_target(chosen) if isinstance(chosen, str) else chosen
-        builder = open_builder(settings, self.beside)
+        builder = builders.open_builder(settings, self.beside)
         workshop = Workshop(
             self.storage,
             builder,
@@ -75,7 +74,7 @@ class LocalJob:
             beside=self.beside,
         )
         try:
-            with LocalDevice(self.spec.given) as device:
+            with local_device.LocalDevice(self.spec.given) as device:
                 if not device.runs(target):
                     raise TuningError(
                         f"this machine does not run target '{target.name}': `tilewright serve`, a "

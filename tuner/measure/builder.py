@@ -186,9 +186,8 @@ class ProcessBuilder(CachingBuilder):
 
     def start(self) -> None:
         """Start the processes now: they import the compiler while the caller plans."""
-        # To ask a pool whether it is active starts it. One that broke at once is replaced by the
-        # first build (`_scheduled`).
-        _ = self._pool.active
+        # To ask a pool whether it is active starts it.
+        assert self._pool.active
 
     def begin(
         self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
