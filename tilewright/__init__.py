@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.torch.backend import tilewright as torch_backend
     from tilewright.service.client import AsyncClient, Client
     from tilewright.service.local_tuning import tune
+    from tilewright.tuner.options import TuningError
 
     __version__: str
 
@@ -48,6 +49,7 @@ __all__ = [
     "InvalidModelError",
     "OutOfMemoryError",
     "ScheduleError",
+    "TuningError",
     "UnknownTargetError",
     "UnsupportedOperatorError",
     "__version__",
@@ -63,6 +65,7 @@ _PLACES = {
     "AsyncClient": ("service.client", "service"),
     "Client": ("service.client", "service"),
     "InferenceSession": ("compiler.ort.session", "compiler"),
+    "TuningError": ("tuner.options", "tuner"),
     "bind_workers": ("compiler.runtime.pool", ""),
     "compile_model": ("compiler.compiling", "compiler"),
     "load_artifact": ("compiler.runtime.artifact", ""),

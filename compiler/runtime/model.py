@@ -1,4 +1,4 @@
-"""What compiled models of all kinds share: how they are called, and how they print."""
+"""Compiled models of all kinds: how they are called and printed, and what they take and give."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPort, dims_text, open_dims
+from tilewright.compiler.runtime.ports import OpenPort, OpenPorts, dims_text, open_dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.stopping import StopFlag
 
@@ -51,6 +51,36 @@ class CompiledModel(ABC):
         """`<SizedExecutable x float32 (batch, 3) -> y float32 (batch, 10)>`."""
         sides = (", ".join(map(_text, ports)) for ports in (self.inputs, self.outputs))
         return f"<{type(self).__name__} {' -> '.join(sides)}>"
+
+
+class OpenModel(CompiledModel):
+    """A compiled model whose dimensions are open, as its ports state.
+
+    Attributes:
+        ports: the inputs and outputs, with the names of their open dimensions.
+    """
+
+    ports: OpenPorts
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the inputs' open dimensions, each once, in order."""
+        return self.ports.open
+
+    @property
+    def inputs(self) -> tuple[OpenPort, ...]:
+        """Name, dtype and shape of each input, in order; open dimensions by name."""
+        return self.ports.described(self.ports.inputs)
+
+    @property
+    def outputs(self) -> tuple[OpenPort, ...]:
+        """Name, dtype and shape of each output, in order; open dimensions by name."""
+        return self.ports.described(self.ports.outputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of what `run` returns, in order."""
+        return tuple(self.ports.outputs)
 
 
 def _text(port: Port | OpenPort) -> str:

@@ -18,11 +18,10 @@ import numpy as np
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError, ModelWarning
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import arrays_in_order, shapes_of
-from tilewright.compiler.runtime.model import CompiledModel
+from tilewright.compiler.runtime.model import OpenModel
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import (
     Dims,
-    OpenPort,
     OpenPorts,
     Sizes,
     checked_sizes,
@@ -35,7 +34,7 @@ from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension
 
 
-class SizedExecutable(CompiledModel):
+class SizedExecutable(OpenModel):
     """A compiled model with open dimensions.
 
     `run` may be called from several threads at once; a program is made once.
@@ -77,26 +76,6 @@ class SizedExecutable(CompiledModel):
         self._make = make
         self._made: dict[Sizes, Executable] = {}
         self._lock = threading.Lock()
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        """The names of the open dimensions, each once, in order."""
-        return self.ports.open
-
-    @property
-    def inputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each input, in order; open dimensions by name."""
-        return self.ports.described(self.ports.inputs)
-
-    @property
-    def outputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each output, in order; open dimensions by name."""
-        return self.ports.described(self.ports.outputs)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order."""
-        return tuple(self.ports.outputs)
 
     @property
     def made(self) -> tuple[Sizes, ...]:

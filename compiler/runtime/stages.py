@@ -23,9 +23,9 @@ from tilewright.compiler.errors import CompilerError, InvalidInputError, ModelWa
 from tilewright.compiler.ranges import default_range
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import arrays_in_order, listed, shapes_of
-from tilewright.compiler.runtime.model import CompiledModel
+from tilewright.compiler.runtime.model import OpenModel
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import Dims, OpenPort, OpenPorts, dims_text, ranges_text
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.staged_session import StagedSession
 from tilewright.compiler.runtime.stopping import StopFlag
@@ -221,7 +221,7 @@ Make = Callable[[DataCut[P], Facts, Mapping[str, Array]], "DataStage[P] | None"]
 has new ends, or a reason."""
 
 
-class StagedExecutable(CompiledModel):
+class StagedExecutable(OpenModel):
     """A compiled model whose data decide sizes that other nodes have to know.
 
     `run` may be called from several threads at once; a program is made once.
@@ -250,26 +250,6 @@ class StagedExecutable(CompiledModel):
         self._make = make
         self._names = tuple(ports.inputs)
         self._lock = threading.Lock()
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        """The names of the inputs' open dimensions, each once, in order."""
-        return self.ports.open
-
-    @property
-    def inputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each input, in order; open dimensions by name."""
-        return self.ports.described(self.ports.inputs)
-
-    @property
-    def outputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each output, in order; open dimensions by name."""
-        return self.ports.described(self.ports.outputs)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order."""
-        return tuple(self.ports.outputs)
 
     @property
     def programs(self) -> int:

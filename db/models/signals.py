@@ -20,7 +20,7 @@ class SweepRow(Base):
 
 
 class NoticeRow(Base):
-    """What SQLite's transactions announce, the last few (`db.notices`); PostgreSQL has NOTIFY."""
+    """The last notices of SQLite transactions (`tilewright.db.notices`); PostgreSQL has NOTIFY."""
 
     __tablename__ = "notices"
     # numbers that were given once are not given again: a gap tells that rows were missed
@@ -31,7 +31,7 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """What lookups answer otherwise than before, the last few (`db.changes`)."""
+    """What lookups answer otherwise than before, the last few (`tilewright.db.changes`)."""
 
     __tablename__ = "lookup_changes"
     # numbers that were given once are not given again: they tell how far behind a reader is

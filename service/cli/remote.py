@@ -380,7 +380,7 @@ def upload_model(client: Client, path: Path) -> ModelView:
             whole.write_bytes(onnx.load(path).SerializeToString())
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
             raise UserError(
-                f"'{path}' and the files of its tensors make no one file: {error}"
+                f"'{path}' and the files of its tensors cannot be put into one file: {error}"
             ) from error
         return client.upload(whole)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -77,24 +78,30 @@ def tune(
 
     from tilewright.compiler.runtime.artifact_writer import check_destination
     from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.timings import Timings
     from tilewright.service.api.views import task_view
     from tilewright.service.cli.tune_view import tell, watching
     from tilewright.service.cli.view import rate_line, timings_table
+    from tilewright.service.jobs.bounded_verification import verification_limits
+    from tilewright.service.jobs.builders import open_builder
     from tilewright.service.jobs.cost_models import describe, train_due
     from tilewright.service.jobs.incomplete import untuned
     from tilewright.service.jobs.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.local_device import LocalDevice
     from tilewright.service.jobs.peer import onnxruntime_times
-    from tilewright.service.local_tuning import LocalJob
+    from tilewright.service.jobs.run_job import Workshop, run_job
     from tilewright.service.storage import open_storage
+    from tilewright.tuner.cancel import AnyToken, CancelToken
 
     began = monotonic()
     gain = parse_share("--stop-gain", stop_gain)
     budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
+    chosen = resolve_target(target)
     dims = parse_sizes(dim)
     given = given_inputs(existing_file(model), samples, value, dims)
     spec = JobSpec(
         model,
-        resolve_target(target),
+        chosen,
         threads,
         numerics.value,
         dims,
@@ -108,14 +115,36 @@ def tune(
         check_destination(output)  # now, and not after an hour of tuning
     settings = load_settings()
     storage = open_storage(settings)
-    out = console(as_json)
-    job = LocalJob(spec, storage)
-    outcome = job.run(
-        settings,
-        output,
-        lambda job, device: watching(out, job.storage, job.id, device, job.token, verbose),
-    )
-    nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job.id)
+    token = CancelToken()
+    out, beside = console(as_json), Timings()
+    builder = open_builder(settings, beside)
+    # the kernels that planning makes are kept: a child that plans would leave them to this process
+    bound = verification_limits(settings)
+    workshop = Workshop(storage, builder, verification=bound, beside=beside)
+    # its own: two runs at once, each with its trials
+    job_id = f"tune-{secrets.token_hex(8)}"
+    try:
+        with LocalDevice(given) as device:
+            if not device.runs(chosen):
+                raise UserError(
+                    f"this machine does not run target '{chosen.name}': `tilewright serve`, a "
+                    "worker on a device that does, and `tilewright submit` tune for it"
+                )
+            with watching(out, storage, job_id, device, token, verbose) as watcher:
+                outcome = run_job(
+                    spec,
+                    device,
+                    workshop,
+                    watcher,
+                    job_id=job_id,
+                    token=token,
+                    output=output,
+                    deliver_cancelled=True,
+                    stop=AnyToken(()),  # Ctrl-C after the tuning ends the command itself
+                )
+            nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
+    finally:
+        builder.close()
     note = "" if nothing is None else nothing.note
     report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
@@ -123,27 +152,27 @@ def tune(
         report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
     tell(out, report, made)
     if not outcome.cancelled:
-        with job.timings.stage("train cost models"):
+        with workshop.timings.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):
                 out.print(describe(trained), soft_wrap=True, markup=False)
     storage.close()
     if timings:
-        out.print(timings_table(job.timings.stages))
-        out.print(timings_table(job.loop.stages, "The tuner's loop, by the wall's clock"))
+        out.print(timings_table(workshop.timings.stages))
+        out.print(timings_table(workshop.loop.stages, "The tuner's loop, by the wall's clock"))
         title = "Beside it: builders, all together, and the device"
-        out.print(timings_table(job.beside.stages, title))
+        out.print(timings_table(workshop.beside.stages, title))
         out.print(rate_line(outcome.finished))
     if as_json:
         told = {
-            "run": job.id,
+            "run": job_id,
             **report,
             "tasks": [task_view(row) for row in outcome.tracker.rows.values()],
         }
         if timings:
             told["timings"] = {
-                "stages": job.timings.seconds(),
-                "loop": job.loop.seconds(),
-                "beside": job.beside.seconds(),
+                "stages": workshop.timings.seconds(),
+                "loop": workshop.loop.seconds(),
+                "beside": workshop.beside.seconds(),
             }
         say_json(told)
     if outcome.cancelled:

@@ -2,7 +2,7 @@
 
 `asynchronous/` is written by hand, `blocking/` made of it by `python -m deploy.clients`. What runs
 on a device has no pydantic and no HTTP library: workers have their own few calls
-(`service.worker.http`).
+(`tilewright.service.worker.http`).
 """
 
 from tilewright.service.client.asynchronous.client import AsyncClient

@@ -107,7 +107,7 @@ class Tasks(list[Task]):
 class Tuned:
     """What came of `Client.tune`.
 
-    `artifact` is the folder that `compiler.runtime.artifact.load` loads; None unless one was asked
+    `artifact` is the folder that `tilewright.load_artifact` loads; None unless one was asked
     for and made.
     """
 

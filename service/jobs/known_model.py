@@ -73,7 +73,7 @@ class KnownModel:
         self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
     ) -> Executable | SizedExecutable | StagedExecutable:
         """Compile for sizes or ranges of named dimensions, as `tilewright.compile_model` does, and
-        write an artifact if there is one program (`compiler.driver.compile_with`).
+        write an artifact if there is one program (`tilewright.compiler.driver.compile_with`).
 
         Raises:
             CompilerError: naming what is wrong with the model or the arguments.
@@ -99,7 +99,7 @@ class KnownModel:
     def best(
         self, workload_key: str, target_key: str, threads: int, numerics: str
     ) -> Schedule | None:
-        """The schedule that is served (`compiler.kernels.ScheduleSource`)."""
+        """The schedule that is served (`tilewright.compiler.kernels.ScheduleSource`)."""
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:

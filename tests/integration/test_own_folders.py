@@ -39,8 +39,8 @@ inputs = {"x": np.ones((3, 4), np.float32)}
 assert np.allclose(found, expected, rtol=1e-5)
 try:
     tilewright.tune("absent.onnx", "../artifact")
-except Exception as error:
-    assert "absent.onnx" in str(error) and "Tuning" in type(error).__name__
+except tilewright.TuningError as error:
+    assert "no such file: 'absent.onnx'" in str(error)
 else:
     raise AssertionError("a model that is not there was tuned")
 """

@@ -11,19 +11,17 @@ import tilewright
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    code = "import sys; before = set(sys.modules); import tilewright; "
-    code += "print(sorted(set(sys.modules) - before - set(sys.stdlib_module_names)))"
-    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import tilewright; "
+    code += "found = {name.split('.')[0] for name in sys.modules}; "
+    code += "print(found - set(sys.stdlib_module_names) - {'__main__'})"
+    command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = [
-        name for name in eval(done.stdout) if name.split(".")[0] not in sys.stdlib_module_names
-    ]
-    assert found == ["tilewright"]
+    assert done.stdout.strip() == "{'tilewright'}"
 
 
 @pytest.mark.parametrize("name", sorted(set(tilewright.__all__) - {"torch_backend"}))
 def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(tilewright, name) is getattr(tilewright, name)
+    assert getattr(tilewright, name) is not None
     assert name in dir(tilewright)
 
 
