@@ -355,20 +355,17 @@ def upload_model(client: Client, path: Path) -> ModelView:
     """Upload a model as one file: tensors that lie in files beside it are written into it.
 
     Raises:
+        InvalidModelError: if the file is not a model.
         UserError: if these files cannot be read, or the whole is larger than a message may be.
     """
     if find_spec("onnx") is None:
         return client.upload(path)
     import onnx
 
-    from tilewright.compiler.errors import InvalidModelError
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.frontend.tensors import external_files
 
-    try:
-        apart = external_files(read_model(path).proto)
-    except InvalidModelError:
-        apart = ()  # the service says what is wrong with it
+    apart = external_files(read_model(path).proto)
     if not apart:
         return client.upload(path)
     with tempfile.TemporaryDirectory() as folder:

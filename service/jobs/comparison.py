@@ -17,7 +17,10 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of single runs, one list a round. CPU time with one thread, else wall time."""
+    """Seconds of a run, one list per round. CPU time with one thread, else wall time.
+
+    Each number is the mean of as many runs as last SAMPLE_SECONDS.
+    """
 
     name: str
     rounds: tuple[tuple[float, ...], ...]
@@ -30,6 +33,12 @@ class Timing:
     def min_seconds(self) -> float:
         return min(min(samples) for samples in self.rounds)
 
+
+SAMPLE_SECONDS = 2e-4
+"""A run of microseconds is repeated: the processor time of a process may stand still as long."""
+
+MOST_RUNS = 1000
+"""In one sample, whatever a clock says of the first run."""
 
 TICK_SECONDS = 1e-9
 """A clock may stand still during a short run: its time is not 0, by which others are divided."""
@@ -51,12 +60,17 @@ def race(
 
 def _turn(run: Run, clock: Callable[[], float], seconds: float) -> tuple[float, ...]:
     run()
+    began = time.perf_counter()
+    run()
+    once = max(time.perf_counter() - began, TICK_SECONDS)
+    count = min(max(1, round(SAMPLE_SECONDS / once)), MOST_RUNS)
     found: list[float] = []
     ends = time.perf_counter() + seconds
     while len(found) < 3 or time.perf_counter() < ends:
         started = clock()
-        run()
-        found.append(max(clock() - started, TICK_SECONDS))
+        for _ in range(count):
+            run()
+        found.append(max(clock() - started, TICK_SECONDS) / count)
     return tuple(found)
 
 

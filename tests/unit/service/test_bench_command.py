@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.Monke
     monkeypatch.setattr("time.process_time", lambda: 1.0)
     (timing,) = race({"one": lambda: None}, threads=1, rounds=1, turn_seconds=0.001)
     assert timing.min_seconds > 0
+
+
+def test_short_runs_are_timed_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor time may stand still for as long as one of them takes."""
+    ran, reads = [0], []
+
+    def run_once() -> list[np.ndarray]:
+        ran[0] += 1
+        return []
+
+    def clock() -> float:
+        reads.append(ran[0])
+        return ran[0] * 1e-6
+
+    monkeypatch.setattr(time, "process_time", clock)
+    (timing,) = race({"a": run_once}, threads=1, rounds=1, turn_seconds=0.0)
+    assert timing.min_seconds == pytest.approx(1e-6)
+    assert min(end - start for start, end in zip(reads[::2], reads[1::2], strict=True)) > 5
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--seconds"])
