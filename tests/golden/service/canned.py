@@ -300,7 +300,8 @@ class Canned(httpx2.BaseTransport):
                 self._say(f">   {name}: {request.headers[name]}")
         body = request.read()
         if body:
-            self._say(f">   {body.decode()}")
+            text = request.headers["content-type"] == "application/json"
+            self._say(f">   {body.decode() if text else body}")
         found = self._answers.get(asked)
         if found is None:
             problem = {"type": "t", "title": "Not found", "status": 404, "detail": f"no {asked}"}

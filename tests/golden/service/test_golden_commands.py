@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
+import onnx.parser
 import pytest
 
 from tests.golden.service.canned import BOARD, JOB, KEY, LONG, NOW, RESULT, Canned, canned, record
@@ -20,6 +22,9 @@ from tilewright.service import cli, client
 INCOMPLETE = {"state": "incomplete", "reason": f"no worker\nwas alive: {LONG}", "failures": {}}
 FAILED = {"state": "failed", "error": f"the board burnt down: {LONG}", "result": {}}
 RUNNING = {"started_at": None, "finished_at": None, "result": RESULT}
+
+GRAPH = "<ir_version: 9, opset_import: ['' : 21]> g (float[2] x) => (float[2] y) {y = Relu(x)}"
+MODEL = onnx.parser.parse_model(GRAPH.replace("'", '"')).SerializeToString()
 
 SERVER = "--server http://service --token secret"
 SUBMITTED = f"submit m.onnx {SERVER} --target x86-64-v3"
@@ -109,7 +114,7 @@ def test_commands(
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.delenv("TILEWRIGHT_SERVER", raising=False)
     monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
-    Path("m.onnx").write_bytes(b"abc")
+    Path("m.onnx").write_bytes(MODEL)
     frozen_time(monkeypatch)
     real, lines = client.Client, []
     for command, changes in COMMANDS[name]:
