@@ -1,11 +1,12 @@
-"""Seven things that a new user tries, by the documents alone: `python -m benchmarks.newcomer`.
+"""What a new user tries, by the documents alone: `python -m benchmarks.newcomer`.
 
-A fresh clone is made of the last commit, in a folder that has nothing else, with a home of its own.
-The blocks of commands under some headings of docs/tutorial are then typed in the order in which a
-reader meets them; blocks of Python are run, too. A command with the comment `goes on` is one for
-another terminal: it is left running, and what follows waits until it says that it is ready. Each
-task is timed by the clock, and is done if every command of it ended with status 0. Of the documents
-nothing is changed but the port, which has to be free.
+The wheel of the last commit is built. A user with a new home and an empty folder types the blocks
+of commands under some headings of the README and the tutorial, in the order in which a reader meets
+them. Blocks of Python are run, too. A command with the comment `goes on` is one for another
+terminal: it is left running, and what follows waits until it says that it is ready. The report has
+the time of each step; a step is done if all its commands end with status 0. Two things in the
+documents are changed: the port, which has to be free, and the dot of `pip install '.[all]'`, which
+becomes the wheel, since no source tree is there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +74,7 @@ STEPS = (
             ("tutorial/shared-records.md", "Records that travel"),
         ),
     ),
+    Step("read the README", (("../README.md", "Three ways to use it"),)),
     Step("use from PyTorch", (("pytorch.md", "Try it"),), needs="torch"),
 )
 
@@ -148,13 +151,13 @@ class Shells:
     """A shell for each step, each with the variables that the one before left. Ends all at last.
 
     Args:
-        clone: where they start.
+        folder: where they start.
         log: a file for all that they print.
         environment: of the first.
     """
 
-    def __init__(self, clone: Path, log: Path, environment: Mapping[str, str]) -> None:
-        self._clone = clone
+    def __init__(self, folder: Path, log: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
         self._log = log
         self._environment = environment
         self._groups: list[int] = []
@@ -164,7 +167,7 @@ class Shells:
         with self._log.open("ab") as output:
             shell = subprocess.Popen(
                 ["bash", "-c", BEFORE + text],
-                cwd=self._clone,
+                cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -189,12 +192,13 @@ def commands(text: str) -> int:
     return len([line for line in outside.splitlines() if line.strip() and line[0] != "#"])
 
 
-def take(step: Step, shells: Shells, documents: Path, port: int) -> Outcome:
-    """Take a step as the documents say."""
+def take(step: Step, shells: Shells, documents: Path, port: int, wheel: str = ".") -> Outcome:
+    """Take a step as the documents say; `wheel` is installed where they name a checkout."""
     missing = [name for name, _ in step.sections if not (documents / name).exists()]
     if missing:
         return Outcome(step.name, 0, 0.0, 0, f"there is no page {missing[0]}")
     text = script(step, documents).replace("127.0.0.1:8080", f"127.0.0.1:{port}")
+    text = text.replace("'.[all]'", shlex.quote(f"{wheel}[all]"))
     if step.needs and shells.type(f"python -c 'import {step.needs}'") != 0:
         return Outcome(step.name, commands(text), 0.0, 0, f"{step.needs} is not installed")
     began = time.monotonic()
@@ -202,24 +206,42 @@ def take(step: Step, shells: Shells, documents: Path, port: int) -> Outcome:
     return Outcome(step.name, commands(text), time.monotonic() - began, status)
 
 
-def walk(steps: Sequence[Step], clone: Path, log: Path, package: str = "") -> list[Outcome]:
+def built_wheel(source: Path, folder: Path) -> Path:
+    """The wheel of the last commit of a repository."""
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(source), str(clone)], check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
+    subprocess.run([*pip, str(clone)], check=True)
+    shutil.rmtree(clone)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> list[Outcome]:
     """Take the steps one after the other; what fails does not stop the others.
 
     A package is installed before the last step, in time that is nobody's.
     """
-    home, port = clone.parent / "home", free_port()
+    wheel, home, empty, port = (
+        built_wheel(ROOT, folder),
+        folder / "home",
+        folder / "user",
+        free_port(),
+    )
     home.mkdir()
+    empty.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TILEWRIGHT")}
-    kept.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV"):
+        kept.pop(name, None)
     server = f"http://127.0.0.1:{port}"
     ours = {"HOME": str(home), "TILEWRIGHT_PORT": str(port), "TILEWRIGHT_SERVER": server}
-    shells = Shells(clone, log, {**kept, **ours})
+    shells = Shells(empty, log, {**kept, **ours})
     found = []
     try:
         for step in steps:
             if step.needs and package:
                 shells.type(f"python -m pip install --quiet {shlex.quote(package)}")
-            found.append(take(step, shells, clone / "docs", port))
+            found.append(take(step, shells, ROOT / "docs", port, str(wheel)))
             print(f"{step.name}: {found[-1].word}, {found[-1].seconds:.0f} s", flush=True)
     finally:
         shells.end()
@@ -252,9 +274,7 @@ def main() -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder, "tilewright")
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        outcomes = walk(STEPS, clone, log, given.install)
+        outcomes = walk(STEPS, Path(folder), log, given.install)
     origin = Origin.of(given)
     rows = [asdict(each) for each in outcomes]
     write_result(given.result, origin, {"steps": rows}, report(outcomes, origin) + "\n")

@@ -52,6 +52,13 @@ def test_variables_stay_and_the_first_failure_is_told(tmp_path: Path) -> None:
     typed.end()
 
 
+def test_a_wheel_is_installed_where_the_documents_name_a_checkout(tmp_path: Path) -> None:
+    typed = shells(tmp_path)
+    step = page(tmp_path, "echo '.[all]' 'b.[all]' > said")
+    assert take(step, typed, tmp_path, 1, "/w/t.whl").status == 0
+    assert (tmp_path / "said").read_text() == "/w/t.whl[all] b.[all]\n"
+
+
 def test_what_goes_on_is_waited_for_and_ended(tmp_path: Path) -> None:
     typed = shells(tmp_path)
     (tmp_path / "serve").write_text("sleep 0.3; touch up; echo serving http://x; exec sleep 60\n")
