@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tilewright.service.jobs.profiling import kernel_text, operators_of
 from tilewright.service.units import finite
 from tilewright.service.wording import schedule_text
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.artifact import Artifact
-    from tilewright.compiler.runtime.kernel import KernelSpec
     from tilewright.service.api.schemas.jobs import JobView, TaskView
 
 
@@ -252,19 +252,21 @@ def side_of_artifact(
     """
     program = artifact.programs[0].program
     specs = {spec.name: spec for spec in program.kernels}
+    named = operators_of(artifact)
     seconds = None if timed is None else sum(spent for _, spent in timed.values())
     known = {}
     for key, told in (_mapping(artifact.metadata.get("schedules")) or {}).items():
         said = _mapping(told) or {}
         symbol = str(said.get("kernel"))
         count, spent = (timed or {}).get(symbol, (0, 0.0))
+        operators = named.get(symbol)
         known[key] = ComparedKernel(
             key,
             "",
             count or None,
             spent / count if count else None,
             _schedule(said.get("schedule")),
-            told=_told(said.get("operators"), specs.get(symbol)),
+            told=kernel_text(specs[symbol], operators) if operators and symbol in specs else "",
         )
     types = sorted({str(spec.dtype) for k in program.kernels for spec in k.buffers})
     facts = {
@@ -281,14 +283,6 @@ def side_of_artifact(
         "file_bytes": sum(f.stat().st_size for f in artifact.path.iterdir() if f.is_file()),
     }
     return ComparedSide(f"artifact {artifact.path}", facts, known, seconds)
-
-
-def _told(operators: object, spec: KernelSpec | None) -> str:
-    """`matmul +relu 2x4`: the operators of a kernel, and the shape that it writes."""
-    if not isinstance(operators, list) or spec is None or not spec.outputs:
-        return ""
-    shape = "x".join(map(str, spec.buffers[spec.outputs[0]].shape))
-    return f"{' +'.join(map(str, operators[:4]))} {shape}"
 
 
 def _cost(kernel: ComparedKernel) -> float:

@@ -117,15 +117,17 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.stages import StagedExecutable
     from tilewright.service.jobs.given_inputs import NONE_GIVEN
-    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
+    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, operators_of, steps_of
     from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tilewright.tuner.measure.model_runs import draw_inputs
 
     given, stated = artifact_sizes(folder, dims)
     loaded = load_artifact(folder, threads=threads, sizes=given or None)
-    target, device = str(read_artifact(folder).target.get("name")), named_device().model
+    artifact = read_artifact(folder)
+    operators = operators_of(artifact)
+    target, device = str(artifact.target.get("name")), named_device().model
     if isinstance(loaded, StagedExecutable):
-        return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads))
+        return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads), operators)
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):
         stated_sizes((), stated)  # refuses what is stated of no range
@@ -142,17 +144,21 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     for sizes, executable in programs:
         fastest = executable.profile(draw_inputs(executable.inputs), SAMPLES).min(axis=0)
         program = executable.program
-        steps = tuple(steps_of(program, fastest))
+        steps = tuple(steps_of(program, fastest, operators=operators))
         found.append(ModelProfile(program.name, target, device, threads, steps, sizes))
     return found
 
 
 def _of_stages(
-    executable: StagedExecutable, given: GivenInputs, stated: Shares, where: tuple[str, str, int]
+    executable: StagedExecutable,
+    given: GivenInputs,
+    stated: Shares,
+    where: tuple[str, str, int],
+    operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ModelProfile]:
     """A profile of each program that a run on drawn inputs consists of, in order.
 
-    `where` are the target, the device and the threads.
+    `where` are the target, the device and the threads; `operators` those of each kernel, if known.
     """
     from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
@@ -162,7 +168,8 @@ def _of_stages(
     for sizes, inputs in staged_inputs(executable, given, stated):
         programs = executable.programs_of(inputs)
         for number, (ran, own) in enumerate(programs, 1):
-            steps = tuple(steps_of(ran.program, ran.profile(own, SAMPLES).min(axis=0)))
+            fastest = ran.profile(own, SAMPLES).min(axis=0)
+            steps = tuple(steps_of(ran.program, fastest, operators=operators))
             name = f"{ran.program.name}, stage {number} of {len(programs)}"
             found.append(ModelProfile(name, *where, steps, sizes))
     return found

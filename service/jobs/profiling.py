@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, assert_never
 
+from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
 from tilewright.compiler.runtime.ports import sizes_text
 from tilewright.compiler.runtime.program import (
@@ -84,19 +85,23 @@ class ModelProfile:
 
 
 def steps_of(
-    program: Program, seconds: Iterable[float], kernels: Sequence[str] = ()
+    program: Program,
+    seconds: Iterable[float],
+    kernels: Sequence[str] = (),
+    operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ProfileStep]:
     """The instructions of a program with their times.
 
     Args:
         program: what ran, at one size.
         seconds: of each instruction of `program.walk()`.
-        kernels: names of the kernel calls in that order; without them they are named by what they
-            write.
+        kernels: names of the kernel calls in that order; without them they are named by their
+            operators and the shapes that they write.
+        operators: of each symbol of a kernel, as `operators_of` reads them from an artifact.
     """
-    given = iter(kernels)
+    given, known = iter(kernels), operators or {}
     return [
-        ProfileStep(number, *_named(instruction, program, given), float(each))
+        ProfileStep(number, *_named(instruction, program, given, known), float(each))
         for number, (instruction, each) in enumerate(
             zip(program.walk(), seconds, strict=True), start=1
         )
@@ -130,11 +135,16 @@ def _named_thread(process: int, kind: str, name: str) -> dict[str, Any]:
 
 
 def _named(
-    instruction: Instruction, program: Program, kernels: Iterator[str]
+    instruction: Instruction,
+    program: Program,
+    kernels: Iterator[str],
+    operators: Mapping[str, Sequence[str]],
 ) -> tuple[StepKind, str]:
     match instruction:
         case KernelCall(kernel, _, sizes):
-            return StepKind.KERNEL, next(kernels, "") or _written(program.kernels[kernel], sizes)
+            spec = program.kernels[kernel]
+            name = next(kernels, "") or kernel_text(spec, operators.get(spec.name, ()), sizes)
+            return StepKind.KERNEL, name
         case NativeCall(function):
             return StepKind.NATIVE, function
         case Copy(_, _, size):
@@ -145,11 +155,24 @@ def _named(
             assert_never(instruction)
 
 
-def _written(spec: KernelSpec, sizes: tuple[int, ...]) -> str:
-    """`tw_76a99953c56c -> 16x16x16`: a kernel that nobody named, and its outputs' shapes."""
-    outputs = [
-        "x".join(str(spec.given(extent, sizes)) for extent in buffer.shape) or "1"
+def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
+    """The operators of each kernel of an artifact, by the kernel's symbol. What is no text in its
+    metadata is left out."""
+    schedules = artifact.metadata.get("schedules")
+    found: dict[str, Sequence[str]] = {}
+    for said in schedules.values() if isinstance(schedules, dict) else ():
+        if isinstance(said, dict) and isinstance(said.get("operators"), list):
+            found[str(said.get("kernel"))] = [x for x in said["operators"] if isinstance(x, str)]
+    return found
+
+
+def kernel_text(spec: KernelSpec, operators: Sequence[str], sizes: tuple[int, ...] = ()) -> str:
+    """`matmul +relu 2x4`: the operators of a kernel and the shapes that it writes at the sizes of a
+    call. Without operators, the start of its symbol stands for them."""
+    shapes = [
+        "x".join(str(spec.given(extent, sizes) if sizes else extent) for extent in buffer.shape)
         for buffer in spec.buffers
         if buffer.role is BufferRole.OUTPUT
     ]
-    return f"{spec.name[:15]} -> {', '.join(outputs)}"
+    name = " +".join(operators[:4]) if operators else spec.name[:15]
+    return f"{name} {', '.join(shape or '1' for shape in shapes)}"

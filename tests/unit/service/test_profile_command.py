@@ -44,7 +44,9 @@ def test_instructions_are_named_by_what_they_do() -> None:
     seconds = [1.0 * n for n in range(len(list(program.walk())))]
     named = steps_of(program, seconds, ["join", "twice"])
     assert [step.name for step in named[:2]] == ["join", "twice"]
-    assert named[2].name.startswith("twice -> ") and named[2].seconds == 2.0
+    assert named[2].name.startswith("twice ") and named[2].seconds == 2.0
+    told = steps_of(program, seconds, operators={"twice": ["add", "relu"]})
+    assert told[2].name.startswith("add +relu ")
     others = {step.kind: step.name for step in named[3:]}
     assert others == {StepKind.COPY: "copy of 3 bytes", StepKind.NATIVE: "positions"}
     assert sum(isinstance(i, KernelCall) for i in program.walk()) == 3
@@ -65,7 +67,7 @@ def test_a_model_and_its_artifact(
     assert run("profile", folder, "--dim", "batch=3", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     kernels = [step for step in told["steps"] if step["kind"] == "kernel"]
-    assert kernels[0]["name"].endswith("-> 3x4") and told["seconds"] > 0
+    assert kernels[0]["name"] == "matmul +relu 3x4" and told["seconds"] > 0
     refused = [
         ((folder, "--dim", "rows=@3"), "'rows', which has no range"),
         ((folder, "--dim", "batch=3@3"), "takes no hints"),
