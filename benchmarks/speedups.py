@@ -1,0 +1,78 @@
+"""The picture of the README: `python -m benchmarks.speedups` draws a committed race.
+
+Of each model it shows the speed-up over the other engines: their time divided by that of the
+untuned program, all measured in turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "speedups.svg"
+RACE = "race-1-thread"
+OURS = "untuned"
+PEERS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+COLOURS = {"onnxruntime": "#2f6fdf", "openvino": "#e08b2c"}
+
+
+def speedups(race: Path) -> dict[str, dict[str, float]]:
+    """Speed-ups by model and peer, of a report that `benchmarks.race` wrote; the largest first."""
+    ratios: dict[str, dict[str, float]] = {}
+    for row in json.loads(race.read_text())["rows"]:
+        if not row["error"]:
+            ratios.setdefault(row["model"], {})[row["engine"]] = row["ratio"]
+    found = {
+        model: {peer: of[peer] / of[OURS] for peer in PEERS if peer in of}
+        for model, of in ratios.items()
+    }
+    return dict(sorted(found.items(), key=lambda each: -max(each[1].values())))
+
+
+def label(speedup: float) -> str:
+    """`1.47x`: what stands at a bar."""
+    return f"{speedup:.2f}x"
+
+
+def draw(found: dict[str, dict[str, float]], picture: Path) -> None:
+    """Two bars a model, one for each peer, from 1 on; text stays text."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    height = 0.4
+    style = {"svg.fonttype": "none", "svg.hashsalt": RACE, "font.size": 9}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(9, 0.36 * len(found) + 0.9), layout="constrained")
+        axes = figure.subplots()
+        for position, peer in enumerate(PEERS):
+            rows = [(n, of[peer]) for n, of in enumerate(found.values()) if peer in of]
+            bars = axes.barh(
+                [n + (position - 0.5) * height for n, _ in rows],
+                [speedup for _, speedup in rows],
+                height,
+                color=COLOURS[peer],
+                label=f"over {PEERS[peer]}",
+            )
+            axes.bar_label(bars, [label(speedup) for _, speedup in rows], padding=2, fontsize=7)
+        axes.axvline(1.0, color="#444444", linewidth=1)
+        axes.set_yticks(range(len(found)), list(found))
+        axes.invert_yaxis()
+        axes.set_xlabel("speed-up: the other engine's time divided by ours; one thread, batch 1")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="lower right", frameon=False)
+        figure.savefig(picture, metadata={"Date": None})
+
+
+def main() -> int:
+    """Draw the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=PICTURE)
+    draw(speedups(RESULTS / f"{RACE}.json"), parser.parse_args().output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
