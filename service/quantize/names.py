@@ -1,8 +1,9 @@
 """Names that the quantiser may derive others from without meeting one that the model has.
 
 onnxruntime derives the names of what it adds: `x` gets `x_scale`, `x_quantized` and
-`x_QuantizeLinear`. A model that has both `x` and `x_scale` would become an invalid one. So a name
-that is the beginning of another has a stand-in while the model is quantised:
+`x_QuantizeLinear`, and a bias of several nodes gets `x1`, `x2` and so on. A model that has both
+`x` and `x_scale` would become an invalid one. So a name that is the beginning of another has a
+stand-in while the model is quantised:
 
     x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
 """
@@ -19,7 +20,12 @@ def stand_ins(graph: onnx.GraphProto) -> dict[str, str]:
     """By name of a node or value, in bodies too, that is the beginning of another name: its
     stand-in, which no name begins with."""
     names = {name for one in graphs(graph) for name in _names(one)}
-    starts = {name[:end] for name in names for end, letter in enumerate(name) if letter == "_"}
+    starts = {
+        name[:end]
+        for name in names
+        for end, letter in enumerate(name)
+        if letter == "_" or letter.isdecimal()
+    }
     found: dict[str, str] = {}
     for name in sorted(names & starts):
         taken = names | starts

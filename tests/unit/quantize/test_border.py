@@ -131,6 +131,20 @@ def test_names_that_the_quantiser_would_give_may_be_there(tmp_path: Path, method
     assert noise < 0.1  # six products one behind the other, of 4 bits: about 0.05
 
 
+def test_a_bias_of_two_nodes_gets_no_name_that_the_model_has(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "bias"], ["bias2"], "first"),
+        helper.make_node("Conv", ["bias2", "v", "bias"], ["bias3"], "second"),
+        helper.make_node("Conv", ["bias3", "w", "bias"], ["y"], "third"),
+    ]
+    more = [weights("w", 4, 4, 1, 1), weights("v", 4, 4, 1, 1), weights("bias", 4)]
+    path = saved(model(nodes, [("x", [1, 4, 8, 8])], [("y", [1, 4, 8, 8])], more), tmp_path)
+    samples = drawn([1, 4, 8, 8], 12)
+    made, report = quantize(work(path, StaticInt8(), samples, CLOCKWORK))
+    assert {layer.layer.name for layer in report.layers} == {"first", "second", "third"}
+    session(made).run(None, dict(samples.held_out[0]))
+
+
 @pytest.mark.parametrize("method", [StaticInt8(), DynamicInt8(), Int4()], ids=str)
 def test_nothing_of_onnxruntimes_is_printed(
     tmp_path: Path,
