@@ -133,9 +133,9 @@ def test_names_that_the_quantiser_would_give_may_be_there(tmp_path: Path, method
 
 def test_a_bias_of_two_nodes_gets_no_name_that_the_model_has(tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("Conv", ["x", "w", "bias"], ["bias2"], "first"),
-        helper.make_node("Conv", ["bias2", "v", "bias"], ["bias3"], "second"),
-        helper.make_node("Conv", ["bias3", "w", "bias"], ["y"], "third"),
+        helper.make_node("Conv", ["x", "w", "bias"], ["bias0"], "first"),
+        helper.make_node("Conv", ["bias0", "v", "bias"], ["bias1"], "second"),
+        helper.make_node("Conv", ["bias1", "w", "bias"], ["y"], "third"),
     ]
     more = [weights("w", 4, 4, 1, 1), weights("v", 4, 4, 1, 1), weights("bias", 4)]
     path = saved(model(nodes, [("x", [1, 4, 8, 8])], [("y", [1, 4, 8, 8])], more), tmp_path)
