@@ -25,10 +25,10 @@ from benchmarks.report import Origin
 from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.compiler.target import Target, host_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, host_target
 from tilewright.tuner.measure.oracle import input_specs
 
 Arrays = Mapping[str, np.ndarray]

@@ -31,12 +31,12 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
 from tilewright import compile_model, load_artifact
 from tilewright.compiler import driver
-from tilewright.compiler.artifacts import save_artifact
-from tilewright.compiler.c_library import write_c_library
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.bindings.c_library import write_c_library
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 
 NAME = "c-latency"
 SOURCE = Path(__file__).with_name("c_turns.c")

@@ -23,10 +23,10 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
 from tests.devices.packages import debian
 from tilewright.compiler import driver
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.tuner.analysis.accesses import KINDS, OperationKind
 from tilewright.tuner.analysis.compute_costs import compute_costs
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cost_model_tasks import families
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.db.engine import open_engine
 from tilewright.db.migrate import upgrade
 from tilewright.db.stores.records import SqlRecordStore

@@ -13,10 +13,10 @@ from typing import Any
 from benchmarks import operators
 from benchmarks.models import build
 from benchmarks.search_tables import heaviest_workload
-from tilewright.compiler import costs
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.jobs.workload_facts import workload_name
 

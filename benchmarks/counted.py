@@ -32,10 +32,10 @@ from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import NEOVERSE_N1, RISCV64, Machine
 from tests.devices.packages import cached, fetch
 from tilewright.compiler import driver
-from tilewright.compiler.artifacts import save_artifact
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 NAME = "counted"
 MODELS = ("mobilenetv2", "mobilenetv2-qdq", "minilm-l6-128", "resnet50")

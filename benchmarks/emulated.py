@@ -31,12 +31,12 @@ from benchmarks.report import Origin, markdown_table, write_result
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64
 from tilewright.compiler import driver
-from tilewright.compiler.artifacts import save_artifact
-from tilewright.compiler.c_library import write_wasm_module
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.program_builder import ProgramBuilder, build_program
+from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.builder import ProgramBuilder, build_program
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 
 NAME = "emulated"
 MACHINES = {each.name: each for each in (HASWELL, CORTEX_A72, CORTEX_A15, RISCV64)}

@@ -20,14 +20,14 @@ from pathlib import Path
 from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
-from tilewright.compiler.detection import this_device
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process import settle_process
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.tasks import make_task

@@ -31,10 +31,10 @@ from benchmarks.llama import LLAMA_VOCABULARY
 from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer, interpreter_among
 from benchmarks.report import Origin, markdown_table, rows_json
 from benchmarks.transformer import GPT2_VOCABULARY
-from tilewright.compiler.roofline import loaded_probes
 from tilewright.compiler.runtime import verify
 from tilewright.compiler.runtime.speeds import Probes
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
+from tilewright.tuner.measure.roofline import loaded_probes
 
 LARGEST_ERROR = 1e-3
 """Over the largest logit; engines that compute in float32 differ by 1e-5."""

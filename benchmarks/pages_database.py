@@ -18,10 +18,10 @@ import sqlalchemy as sa
 
 from benchmarks.light import light_model
 from benchmarks.service_load_server import TARGET, record_of_load, retain, settings_of
-from tilewright.compiler.device import find_device
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
 from tilewright.db.job_states import JobState
 from tilewright.db.models import (

@@ -23,13 +23,13 @@ from benchmarks.engines import load_openvino
 from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
 from tilewright.compiler import driver
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.detection import this_device
-from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.target import host_target
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.local_runner import LocalRunner

@@ -5,8 +5,8 @@ Speeds of kernels are given as shares of it.
 
 from __future__ import annotations
 
-from tilewright.compiler.roofline import peak_flops
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
+from tilewright.tuner.measure.roofline import peak_flops
 
 if __name__ == "__main__":
     host = host_target()

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.compiler.errors import ModelWarning
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.planning import ModelRequest
 from tilewright.service.jobs.stage_planning import plan_first_program
 from tilewright.tuner.analysis.compute_costs import placed_computes

@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks import operators
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.costs import cost
+from tilewright.compiler.plan.costs import cost
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Builder

@@ -17,7 +17,7 @@ import uvicorn
 from benchmarks.light import light_model
 from tilewright.compiler.process import settle_process
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.records import record_values, serve

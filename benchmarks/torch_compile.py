@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
+from tilewright.compiler.bindings.torch import tilewright
 from tilewright.compiler.errors import ModelWarning
-from tilewright.compiler.torch import tilewright
 
 NAME = "torch-compile"
 OURS, PEER, FROZEN, EAGER = "tilewright", "inductor", "inductor-freezing", "eager"

@@ -34,10 +34,10 @@ from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
 from benchmarks.web_browser import race_in_page
 from benchmarks.web_tensorflow import NoCallError, write_calls
 from tilewright.compiler import driver
-from tilewright.compiler.c_library import write_wasm_module
-from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 PEER = "onnxruntime-web"
 TENSORFLOW = "TensorFlow.js"

@@ -25,7 +25,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.options import PRECISIONS
-from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.program.builder import build_program
 from tilewright.service.jobs.certificate import WrongProgramError, certify
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.local_device import LocalDevice

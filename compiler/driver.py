@@ -12,12 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.compiler.artifacts import save_artifact
-from tilewright.compiler.build import build_kernel, lower_workload
-from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.link import LinkerError
-from tilewright.compiler.compiling import compile_model
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import (
     ArtifactError,
@@ -35,15 +32,11 @@ from tilewright.compiler.frontend.dimensions import (
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.hinted_ranges import hinted_shares
-from tilewright.compiler.kernels import KernelCache, ScheduleSource
-from tilewright.compiler.local import check_runs_here
 from tilewright.compiler.options import (
     CompileOptions,
     check_numerics,
     check_precision,
 )
-from tilewright.compiler.partition import plan_graph
 from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.growing_caches import growing_caches
 from tilewright.compiler.passes.layouts import assign_layouts
@@ -51,9 +44,29 @@ from tilewright.compiler.passes.pipeline import Observer
 from tilewright.compiler.passes.pipeline import optimise as run_passes
 from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder, build_program
-from tilewright.compiler.ranges import (
+from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.build import build_kernel, lower_workload
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder, build_program
+from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
+from tilewright.compiler.program.sliced_batch import (
+    LEAST_BATCH,
+    has_plain_ports,
+    in_slices,
+    may_outgrow,
+    slice_of,
+)
+from tilewright.compiler.program.slices import cache_budget, slices_of
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.stages import Facts, StagedExecutable
+from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size, typical
+from tilewright.compiler.sizes.hinted_ranges import hinted_shares
+from tilewright.compiler.sizes.ranges import (
     SizeRange,
     decides_text,
     default_ranges,
@@ -61,22 +74,9 @@ from tilewright.compiler.ranges import (
     narrower_text,
     within_defaults,
 )
-from tilewright.compiler.runtime.artifact import Artifact
-from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import Facts, StagedExecutable
-from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size, typical
-from tilewright.compiler.sliced_batch import (
-    LEAST_BATCH,
-    has_plain_ports,
-    in_slices,
-    may_outgrow,
-    slice_of,
-)
-from tilewright.compiler.slices import cache_budget, slices_of
-from tilewright.compiler.staged import TAKEN_FOR_NUMBERS, Stager
-from tilewright.compiler.target import Target
+from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS, Stager
+from tilewright.compiler.targets.local import check_runs_here
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def load_for(
     precision: str = DType.FLOAT32,
 ) -> Graph:
     """As `load_graph` for numbers alone, where a named dimension that is a large batch becomes a
-    loop over slices that the target's caches hold (`compiler.sliced_batch`).
+    loop over slices that the target's caches hold (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: as `load_graph` does.

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.local import check_runs_here
 from tilewright.compiler.runtime.native import check_threads
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.local import check_runs_here
+from tilewright.compiler.targets.target import Target, resolve_target
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from tilewright.compiler.graph.ir import Graph
-    from tilewright.compiler.kernels import KernelCache, ScheduleSource
-    from tilewright.compiler.plan import GraphPlan
-    from tilewright.compiler.ranges import SizeRange
+    from tilewright.compiler.plan.plan import GraphPlan
+    from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
     from tilewright.compiler.runtime.ports import Sizes
+    from tilewright.compiler.sizes.ranges import SizeRange
     from tilewright.compiler.timings import Timings
 
     ModelPlanner: TypeAlias = Callable[[Graph, Mapping[str, int] | None], GraphPlan]

@@ -380,7 +380,7 @@ def _plain(value: Any) -> Any:
 def python() -> str:
     """What is imported by others: names, signatures, docstrings."""
     import tilewright
-    from tilewright.compiler import onnx_backend, ort
+    from tilewright.compiler.bindings import onnx_backend, ort
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.session import Session
     from tilewright.service import client
@@ -391,9 +391,9 @@ def python() -> str:
     blocks += _class("Executable", Executable)
     blocks += _class("Session", Session)
     blocks += ["### Errors", _errors(tilewright)]
-    blocks += ["## tilewright.compiler.ort", prose(ort.__doc__)]
+    blocks += ["## tilewright.compiler.bindings.ort", prose(ort.__doc__)]
     blocks += _members(ort, ort.__all__)
-    blocks += ["## tilewright.compiler.onnx_backend", prose(onnx_backend.__doc__)]
+    blocks += ["## tilewright.compiler.bindings.onnx_backend", prose(onnx_backend.__doc__)]
     blocks += ["## tilewright.service.client", prose(client.__doc__)]
     blocks += _members(client, ("Client", "Tuned", "Curve"))
     blocks += ["### Errors of the client", _errors(client)]

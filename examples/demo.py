@@ -42,12 +42,12 @@ from examples.demo_view import (
     task_table,
     verdict,
 )
-from tilewright.compiler.roofline import peak_flops
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from tilewright.service.archive import unpack
 from tilewright.service.client import Client, ClientError
 from tilewright.service.progress import progress_line
+from tilewright.tuner.measure.roofline import peak_flops
 
 FOLDER = Path(__file__).parent.parent / ".demo"
 LARGEST_ERROR = 1e-4

@@ -1,8 +1,9 @@
 """Sentence embeddings with sentence-transformers, whose network is exported and compiled.
 
-Its own ONNX back end loads the network with optimum; here `compiler.torch.export` writes it and
-`compiler.ort` runs it, as that back end would with ONNX Runtime. Weights are random and the
-vocabulary is a few words, so that nothing is fetched. Needs PyTorch and sentence-transformers.
+Its own ONNX back end loads the network with optimum; here `compiler.bindings.torch.export` writes
+it and `compiler.bindings.ort` runs it, as that back end would with ONNX Runtime. Weights are random
+and the vocabulary is a few words, so that nothing is fetched. Needs PyTorch and
+sentence-transformers.
 
 python examples/sentence_embeddings.py
 """
@@ -19,8 +20,8 @@ from sentence_transformers.models import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import tilewright.compiler.ort as ort
-from tilewright.compiler.torch import export
+import tilewright.compiler.bindings.ort as ort
+from tilewright.compiler.bindings.torch import export
 
 WORDS = ["[PAD]", "[UNK]", "a", "cat", "dog", "sleeps", "runs", "on", "the", "mat"]
 TEXTS = ["a cat sleeps on the mat", "the dog runs", "a dog sleeps"]

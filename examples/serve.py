@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI, HTTPException
 
-import tilewright.compiler.ort as ort
+import tilewright.compiler.bindings.ort as ort
 
 app = FastAPI(title="one model")
 session = ort.InferenceSession(os.environ["ARTIFACT"])

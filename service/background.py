@@ -22,17 +22,17 @@ import structlog
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.model_file import write_model
-from tilewright.compiler.hinted_ranges import as_hinted
-from tilewright.compiler.kept_models import KeptModels, own_folder
 from tilewright.compiler.package import run_module
+from tilewright.compiler.sizes.hinted_ranges import as_hinted
+from tilewright.compiler.specialise.store import KeptModels, own_folder
 from tilewright.service.jobs.known_model import KnownModel
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
 if TYPE_CHECKING:
     from tilewright.compiler.frontend.model_file import ReadModel
-    from tilewright.compiler.kept_models import Compiled
     from tilewright.compiler.options import CompileOptions
+    from tilewright.compiler.specialise.store import Compiled
 
 log = structlog.get_logger("tilewright.background")
 

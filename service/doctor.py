@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.compiler.device import available_cores
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.granted_cores import granted_cores
+from tilewright.compiler.targets.device import available_cores
+from tilewright.compiler.targets.granted_cores import granted_cores
 from tilewright.service.settings import Settings
 from tilewright.service.worker.check import DeviceFinding, Grade
 
@@ -123,7 +123,7 @@ def _disk(folder: Path) -> DeviceFinding:
 
 def _kept() -> DeviceFinding:
     """The compiled models that this user's processes share."""
-    from tilewright.compiler.kept_models import FOLDER, LIMIT, own_folder
+    from tilewright.compiler.specialise.store import FOLDER, LIMIT, own_folder
 
     try:
         kept = own_folder()

@@ -27,17 +27,17 @@ from typing import Any, Self
 import numpy as np
 
 from tests.examples import examples
-from tilewright.compiler.build import build_kernel
 from tilewright.compiler.codegen.backend import Library, backend_of
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.plan.workload import Boundary, Halo, Workload
+from tilewright.compiler.program.build import build_kernel
 from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.runtime.packing import make_weight, pack, unpack
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import at, replaced
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Boundary, Halo, Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 Numbers = np.random.Generator

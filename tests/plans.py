@@ -10,11 +10,11 @@ import numpy as np
 from tests.graphs import random_inputs
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.memory_plan import MemoryPlan, value_bytes
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.partition import plan_graph
-from tilewright.compiler.placement import Placement, same_bytes
-from tilewright.compiler.plan import (
+from tilewright.compiler.plan.memory import MemoryPlan, value_bytes
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,

@@ -16,7 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright.compiler.compiling import compile_model
+    from tilewright.compiler.api import compile_model
+    from tilewright.compiler.bindings.ort.session import InferenceSession
+    from tilewright.compiler.bindings.torch.backend import tilewright as torch_backend
     from tilewright.compiler.errors import (
         ArtifactError,
         CompilerError,
@@ -28,10 +30,8 @@ if TYPE_CHECKING:
         UnknownTargetError,
         UnsupportedOperatorError,
     )
-    from tilewright.compiler.ort.session import InferenceSession
     from tilewright.compiler.runtime.artifact import load_artifact
     from tilewright.compiler.runtime.pool import bind_workers
-    from tilewright.compiler.torch.backend import tilewright as torch_backend
     from tilewright.service.client import AsyncClient, Client
     from tilewright.service.local_tuning import tune
     from tilewright.tuner.options import TuningError
@@ -64,12 +64,12 @@ __all__ = [
 _PLACES = {
     "AsyncClient": ("service.client", "service"),
     "Client": ("service.client", "service"),
-    "InferenceSession": ("compiler.ort.session", "compiler"),
+    "InferenceSession": ("compiler.bindings.ort.session", "compiler"),
     "TuningError": ("tuner.options", "tuner"),
     "bind_workers": ("compiler.runtime.pool", ""),
-    "compile_model": ("compiler.compiling", "compiler"),
+    "compile_model": ("compiler.api", "compiler"),
     "load_artifact": ("compiler.runtime.artifact", ""),
-    "torch_backend": ("compiler.torch.backend", "torch"),
+    "torch_backend": ("compiler.bindings.torch.backend", "torch"),
     "tune": ("service.local_tuning", "all"),
 }
 _OTHER_NAMES = {"torch_backend": "tilewright"}

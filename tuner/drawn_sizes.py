@@ -17,12 +17,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.compiler import costs
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.hinted_ranges import Shares
-from tilewright.compiler.intervals import RangePiece, intervals, pieces
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.intervals import RangePiece, intervals, pieces
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, check_values
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.tuner.floor import least_seconds
 from tilewright.tuner.measure.measurement import Sizes, SizeWeights
 from tilewright.tuner.measure.points import SizePoint
@@ -32,8 +32,8 @@ DRAWN = 4
 """Sizes of a dimension for which nobody states any, if its range is not cut."""
 
 DRAWN_OF_INTERVAL = 3
-"""Sizes of an interval that a range is cut into (`compiler.intervals`), at most: one for each time
-that it doubles. Where few rows are, each has its own best tile."""
+"""Sizes of an interval that a range is cut into (`compiler.plan.intervals`), at most: one for each
+time that it doubles. Where few rows are, each has its own best tile."""
 
 LONG = 512
 """The last size that is drawn of a range without an end."""

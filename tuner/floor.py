@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright.compiler import costs
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.targets.device import DeviceFacts
 
 DEFAULT_STOP_GAIN = 0.005
 """The `stop_gain` of users who choose none. Nobody notices half a percent, and most runs get there

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.tuner.events import TaskInputs
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint

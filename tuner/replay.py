@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import ScheduleSpace, anything
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.events import Event, Finished
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Built

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.space import ScheduleSpace
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.drawn_sizes import points_at, points_of
 from tilewright.tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
@@ -24,7 +24,7 @@ class Task:
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
     does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
     workload has open ones, which somebody may have `stated`. A second of it counts `scale` times: a
-    piece of a range (`compiler.intervals`) as much as in the weighted sum over all its sizes.
+    piece of a range (`compiler.plan.intervals`) as much as in the weighted sum over all its sizes.
     """
 
     name: str

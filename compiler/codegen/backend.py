@@ -15,7 +15,7 @@ from typing import Protocol
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.targets import families
+from tilewright.compiler.targets.families import families
 
 _FLAGS = ("-shared", "--gc-sections", "-s", "--build-id=none", "-z", "noexecstack")
 _MODULE = b"\0asm"

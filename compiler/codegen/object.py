@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 
 from tilewright.compiler.codegen.elf import is_elf, undefined_symbols
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 LIBRARY_SYMBOLS = ("memcpy", "memmove", "memset")

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 MOST_SPILLS = 20
 """Vectors that an innermost loop may move to and from the stack, whatever its size."""

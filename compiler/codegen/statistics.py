@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
-from tilewright.compiler.target import Target
-from tilewright.compiler.targets import AssemblySyntax
+from tilewright.compiler.targets.families import AssemblySyntax
+from tilewright.compiler.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True)

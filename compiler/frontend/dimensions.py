@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
-from tilewright.compiler.hinted_ranges import as_hinted
 from tilewright.compiler.ops.cast import ONNX_TYPES
-from tilewright.compiler.ranges import SizeRange
 from tilewright.compiler.runtime.ports import Dims, OpenPorts
 from tilewright.compiler.sizes import Dimension, parse_size, substituted
+from tilewright.compiler.sizes.hinted_ranges import as_hinted
+from tilewright.compiler.sizes.ranges import SizeRange
 
 _NO_TENSORS = {
     "sequence_type": "a sequence",
@@ -152,7 +152,8 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
     """The sizes that dimensions may have; that of one that is fixed is a range of one number. One
-    of which hints alone are stated (`compiler.hinted_ranges`) is left out: nobody gave it a range.
+    of which hints alone are stated (`compiler.sizes.hinted_ranges`) is left out: nobody gave it a
+    range.
 
     A size that changes no open dimension is a mistake, also where the model has none.
 

@@ -30,11 +30,10 @@ from tilewright.compiler.frontend.tensors import element_type, external_bytes, r
 from tilewright.compiler.frontend.texts import input_labels
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import LABELLED, OTHER, Labels
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.check import verify
 from tilewright.compiler.ops.labels import labels_text
-from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.runtime.labels import LABELLED, OTHER, Labels
 from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.ports import element_name
 from tilewright.compiler.sizes import (
@@ -45,6 +44,7 @@ from tilewright.compiler.sizes import (
     solved,
     substituted,
 )
+from tilewright.compiler.sizes.ranges import SizeRange
 
 Made = TypeVar("Made")
 

@@ -29,9 +29,9 @@ from tilewright.compiler.frontend.tensors import element_type
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
-from tilewright.compiler.ranges import LARGEST_SIZE
 from tilewright.compiler.runtime.stages import Crossing, Facts, Reads
 from tilewright.compiler.sizes import Dimension, bounds, is_open
+from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 
 DECIDING_ELEMENTS = 64
 """Values with more elements decide no sizes."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-from tilewright.compiler.labels import OTHER, Labels
 from tilewright.compiler.ops.onnx_node import OnnxNode
+from tilewright.compiler.runtime.labels import OTHER, Labels
 
 _ML = "ai.onnx.ml"
 

@@ -43,8 +43,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.ranges import parse_range
 from tilewright.compiler.sizes import Dimension, OpenSizeError, is_open, parse_size
+from tilewright.compiler.sizes.ranges import parse_range
 
 DEPTH_LIMIT = 64
 """Bodies within each other."""

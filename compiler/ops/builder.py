@@ -14,10 +14,10 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import LABELLED, Labels
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops import size_arithmetic
 from tilewright.compiler.ops.attributes import axis_of
+from tilewright.compiler.runtime.labels import LABELLED, Labels
 from tilewright.compiler.sizes import OpenSizeError, bounds, is_open
 
 FOLD_LIMIT_BYTES = 1 << 20

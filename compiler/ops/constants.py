@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.labels import Labels
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import OpenSizeError, is_open, larger
 
 

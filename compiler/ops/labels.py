@@ -5,7 +5,7 @@
 
 A text is the position of its label; operators that move elements move positions. What an output
 stands for is said by the `labelled` that makes it, a view that costs nothing and never folds. The
-executable looks the texts up (`compiler.labels`), and puts the elements of a list together.
+executable looks the texts up (`compiler.runtime.labels`), and puts the elements of a list together.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import LABELLED, Key, Labels
 from tilewright.compiler.ops.attributes import word
 from tilewright.compiler.ops.native import no_expression
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule, Operator, OpKind
 from tilewright.compiler.ops.shapes import operand_count, show
+from tilewright.compiler.runtime.labels import LABELLED, Key, Labels
 
 
 def labels_of(node: Node | None) -> Labels | None:

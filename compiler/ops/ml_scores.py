@@ -8,9 +8,9 @@ from math import pi
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.labels import Labels
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.runtime.labels import Labels
 
 DOMAIN = "ai.onnx.ml"
 NEAR_ZERO = 1e-7

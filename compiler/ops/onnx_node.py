@@ -13,9 +13,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import Labels
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import OpenSizeError, is_open
 
 CALLED_OPSET = 21

@@ -15,8 +15,8 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import LABELLED
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.runtime.labels import LABELLED
 
 _Key = tuple[str, tuple[str, ...], tuple[tuple[str, AttrValue], ...]]
 

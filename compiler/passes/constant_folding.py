@@ -16,8 +16,8 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.labels import LABELLED
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.runtime.labels import LABELLED
 
 GROWTH_LIMIT_BYTES = 1 << 22
 """A folded value may have as many bytes, even if its operands have fewer (expand of zeros)."""

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.labels import LABELLED
 from tilewright.compiler.loops.expr import Const, Expr
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
 from tilewright.compiler.passes.narrow_values import READERS, widening
 from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import OpenSizeError, typical
 
 EPILOGUE_LIMIT = 40

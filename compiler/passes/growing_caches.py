@@ -29,7 +29,7 @@ from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.passes.packed_caches import packed_caches
-from tilewright.compiler.plan import Growth
+from tilewright.compiler.plan.plan import Growth
 from tilewright.compiler.sizes import Dimension, is_open, open_size
 
 

@@ -16,7 +16,7 @@ from tilewright.compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.shapes import FEW_TAPS
-from tilewright.compiler.workload import Halo, stored_bytes
+from tilewright.compiler.plan.workload import Halo, stored_bytes
 
 OPERATIONS_A_BYTE = 2.0
 
@@ -59,7 +59,7 @@ def convolution(
 ) -> float:
     """The operations of a convolution that reads and writes these layouts, without the traffic.
 
-    `weight_macs` is the core's (`compiler.targets.CoreModel`).
+    `weight_macs` is the core's (`compiler.targets.families.CoreModel`).
     """
     types = graph.types
     weight, result = types[node.inputs[1]].shape, types[node.output].shape

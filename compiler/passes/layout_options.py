@@ -15,7 +15,6 @@ from math import inf
 from typing import Protocol
 
 from tilewright.compiler import ops
-from tilewright.compiler.choices import LayoutNames
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
@@ -27,10 +26,11 @@ from tilewright.compiler.passes.fusion import Group
 from tilewright.compiler.passes.narrow_values import narrow_source
 from tilewright.compiler.passes.turns import RANKS as BLOCKED_RANKS
 from tilewright.compiler.passes.turns import is_to_image, is_to_rows, turns
-from tilewright.compiler.placement import Placement, distance, same_bytes
-from tilewright.compiler.regions import ALIGNMENT_BYTES
+from tilewright.compiler.plan.choices import LayoutNames
+from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.regions import ALIGNMENT_BYTES
+from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger
-from tilewright.compiler.workload import Halo
 
 GROUP = 4
 """Channels of bytes that are multiplied together."""
@@ -114,9 +114,9 @@ ESTIMATES = EstimatedCosts()
 class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
-    `weight_macs` is the core's (`compiler.targets.CoreModel`). The concatenations and slices in
-    `copied` never lie in place: they move their elements in any layout. What an option costs is
-    counted at typical sizes; that it is one holds for all sizes.
+    `weight_macs` is the core's (`compiler.targets.families.CoreModel`). The concatenations and
+    slices in `copied` never lie in place: they move their elements in any layout. What an option
+    costs is counted at typical sizes; that it is one holds for all sizes.
     """
 
     def __init__(

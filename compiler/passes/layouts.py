@@ -20,7 +20,6 @@ from itertools import combinations
 
 import numpy as np
 
-from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
@@ -35,7 +34,8 @@ from tilewright.compiler.passes.layout_options import (
     Options,
 )
 from tilewright.compiler.passes.quadratic import Quadratic
-from tilewright.compiler.placement import Placement
+from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.placement import Placement
 
 
 def assign_layouts(
@@ -48,7 +48,7 @@ def assign_layouts(
 ) -> tuple[LayoutChoice, ...]:
     """One choice for each group, in order: the given layouts, and the cheapest for all others.
 
-    `weight_macs` is the core's (`compiler.targets.CoreModel`).
+    `weight_macs` is the core's (`compiler.targets.families.CoreModel`).
 
     Raises:
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.

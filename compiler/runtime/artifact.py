@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.compiler.detection import this_device
 from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import listed
@@ -43,7 +42,8 @@ from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
 from tilewright.compiler.runtime.stages import DataCut, StagedExecutable
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.targets import family_of
+from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.families import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION = 2, 3, 4

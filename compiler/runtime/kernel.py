@@ -22,7 +22,6 @@ from typing import Any
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import Layout
-from tilewright.compiler.ranges import parse_range
 from tilewright.compiler.sizes import (
     Dimension,
     bounds,
@@ -32,6 +31,7 @@ from tilewright.compiler.sizes import (
     replaced,
     substituted,
 )
+from tilewright.compiler.sizes.ranges import parse_range
 
 ABI_VERSION = 1
 """Raised when the calling convention above or the meaning of a field below changes."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.native_build import build_native
-from tilewright.compiler.targets import family_of
+from tilewright.compiler.targets.families import family_of
 
 LIBRARY_ABI = 2
 """TW_ABI_VERSION of the C runtime. It differs from the kernels' `ABI_VERSION`: programs are encoded

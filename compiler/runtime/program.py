@@ -18,8 +18,8 @@ from itertools import groupby
 from typing import TypeVar, assert_never
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.labels import Labels
 from tilewright.compiler.runtime.kernel import ALIGNMENT, KernelSpec, aligned_bytes, elements
+from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.runtime.native_functions import native_signature
 from tilewright.compiler.sizes import (
     Dimension,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, assert_never
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.labels import Labels
 from tilewright.compiler.runtime.kernel import (
     KernelSpec,
     ranges_from_json,
@@ -17,6 +16,7 @@ from tilewright.compiler.runtime.kernel import (
     size_from_json,
     size_to_json,
 )
+from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.runtime.program import (
     NESTING_LIMIT,
     Branch,

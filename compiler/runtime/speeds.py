@@ -1,6 +1,6 @@
 """How fast a core computes and reads, measured on the device by two functions that it is given.
 
-`compiler.roofline` makes the code of both. Nothing here knows a target.
+`tuner.measure.roofline` makes the code of both. Nothing here knows a target.
 """
 
 from __future__ import annotations

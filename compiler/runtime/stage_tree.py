@@ -11,7 +11,6 @@ from typing import Any
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidInputError
-from tilewright.compiler.ranges import parse_range
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPorts
@@ -25,6 +24,7 @@ from tilewright.compiler.runtime.stages import (
     StagedExecutable,
 )
 from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.ranges import parse_range
 
 ValueKind = tuple[DType, int, bool]
 """Of a value: its type, its rank, and whether it is text."""

@@ -3,8 +3,8 @@
 A run goes from cut to cut. What the data decide is known at each: a size, or which branch is
 taken. Behind a cut one program serves all sizes above 0, as for a model with open dimensions; sizes
 of 0, truth values and numbers that are no sizes have programs of their own. In a process that has
-the compiler they are made when a run first needs them (`compiler.staged`); an artifact holds a
-closed list (`StageTree`).
+the compiler they are made when a run first needs them (`compiler.specialise.jit`); an artifact
+holds a closed list (`StageTree`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, InvalidInputError, ModelWarning
-from tilewright.compiler.ranges import default_range
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import arrays_in_order, listed, shapes_of
 from tilewright.compiler.runtime.model import OpenModel
@@ -30,6 +29,7 @@ from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.staged_session import StagedSession
 from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.ranges import default_range
 
 P = TypeVar("P")
 

@@ -31,7 +31,7 @@ from tilewright.compiler.loops.narrowing import without_bytes
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.registry import OpKind, Source
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
 
 
 @dataclass(frozen=True)

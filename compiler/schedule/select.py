@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.sharing import share_out
@@ -14,8 +15,7 @@ from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
 from tilewright.compiler.schedule.templates import FALLBACK, Template, templates
 from tilewright.compiler.schedule.templates.contraction import serving_rows
 from tilewright.compiler.sizes import OpenSizeError
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 @memo(1024)

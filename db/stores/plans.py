@@ -25,7 +25,7 @@ class StoredPlan:
     target_key: str
     threads: int
     numerics: str
-    plan: Mapping[str, Any]  # compiler.plan.GraphPlan as JSON
+    plan: Mapping[str, Any]  # compiler.plan.plan.GraphPlan as JSON
     run_seconds: float | None  # end to end, if it was measured
     created_at: float
     dims: str  # canonical JSON of the sizes, or ranges as texts, that the model was planned for

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StorageError, StorageKind
 from tilewright.db.stores.plans import StoredPlan
 from tilewright.db.types import canonical_json

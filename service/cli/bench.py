@@ -90,7 +90,7 @@ def bench(
     Example: tilewright bench model.onnx --against onnxruntime
     """
     from tilewright.compiler.errors import InvalidInputError
-    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.drawn_choices import with_inputs
     from tilewright.service.jobs.planning import ModelRequest

@@ -197,7 +197,7 @@ def parse_dims(given: list[str] | None) -> dict[str, int]:
 def parse_sizes(given: list[str] | None) -> dict[str, tuple[int | str, ...]]:
     """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises UserError."""
     from tilewright.compiler.errors import InvalidArgumentError
-    from tilewright.compiler.hinted_ranges import size_choices
+    from tilewright.compiler.sizes.hinted_ranges import size_choices
 
     sizes: dict[str, tuple[int | str, ...]] = {}
     for text in given or ():

@@ -34,9 +34,9 @@ def devices(
 
     Example: tilewright devices --server http://server:8080
     """
-    from tilewright.compiler.detection import named_device
     from tilewright.compiler.errors import UnknownTargetError
-    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.targets.detection import named_device
+    from tilewright.compiler.targets.target import resolve_target
     from tilewright.service.client import Client, ClientError
     from tilewright.service.embedded import client_token
     from tilewright.service.worker.condition import device_condition

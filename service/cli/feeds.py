@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from tilewright.compiler.hinted_ranges import Shares
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.given_inputs import GivenInputs
 
 

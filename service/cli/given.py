@@ -68,7 +68,7 @@ def sampled_hints(
     Raises:
         InvalidArgumentError: if a sample has a size that a range of `dims` does not hold.
     """
-    from tilewright.compiler.hinted_ranges import HintedRange, as_hinted
+    from tilewright.compiler.sizes.hinted_ranges import HintedRange, as_hinted
     from tilewright.service.jobs.given_files import inputs_at
     from tilewright.service.jobs.given_inputs import most_frequent
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.compiler.costs import PlanSummary
+from tilewright.compiler.plan.costs import PlanSummary
 from tilewright.compiler.runtime.ports import OpenPorts, dims_text
 
 

@@ -37,11 +37,11 @@ from tilewright.service.cli.terminal import complain, console, say_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from tilewright.compiler.hinted_ranges import Shares
-    from tilewright.compiler.program_builder import CompiledProgram
+    from tilewright.compiler.program.builder import CompiledProgram
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.known_model import KnownModel
     from tilewright.service.jobs.no_regret import Settled
 
@@ -92,9 +92,9 @@ def inspect(
         _inspect_artifact(model, as_json=as_json)
         return
 
-    from tilewright.compiler.costs import plan_summary
     from tilewright.compiler.frontend.dimensions import model_ports
     from tilewright.compiler.frontend.model_file import read_model
+    from tilewright.compiler.plan.costs import plan_summary
     from tilewright.service.cli.inspect_view import open_inputs, summary_view
     from tilewright.service.cli.plan_view import decision_view
     from tilewright.service.jobs.known_plan import known_plan
@@ -179,8 +179,8 @@ def compile_(
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
-    from tilewright.compiler.kernels import KernelCache
-    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.program.kernels import KernelCache
+    from tilewright.compiler.targets.target import resolve_target
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import settled_line, timings_table
@@ -286,7 +286,7 @@ def _written_for_c(
     threads: int,
 ) -> str:
     """Write a C library or an executable; what to say of it."""
-    from tilewright.compiler.c_library import (
+    from tilewright.compiler.bindings.c_library import (
         WeightPlace,
         library_name,
         write_c_library,
@@ -364,7 +364,7 @@ def _random_arrays(
     ranges: Mapping[str, int | str],
 ) -> Mapping[str, Any]:
     """Random inputs of the first size that `bench` would time; standard error says so."""
-    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.feeds import feeds_of
     from tilewright.service.jobs.given_inputs import NONE_GIVEN
 
@@ -444,7 +444,7 @@ def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[st
     Raises:
         UserError: if one is a range, which an artifact has already.
     """
-    from tilewright.compiler.hinted_ranges import hinted_shares
+    from tilewright.compiler.sizes.hinted_ranges import hinted_shares
 
     hints = {name: [text] for name, text in dims.items() if isinstance(text, str)}
     for name, (text,) in hints.items():

@@ -12,7 +12,7 @@ import typer
 from tilewright.service.cli.common import UserError
 
 if TYPE_CHECKING:
-    from tilewright.compiler.target import Target
+    from tilewright.compiler.targets.target import Target
     from tilewright.db.storage import Storage
     from tilewright.service.jobs.device import Device
     from tilewright.service.jobs.given_inputs import GivenInputs
@@ -40,7 +40,7 @@ def device_for(
         UserError: if the worker is away, or does not run the target.
         UnknownTargetError: if there is no such worker or target.
     """
-    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.targets.target import resolve_target
     from tilewright.db.stores.workers import Health
     from tilewright.service.jobs.addressee import resolve_worker, target_of_key
     from tilewright.service.jobs.given_inputs import NONE_GIVEN

@@ -51,7 +51,7 @@ def _facts(plan: StoredPlan, storage: Storage) -> dict[str, Any]:
     """Plain data for `json`. In use is what a confirmed verdict says."""
     import json
 
-    from tilewright.compiler.build import CODEGEN_VERSION
+    from tilewright.compiler.program.build import CODEGEN_VERSION
     from tilewright.service.jobs.known_plan import plan_identity
 
     model = plan.model_digest, plan.target_key, plan.threads, plan.numerics

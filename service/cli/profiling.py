@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tilewright.compiler.hinted_ranges import Shares
     from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.given_inputs import GivenInputs
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.profiling import ModelProfile
@@ -112,10 +112,10 @@ def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
 
 
 def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> list[ModelProfile]:
-    from tilewright.compiler.detection import named_device
     from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.targets.detection import named_device
     from tilewright.service.jobs.given_inputs import NONE_GIVEN
     from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, operators_of, steps_of
     from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
@@ -182,7 +182,7 @@ def _of_model(
     on: str | None,
     given: GivenInputs,
 ) -> list[ModelProfile]:
-    from tilewright.compiler.program_builder import build_program
+    from tilewright.compiler.program.builder import build_program
     from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
     from tilewright.service.jobs.loadables import of_compiled
     from tilewright.service.jobs.no_regret import settle_known
@@ -239,9 +239,9 @@ def _of_known_stages(
     on: str | None,
 ) -> list[ModelProfile]:
     """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
-    from tilewright.compiler.detection import named_device
-    from tilewright.compiler.hinted_ranges import hinted_shares
     from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.sizes.hinted_ranges import hinted_shares
+    from tilewright.compiler.targets.detection import named_device
 
     model, (threads, numerics, precision) = request.model, compiled_for
     if on is not None:

@@ -23,7 +23,7 @@ from tilewright.service.cli.terminal import complain, console, say_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tilewright.compiler.kernels import ScheduleSource
+    from tilewright.compiler.program.kernels import ScheduleSource
     from tilewright.service.quantize.methods import Method
     from tilewright.service.quantize.samples import Samples
 

@@ -26,9 +26,9 @@ def targets(as_json: JsonOption = False) -> None:
 
     Example: tilewright targets --json
     """
-    from tilewright.compiler.detection import best_target, can_run, named_device
     from tilewright.compiler.errors import UnknownTargetError
-    from tilewright.compiler.target import known_targets, resolve_target
+    from tilewright.compiler.targets.detection import best_target, can_run, named_device
+    from tilewright.compiler.targets.target import known_targets, resolve_target
 
     facts = named_device()
     listed = [

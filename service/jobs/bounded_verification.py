@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason, Stop
 from tilewright.compiler.runtime.program import Program
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.bounded_planning import memory_limit, tell_bug, without_model
 from tilewright.service.jobs.device import Checked, Device, Loadable
 from tilewright.service.jobs.interrupts import JobCancelled

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tilewright.compiler import costs
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.roofline import Speeds, bound
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.space import SubSpace
-from tilewright.compiler.workload import Workload
 from tilewright.service.jobs.device import Device, DeviceError
 from tilewright.service.jobs.workload_facts import TRANSFORMING, executed_flops
 from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.roofline import Speeds, bound
 from tilewright.tuner.tasks import Task
 
 LEAST_BUDGET_SECONDS = 15.0

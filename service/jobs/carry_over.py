@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.model_tasks import task_of
 from tilewright.service.jobs.planning import Planned

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.standing import Witness
 from tilewright.db.storage import Storage
 from tilewright.db.stores.record_ledger import JobRecords, StoredRecord

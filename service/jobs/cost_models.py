@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import NotFoundError, StorageError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import StoredCostModel

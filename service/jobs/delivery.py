@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from tilewright.compiler import driver
-from tilewright.compiler.c_library import write_wasm_module
-from tilewright.compiler.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.artifact import Artifact
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 from tilewright.service.jobs.loadables import LoadableOf, at_sizes, of_artifact
 from tilewright.service.jobs.planning import Planned

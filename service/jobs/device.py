@@ -13,15 +13,15 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.roofline import Speeds
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.packing import Bytes
 from tilewright.compiler.runtime.program import Program
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.roofline import Speeds
 from tilewright.tuner.measure.runner import Runner
 
 

@@ -8,25 +8,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.compiler import costs
-from tilewright.compiler.build import LoweredKernel, lower_workload
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.graph.text import print_graph
-from tilewright.compiler.intervals import leaves
-from tilewright.compiler.kernels import KernelTree, ScheduledKernel, ScheduleSource
 from tilewright.compiler.loops.expr import Op, Operation, walk
 from tilewright.compiler.loops.nest import LoopNest, dot_operands
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.plan import GraphPlan, KernelStep
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
-from tilewright.compiler.roofline import Speeds, TimeBound, bound
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.intervals import leaves
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import LoweredKernel, lower_workload
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.program.kernels import KernelTree, ScheduledKernel, ScheduleSource
 from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.runtime.program import KernelCall
 from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import at
 from tilewright.compiler.timings import Timings, timed
-from tilewright.compiler.workload import Workload
 from tilewright.service import notebook
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.loadables import of_compiled
@@ -35,6 +34,7 @@ from tilewright.service.jobs.profiling import SAMPLES
 from tilewright.service.jobs.report_table import ReportTable
 from tilewright.service.jobs.shown_sizes import shown_sizes
 from tilewright.service.jobs.workload_facts import executed_flops, workload_name
+from tilewright.tuner.measure.roofline import Speeds, TimeBound, bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
-from tilewright.compiler.intervals import pieces
+from tilewright.compiler.plan.intervals import pieces
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.bounded_verification import BoundedVerifier, VerificationBound
 from tilewright.service.jobs.certificate import WrongProgramError

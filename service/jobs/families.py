@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.errors import StorageError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.record_ledger import StoredRecord

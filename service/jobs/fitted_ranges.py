@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.compiler.errors import CompilerError, InvalidModelError
-from tilewright.compiler.hinted_ranges import Shares
 from tilewright.compiler.profile import agreeing_size, nearest_size
-from tilewright.compiler.ranges import MOST_NARROWINGS, narrowings
 from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions
+from tilewright.compiler.sizes.hinted_ranges import Shares
+from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, narrowings
 
 FACTORS = 6
 """A refused hint is doubled and halved so often."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.hinted_ranges import MOST_STATED, Shares
 from tilewright.compiler.runtime.ports import Dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.hinted_ranges import MOST_STATED, Shares
 from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 Arrays = Mapping[str, np.ndarray]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.compiler import driver
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.choices import RULE
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device import Device, DeviceError, Variant

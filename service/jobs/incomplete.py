@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.job_spec import JobBudget
 from tilewright.service.jobs.run_job import JobOutcome

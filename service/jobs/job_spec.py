@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.target import Target
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.service.jobs.planning import ModelRequest, Planned, SizeChoice
 from tilewright.service.version import version

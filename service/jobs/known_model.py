@@ -17,15 +17,15 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.hinted_ranges import Shares, as_hinted, hinted_shares
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.ports import Sizes
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
+from tilewright.compiler.sizes.ranges import SizeRange
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
 from tilewright.service.jobs.no_regret import Settled, settle
@@ -99,7 +99,7 @@ class KnownModel:
     def best(
         self, workload_key: str, target_key: str, threads: int, numerics: str
     ) -> Schedule | None:
-        """The schedule that is served (`tilewright.compiler.kernels.ScheduleSource`)."""
+        """The schedule that is served (`tilewright.compiler.program.kernels.ScheduleSource`)."""
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.choices import RULE, GraphChoice
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.text import without_digests
-from tilewright.compiler.target import Target
+from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.plans import StoredPlan
 from tilewright.db.stores.verdicts import StoredVerdict, VerdictKind

@@ -11,11 +11,10 @@ from types import TracebackType
 
 import numpy as np
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import InvalidFactsError
-from tilewright.compiler.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
 from tilewright.compiler.runtime.speeds import largest_block
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.db.storage import Storage
 from tilewright.db.stores.workers import Health, RegisteredWorker
@@ -26,6 +25,7 @@ from tilewright.service.jobs.run_queue import RunQueue
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.model_runs import INPUT_SEED, Race
 from tilewright.tuner.measure.plain_form import plain_programs
+from tilewright.tuner.measure.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
 from tilewright.tuner.measure.run_packing import (
     Blobs,
     PackedProgram,

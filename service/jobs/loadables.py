@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import link_shared
-from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.runtime.artifact import LIBRARY, Artifact
 from tilewright.service.jobs.device import Loadable
 from tilewright.service.jobs.planning import Planned

@@ -9,19 +9,19 @@ from types import TracebackType
 
 import numpy as np
 
-from tilewright.compiler.detection import this_device
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import OutOfMemoryError
-from tilewright.compiler.local import runs_here
-from tilewright.compiler.roofline import Speeds, measure_speeds
 from tilewright.compiler.runtime.native import pinned_random_keys
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.local import runs_here
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.service.jobs.device import Checked, DeviceError, Loadable, Variant
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.tuner.measure import model_runs
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.model_runs import Race, Run, output_errors, run_all
+from tilewright.tuner.measure.roofline import Speeds, measure_speeds
 from tilewright.tuner.measure.runner import Runner
 
 

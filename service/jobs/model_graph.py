@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.compiler import ops
-from tilewright.compiler.choices import RULE, GraphChoice
 from tilewright.compiler.errors import CompilerError, InvalidModelError
 from tilewright.compiler.frontend.model_file import read_model
-from tilewright.compiler.intervals import pieces
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.plan import (
+from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,
@@ -34,8 +34,8 @@ from tilewright.compiler.plan import (
     ViewStep,
     bodies_of,
 )
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import anchor
-from tilewright.compiler.workload import Workload
 from tilewright.service.jobs.known_plan import planner_of
 from tilewright.service.jobs.layered import Point, layered
 from tilewright.service.jobs.planning import Planned

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from tilewright.compiler.intervals import pieces
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.workload_facts import workload_name
 from tilewright.tuner.drawn_sizes import points_within

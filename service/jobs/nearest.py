@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.record_ledger import StoredRecord

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 def stored_nest(

@@ -24,11 +24,11 @@ from functools import cached_property
 from typing import Any
 
 from tilewright.compiler import driver
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.choices import RULE
+from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
-from tilewright.compiler.workload import Workload
 from tilewright.db.standing import Backing, Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.records import record_id

@@ -16,8 +16,8 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import strides
-from tilewright.compiler.placement import Placement
-from tilewright.compiler.plan import (
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.plan import (
     BranchStep,
     GraphPlan,
     KernelStep,

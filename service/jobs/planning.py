@@ -15,20 +15,20 @@ from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
-from tilewright.compiler.intervals import pieces
 from tilewright.compiler.passes.pipeline import Observer
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.profile import affordable_hints, size_hints
-from tilewright.compiler.program_builder import CompiledProgram
-from tilewright.compiler.ranges import SizeRange, default_ranges, within_defaults
+from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
 from tilewright.compiler.runtime.stages import DataCut
 from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
-from tilewright.compiler.staged import TAKEN_FOR_NUMBERS
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
+from tilewright.compiler.sizes.ranges import SizeRange, default_ranges, within_defaults
+from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.compiler.timings import Timings
-from tilewright.compiler.workload import Workload
 from tilewright.service.jobs.fitted_ranges import FittedRanges
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from tilewright.tuner.drawn_sizes import DrawnSizes, draw_sizes

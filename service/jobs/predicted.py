@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.cost_model.trial_predictions import TaskPredictions, predict_trials
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
 from tilewright.tuner.measure.measurement import Trial

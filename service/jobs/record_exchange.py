@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.pages import Position

@@ -15,9 +15,9 @@ from typing import Any
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.options import NUMERICS
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.db.types import canonical_json
 from tilewright.service.signing import SigningKey, is_public_key, is_signed
 from tilewright.tuner.drawn_sizes import points_at

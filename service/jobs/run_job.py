@@ -16,9 +16,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.kernels import KernelCache
 from tilewright.compiler.process.bounded import Limits, Stop
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask

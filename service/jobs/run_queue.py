@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
 from tilewright.db.stores.workers import Health, RegisteredWorker

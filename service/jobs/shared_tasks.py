@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask
 from tilewright.service.jobs.graph_choice import LEAST_SECONDS

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.statistics import (
     InnerLoop,
     KernelStatistics,
@@ -20,10 +19,11 @@ from tilewright.compiler.codegen.statistics import (
     vector_registers,
 )
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 MOST_NEST = 60_000
 MOST_ASSEMBLY = 200_000

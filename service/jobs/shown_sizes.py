@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tilewright.compiler import costs
-from tilewright.compiler.hinted_ranges import Shares
+from tilewright.compiler.plan import costs
 from tilewright.compiler.profile import profile_text, size_hints
 from tilewright.compiler.runtime.ports import OpenPorts, ranges_text
 from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.verified_sizes import affordable, elements, end_of
 from tilewright.tuner.drawn_sizes import draw_sizes
 
 LONG_RUN = 10**11
-"""What a run may cost (`compiler.costs.cost`) that nobody minds waiting for: a second or two of one
-core."""
+"""What a run may cost (`compiler.plan.costs.cost`) that nobody minds waiting for: a second or two
+of one core."""
 
 TIMES = 8
 """How many times the cost at the hints the largest sizes may have, if that is more."""

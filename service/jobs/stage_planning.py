@@ -1,4 +1,4 @@
-"""Models whose data decide sizes, planned in stages (`compiler.staged`): one plan for each program.
+"""Models whose data decide sizes, planned in stages: one plan for each program.
 
 Tuning, races and verification take the stages as they take a model at several sizes: each is a
 program with a reference of its own.
@@ -11,17 +11,17 @@ from dataclasses import replace
 
 from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError, InvalidArgumentError, UnsupportedOperatorError
-from tilewright.compiler.foreseen import make_foreseen
 from tilewright.compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.hinted_ranges import as_hinted, hinted_shares
 from tilewright.compiler.passes.pipeline import Observer
-from tilewright.compiler.ranges import default_range, default_ranges
 from tilewright.compiler.runtime.stages import DataCut, DataStage
 from tilewright.compiler.sizes import OpenSizeError, open_size, typical
-from tilewright.compiler.staged import RestCut, Stager
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.sizes.hinted_ranges import as_hinted, hinted_shares
+from tilewright.compiler.sizes.ranges import default_range, default_ranges
+from tilewright.compiler.specialise.enumerate import make_foreseen
+from tilewright.compiler.specialise.jit import RestCut, Stager
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.given_inputs import most_frequent
 from tilewright.service.jobs.planning import (

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from tilewright.compiler.errors import CompilerError, InvalidInputError
-from tilewright.compiler.hinted_ranges import Shares
-from tilewright.compiler.ranges import default_range
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.sizes.hinted_ranges import Shares
+from tilewright.compiler.sizes.ranges import default_range
 from tilewright.service.jobs.given_inputs import GivenInputs
 from tilewright.service.jobs.shown_sizes import hinted_sizes
 

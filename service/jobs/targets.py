@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tilewright.compiler.detection import best_target, can_run, this_device
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import UnknownTargetError
-from tilewright.compiler.target import Target, host_target, known_targets, resolve_target
+from tilewright.compiler.targets.detection import best_target, can_run, this_device
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target, host_target, known_targets, resolve_target
 from tilewright.db.storage import Storage
 
 _VECTOR_BITS = (128, 256, 512)

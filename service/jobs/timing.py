@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.compiler import driver
-from tilewright.compiler.kernels import ScheduleSource
+from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.no_regret import FixedSchedules

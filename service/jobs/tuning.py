@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.compiler import artifacts, driver
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.kernels import ScheduleSource
-from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler import driver
+from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import CompiledProgram
+from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage

@@ -23,12 +23,12 @@ from types import TracebackType
 
 import numpy as np
 
-from tilewright.compiler.drawn_integers import drawn_integers
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.program import Port
 from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together

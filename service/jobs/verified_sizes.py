@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import isqrt
 from random import Random
 
-from tilewright.compiler import costs
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.plan import costs
 from tilewright.compiler.sizes import Dimension, at, open_size, typical
 from tilewright.service.jobs.planning import OpenPlan, Planned
 

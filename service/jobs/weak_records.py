@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from tilewright.compiler.build import CODEGEN_VERSION
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Witness
 from tilewright.db.storage import Storage
 from tilewright.db.stores.record_ledger import StoredRecord

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tilewright.compiler import costs, ops
+from tilewright.compiler import ops
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.analysis.compute_costs import compute_costs
 from tilewright.tuner.measure.measurement import Measurement
 from tilewright.tuner.tasks import Task

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.compiler.plan import GraphPlan, KernelStep, ViewStep
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep, ViewStep
 from tilewright.service.quantize.layers import Layer, Owners
 
 Indices = frozenset[int]

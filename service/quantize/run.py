@@ -11,9 +11,9 @@ from typing import TypeAlias
 import onnx
 
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.kernels import ScheduleSource
-from tilewright.compiler.program_builder import ProgramBuilder
-from tilewright.compiler.target import Target
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import ScheduleSource
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.explain import kernel_seconds
 from tilewright.service.jobs.planning import ModelRequest, Planned

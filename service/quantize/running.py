@@ -10,8 +10,8 @@ from typing import TypeAlias
 import onnx
 
 from tilewright.compiler import driver
-from tilewright.compiler.kernels import KernelCache
 from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.packing import Array

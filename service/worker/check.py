@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tilewright.compiler.core_kinds import ranges_text, read_integer, read_text
-from tilewright.compiler.detection import best_target, core_kinds, core_label, named_device
-from tilewright.compiler.device import DeviceFacts, available_cores
 from tilewright.compiler.errors import UnknownTargetError
 from tilewright.compiler.runtime.memory import available_bytes
+from tilewright.compiler.targets.core_kinds import ranges_text, read_integer, read_text
+from tilewright.compiler.targets.detection import best_target, core_kinds, core_label, named_device
+from tilewright.compiler.targets.device import DeviceFacts, available_cores
 from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.heat import Heat

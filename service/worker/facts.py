@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from tilewright.compiler.detection import named_device
 from tilewright.compiler.runtime.native import vector_bits
+from tilewright.compiler.targets.detection import named_device
 
 
 def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tilewright.compiler.core_kinds import read_integer, read_text
+from tilewright.compiler.targets.core_kinds import read_integer, read_text
 
 LONGEST_WAIT_SECONDS = 180.0
 """A lease's work waits so long at most."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tilewright.compiler.core_kinds import ranges_text
-from tilewright.compiler.detection import core_kinds, core_label, core_name
-from tilewright.compiler.device import available_cores
+from tilewright.compiler.targets.core_kinds import ranges_text
+from tilewright.compiler.targets.detection import core_kinds, core_label, core_name
+from tilewright.compiler.targets.device import available_cores
 from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
 
 

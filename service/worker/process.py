@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright.compiler.core_kinds import ranges_text
+from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe

@@ -28,7 +28,7 @@ import tilewright
 from tests.conformance.suite import Case, Form, computed, given
 from tests.conformance.suite import cases as cases_of_onnx
 from tests.shared import made_once, run_folder
-from tilewright.compiler import onnx_backend
+from tilewright.compiler.bindings import onnx_backend
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.catalogue import catalogue

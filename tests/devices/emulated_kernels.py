@@ -16,7 +16,7 @@ import numpy as np
 from tests.devices.emulators import emulator, sysroot, zig_environment
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.loops.nest import LoopNest
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilewright.compiler.device import Cache
+from tilewright.compiler.targets.device import Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Machine:
         architecture: as `uname -m` says, and as qemu's program is called.
         cpu: qemu's name of the processor.
         target: what code is generated for.
-        model: the processor's or the board's name, as `compiler.device` reads it.
+        model: the processor's or the board's name, as `compiler.targets.device` reads it.
         cpuinfo: /proc/cpuinfo.
         board: the device tree's model; boards with Arm cores have one.
         memory_kib: all of it.

@@ -19,7 +19,7 @@ import pytest
 
 from tests.devices.conftest import Service
 from tests.devices.test_jobs import TOLERANCE, save_model
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.service.api.worker_page import FOLDER
 
 TRIALS = 4

@@ -21,7 +21,7 @@ from tests.devices.conftest import Service
 from tests.devices.everybody import DESK, all_wrong, axe, findings
 from tests.devices.packages import UnavailableError
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 playwright = pytest.importorskip("playwright.sync_api")

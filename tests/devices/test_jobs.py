@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64, Machine
-from tilewright.compiler.device import find_device
+from tilewright.compiler.targets.device import find_device
 from tilewright.service.api.schemas.lookups import LookupRequest
 
 USUAL, RARE = [CORTEX_A72], [HASWELL, CORTEX_A15, RISCV64]

@@ -14,7 +14,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.passes.narrow import FACTORS, moved
-from tilewright.compiler.workload import Boundary, Workload
+from tilewright.compiler.plan.workload import Boundary, Workload
 
 FAMILIES = (
     *("convolution", "winograd", "depthwise", "matmul", "pool", "normalisation", "attention"),

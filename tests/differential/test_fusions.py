@@ -14,17 +14,17 @@ import pytest
 from tests.differential.fusions import APART, Array, Grower, Rejected, drawn
 from tests.examples import graphs
 from tests.graphs import Maker, random_inputs
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.registry import operators
-from tilewright.compiler.partition import plan_graph
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.plan import GraphPlan, KernelStep
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 
 HOST = resolve_target("host")
 LANES = HOST.lanes(DType.FLOAT32)

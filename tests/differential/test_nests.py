@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker, random_inputs
-from tilewright.compiler.build import LoweredKernel, lower_workload
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Tensor
@@ -22,12 +21,13 @@ from tilewright.compiler.loops.layout import Layout, blocked
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Boundary, Cut, cut_workload
+from tilewright.compiler.program.build import LoweredKernel, lower_workload
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Boundary, Cut, cut_workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("x86-64-v4", "x86-64-v3", "aarch64")

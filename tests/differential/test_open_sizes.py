@@ -22,10 +22,10 @@ from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.graph.ir import AttrValue, Graph
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
 CASES = 2

@@ -21,13 +21,13 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.schedule.templates import templates
 from tilewright.compiler.schedule.templates.winograd_analysis import analyse
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 CASES = 4
 """Workloads of a family at each width, per hundred examples."""

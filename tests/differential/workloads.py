@@ -24,7 +24,7 @@ from tests.graphs import Maker
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
-from tilewright.compiler.workload import Halo
+from tilewright.compiler.plan.workload import Halo
 
 
 def convolution(random: Random, lanes: int) -> Case:

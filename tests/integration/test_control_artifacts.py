@@ -23,13 +23,14 @@ from tests.integration.control_models import (
     node,
     runtime,
 )
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.costs import plan_summary
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.ops import control
+from tilewright.compiler.plan.costs import plan_summary
+from tilewright.compiler.program import artifacts
 from tilewright.compiler.runtime.artifact import read_artifact
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 from tilewright.service.jobs import ties
 from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model

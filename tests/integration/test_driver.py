@@ -13,16 +13,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
 from tests.graphs import Maker
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.kernels import KernelCache
 from tilewright.compiler.passes.pipeline import PASSES
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.program_builder import ProgramBuilder, build_program
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder, build_program
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
-from tilewright.compiler.target import Target, host_target, resolve_target
+from tilewright.compiler.targets.target import Target, host_target, resolve_target
 from tilewright.compiler.timings import Timings
 
 # Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),

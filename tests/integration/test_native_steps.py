@@ -15,14 +15,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.graph.text import digest
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program import artifacts
 from tilewright.compiler.runtime.program import NativeCall
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 
 
 def model(

@@ -14,17 +14,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright.compiler import driver, kernels
-from tilewright.compiler.build import LoweredKernel
+from tilewright.compiler import driver
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.frontend.model_file import read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.text import print_graph
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program import kernels
+from tilewright.compiler.program.build import LoweredKernel
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes import OpenSizeError
-from tilewright.compiler.workload import Workload
 from tilewright.service import cli
 
 WIDTH = 24

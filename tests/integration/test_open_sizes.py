@@ -26,7 +26,7 @@ from benchmarks.open_models import open_bert, open_gpt2, open_llama
 from tests.unit.frontend.test_open_sizes import cache as cached_rows
 from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes import OpenSizeError

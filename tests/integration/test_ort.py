@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tilewright.compiler.ort as ort
+import tilewright.compiler.bindings.ort as ort
 from tilewright.compiler.errors import CompilerError
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -191,7 +191,7 @@ def test_lists_for_bfloat16_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None
     session = ort.InferenceSession(typed(TensorProto.BFLOAT16))
     (found,) = session.run(None, {"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]})
     assert found.astype(np.float32).tolist() == [[1, 4], [2, 5], [3, 6]]
-    monkeypatch.setattr("tilewright.compiler.ort.description.bfloat16_type", lambda: None)
+    monkeypatch.setattr("tilewright.compiler.bindings.ort.description.bfloat16_type", lambda: None)
     with pytest.raises(ort.InvalidArgument, match="float64, expected bfloat16"):
         session.run(None, {"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]})
 
@@ -332,7 +332,7 @@ def test_what_cannot_be_bound_is_refused() -> None:
 def test_a_run_with_arrays_reads_no_model_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that is kept runs without onnx, which only the questions about it need."""
     session = ort.InferenceSession(two_outputs())
-    monkeypatch.setattr("tilewright.compiler.ort.session.of_model", None)
+    monkeypatch.setattr("tilewright.compiler.bindings.ort.session.of_model", None)
     (found,) = session.run(["y"], {"x": X})
     assert np.array_equal(found, 2 * X)
 

@@ -1,7 +1,7 @@
 """What ONNX Runtime's own tests of sessions, values and bindings check, of both runtimes.
 
 Left out is what needs another device, its arenas and allocators, sparse tensors, adapters,
-operators in libraries, or its ways to write optimised models: `compiler.ort` has none of these.
+operators in libraries, or its ways to write optimised models: `bindings.ort` has none of these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import tilewright.compiler.ort as ort
+import tilewright.compiler.bindings.ort as ort
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.runtime.native import native
 

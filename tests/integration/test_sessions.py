@@ -16,16 +16,17 @@ from onnx import TensorProto, helper
 
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
 from tests.states import only_changed
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.driver import compile_model
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import model_ports
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program import artifacts
 from tilewright.compiler.runtime.context import RunContext
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.target import host_target
+from tilewright.compiler.sizes.ranges import parse_range
+from tilewright.compiler.targets.target import host_target
 
 LENGTH, WORDS = 32, 100
 SMALL: dict[str, dict[str, int]] = {

@@ -11,11 +11,12 @@ import pytest
 
 import tilewright
 from tests.unit.c_library.conftest import Loaded
-from tilewright.compiler import driver, slices
-from tilewright.compiler.program_builder import build_program
+from tilewright.compiler import driver
+from tilewright.compiler.program import slices
+from tilewright.compiler.program.builder import build_program
+from tilewright.compiler.program.sliced_batch import slice_of
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import Loop, Slices
-from tilewright.compiler.sliced_batch import slice_of
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 
 CONVOLUTION = """

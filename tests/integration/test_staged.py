@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tilewright.compiler import kernels
 from tilewright.compiler.driver import compile_model, compile_whole
 from tilewright.compiler.errors import (
     CompilerError,
@@ -22,8 +21,9 @@ from tilewright.compiler.errors import (
     ModelWarning,
     UnsupportedOperatorError,
 )
+from tilewright.compiler.program import kernels
 from tilewright.compiler.runtime.stages import StagedExecutable
-from tilewright.compiler.staged import Stager
+from tilewright.compiler.specialise.jit import Stager
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Info = tuple[str, int, Sequence[int | str]]
@@ -155,7 +155,7 @@ def test_shapes_that_are_computed_are_sizes_behind_the_cut() -> None:
 
 
 def test_programs_behind_a_cut_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.compiler.staged.PROGRAMS_LIMIT", 3)
+    monkeypatch.setattr("tilewright.compiler.specialise.jit.PROGRAMS_LIMIT", 3)
     node = helper.make_node
     proto = model(
         [node("Range", ["none", "limit", "step"], ["y"])],

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-import tilewright.compiler.ort as ort
+import tilewright.compiler.bindings.ort as ort
 from tests.integration.test_staged import (
     FLOAT,
     agrees,
@@ -25,10 +25,10 @@ from tests.integration.test_staged import (
     marked,
     model,
 )
+from tilewright.compiler.bindings.ort.description import numpy_type
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.driver import compile_model
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
-from tilewright.compiler.ort.description import numpy_type
 from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
 from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.service.cli import run as run_cli

@@ -16,7 +16,7 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import InvalidInputError, ModelWarning, OutOfMemoryError
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.stages import StagedExecutable
-from tilewright.compiler.staged import Stager
+from tilewright.compiler.specialise.jit import Stager
 from tilewright.service.jobs.no_regret import FixedSchedules
 from tilewright.service.jobs.planning import ModelRequest
 from tilewright.service.jobs.stage_planning import plan_programs

@@ -9,15 +9,15 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.runtime.verify import tolerance_for
-from tilewright.compiler.target import Target, host_target
-from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.compiler.targets.target import Target, host_target
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder, compile_with_compiler
 from tilewright.tuner.measure.local_runner import LocalRunner

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler.core_kinds import CoreKind, find_kinds, ranges_text, read_processors
-from tilewright.compiler.detection import core_kinds, core_label, core_name, named_device
+from tilewright.compiler.targets.core_kinds import (
+    CoreKind,
+    find_kinds,
+    ranges_text,
+    read_processors,
+)
+from tilewright.compiler.targets.detection import core_kinds, core_label, core_name, named_device
 
 Lie = tuple[str, str, str, str]
 """Part in /proc/cpuinfo, MIDR_EL1, capacity and highest clock in kHz of a core; "" is untold."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler.device import Cache, DeviceFacts, find_device
 from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.targets.device import Cache, DeviceFacts, find_device
 
 
 def write(root: Path, name: str, text: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler import granted_cores as module
-from tilewright.compiler.granted_cores import granted_cores
+from tilewright.compiler.targets import granted_cores as module
+from tilewright.compiler.targets.granted_cores import granted_cores
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.hinted_ranges import hinted_shares, parse_hinted, size_choices
-from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.sizes.hinted_ranges import hinted_shares, parse_hinted, size_choices
+from tilewright.compiler.sizes.ranges import parse_range
 
 
 def test_sizes_are_listed_once_with_one_range() -> None:

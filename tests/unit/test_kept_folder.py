@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler import kept_folder
-from tilewright.compiler.kept_folder import KeptFolder
+from tilewright.compiler.specialise import cache_folder as kept_folder
+from tilewright.compiler.specialise.cache_folder import KeptFolder
 
 DAY = 86_400.0
 

@@ -78,8 +78,8 @@ ABOUT_OPERATORS = ("compiler/ops/", "compiler/passes/")
 NOT_OF_OPERATORS = {
     "compiler/loops/maths.py": "functions of tensor expressions",
     "compiler/runtime/native_functions.py": "functions of the C runtime",
-    "compiler/torch/rules/elementwise.py": "operators of PyTorch",
-    "compiler/torch/rules/indexing.py": "what is made of elements at one position",
+    "compiler/bindings/torch/rules/elementwise.py": "operators of PyTorch",
+    "compiler/bindings/torch/rules/indexing.py": "what is made of elements at one position",
 }
 """Tables of names that operators have, too."""
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.compiler import driver
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.profile import (
     MOST_ELEMENTS,
     affordable_hints,
@@ -22,9 +22,9 @@ from tilewright.compiler.profile import (
     profile_text,
     size_hints,
 )
-from tilewright.compiler.ranges import default_range, parse_range
 from tilewright.compiler.runtime.ports import Dims, OpenPorts
 from tilewright.compiler.sizes import OpenSizeError, SizesDifferError, open_size
+from tilewright.compiler.sizes.ranges import default_range, parse_range
 from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
 from tilewright.service.jobs.shown_sizes import range_lines, shown_sizes
 from tilewright.service.jobs.verified_sizes import at_verified_sizes

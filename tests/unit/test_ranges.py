@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
-from tilewright.compiler.ranges import (
+from tilewright.compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
+from tilewright.compiler.sizes.ranges import (
     LARGEST_SIZE,
     as_range,
     default_range,
@@ -19,7 +20,6 @@ from tilewright.compiler.ranges import (
     parse_range,
     within_defaults,
 )
-from tilewright.compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from tests.devices.packages import UnavailableError
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import inner_loops
-from tilewright.compiler.device import DeviceFacts, find_device
-from tilewright.compiler.roofline import (
+from tilewright.compiler.runtime.speeds import Probes
+from tilewright.compiler.targets.device import DeviceFacts, find_device
+from tilewright.compiler.targets.target import host_target, known_targets, resolve_target
+from tilewright.tuner.measure.roofline import (
     CHAINS,
     Level,
     Speeds,
@@ -24,8 +26,6 @@ from tilewright.compiler.roofline import (
     read_ir,
     vector_bytes,
 )
-from tilewright.compiler.runtime.speeds import Probes
-from tilewright.compiler.target import host_target, known_targets, resolve_target
 
 SPEEDS = Speeds(
     100e9, (Level("L1", 1 << 15, 200e9), Level("L2", 1 << 20, 100e9), Level("memory", 0, 20e9))

@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.memo import memo
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.targets import CoreModel, TileRegisters
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.families import CoreModel, TileRegisters
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 from tilewright.tuner.analysis.accesses import KINDS, LINE_BYTES
 from tilewright.tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops

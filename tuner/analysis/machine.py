@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tilewright.compiler.memo import memo
-from tilewright.compiler.targets import CoreModel, TileRegisters
+from tilewright.compiler.targets.families import CoreModel, TileRegisters
 
 if TYPE_CHECKING:
     from tilewright.tuner.analysis.features import TargetFacts

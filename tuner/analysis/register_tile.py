@@ -2,7 +2,7 @@
 
 Ports, loads and chains of sums run at the same time, so that the longest counts. Stores, starts and
 ends of tiles, joins of lanes, and spills are added to it. The target says what each of them takes
-(`compiler.targets.CoreModel`).
+(`compiler.targets.families.CoreModel`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import For
 from tilewright.compiler.memo import memo
-from tilewright.compiler.targets import TileRegisters
+from tilewright.compiler.targets.families import TileRegisters
 from tilewright.tuner.analysis.accesses import LINE_BYTES
 from tilewright.tuner.analysis.compute_costs import ComputeCosts, Use
 from tilewright.tuner.analysis.loop_counts import EnclosingLoops

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import CompilerError, InvalidFactsError
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tilewright.tuner.cost_model.protocol import Sample, point_samples
 from tilewright.tuner.drawn_sizes import points_at, points_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.cost_model.dataset import CandidateFeatures
 from tilewright.tuner.cost_model.metrics import LEAST_SAMPLES, Scores, task_scores
 from tilewright.tuner.cost_model.protocol import CostModel

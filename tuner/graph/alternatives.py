@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.compiler import driver, ops
-from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.fusion import Group
 from tilewright.compiler.passes.layout_options import LayoutChoice
 from tilewright.compiler.passes.layouts import Assignment
-from tilewright.compiler.plan import GraphPlan, KernelStep, ViewStep
-from tilewright.compiler.workload import make_workload
+from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep, ViewStep
+from tilewright.compiler.plan.workload import make_workload
 from tilewright.tuner.graph.planner import Difference, Planner, difference, operations
 
 DOUBT = 0.1

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tilewright.compiler import costs, driver
-from tilewright.compiler.choices import RULE, GraphChoice
+from tilewright.compiler import driver
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.partition import fused
 from tilewright.compiler.passes.fusion import Group
 from tilewright.compiler.passes.layout_costs import OPERATIONS_A_BYTE
 from tilewright.compiler.passes.pipeline import PASSES, Observer
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.target import Target
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.partition import fused
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
-from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Planner:
 
     @property
     def weight_macs(self) -> float:
-        """The fact of the core that layout costs need (`compiler.targets.CoreModel`)."""
+        """The fact of the core that layout costs need (`compiler.targets.families.CoreModel`)."""
         return self.target.core.weight_macs
 
     def optimised(self, choice: GraphChoice) -> Graph:

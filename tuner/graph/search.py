@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.compiler.choices import RULE, GraphChoice
 from tilewright.compiler.passes.layouts import Assignment
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.graph.alternatives import Alternative, alternatives, layout_choice
 from tilewright.tuner.graph.planner import Planner, difference
 from tilewright.tuner.graph.times import KernelTimes, MeasuredCosts

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.compiler.choices import GraphChoice
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR
 from tilewright.compiler.passes.fusion import Group
 from tilewright.compiler.passes.layout_costs import WEIGHT_MACS
 from tilewright.compiler.passes.layout_options import ESTIMATES, Option, Options
-from tilewright.compiler.placement import Placement, same_bytes
+from tilewright.compiler.plan.choices import GraphChoice
+from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.graph.planner import operations
 from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.store import RecordStore

@@ -7,16 +7,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.compiler.build import LoweredKernel, compile_lowered, lower_workload
 from tilewright.compiler.codegen.spills import spilling_loop
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.registry import operators
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process import settle_process
+from tilewright.compiler.program.build import LoweredKernel, compile_lowered, lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import templates
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
-from tilewright.compiler.workload import Workload
 
 KEPT_OBJECTS = 64
 """Objects that a process keeps: other schedules of a batch may lower to the same code."""

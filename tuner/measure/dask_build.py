@@ -24,7 +24,7 @@ Versions = Mapping[str, str]
 
 def versions_here() -> dict[str, str]:
     """What decides which code comes out of a build."""
-    from tilewright.compiler.build import CODEGEN_VERSION
+    from tilewright.compiler.program.build import CODEGEN_VERSION
 
     return {
         "tilewright": version("tilewright"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.compiler.detection import named_device
+from tilewright.compiler.targets.detection import named_device
 from tilewright.tuner.measure.confinement import Confinement
 from tilewright.tuner.measure.job_queue import JobQueue
 from tilewright.tuner.measure.measurement import Measurement, Status

@@ -21,8 +21,8 @@ from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import BYTES, HALVES, WORDS
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import tolerance_for
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.measure.measurement import Sizes
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.wire import (

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.compiler import costs, ops
+from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.memory import total_bytes
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.measure.measurement import Sizes
 
 FLOAT64_BYTES = 8

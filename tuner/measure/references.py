@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process.bounded import (
     LOOK_SECONDS,
     BoundedChild,
@@ -24,7 +25,6 @@ from tilewright.compiler.process.bounded import (
     Stop,
 )
 from tilewright.compiler.timings import Timings, timed
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
 from tilewright.tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
 from tilewright.tuner.measure.points import ITSELF, SizePoint

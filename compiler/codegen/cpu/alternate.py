@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tilewright.compiler.codegen.cpu.points import Point
 from tilewright.compiler.codegen.cpu.resolve import Access, bounds_check
 from tilewright.compiler.sizes import is_open
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 Place = tuple[int, ...]
 """That of an element: its offset in bytes, and what else differs between points."""

@@ -17,7 +17,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix,
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops import semantics
 from tilewright.compiler.loops.expr import Operation
-from tilewright.compiler.targets import LaneIntrinsic
+from tilewright.compiler.targets.families import LaneIntrinsic
 
 _FLOAT_PREDICATES = {
     Operation.LT: "olt",

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright.compiler.codegen import apart, link, object
+from tilewright.compiler.codegen import link, object, out_of_process
 from tilewright.compiler.codegen.backend import Backend, KernelCode, Library, StageCode
 from tilewright.compiler.codegen.cpu.lower import (
     lower_nest,
@@ -15,7 +15,7 @@ from tilewright.compiler.codegen.cpu.lower import (
     stage_symbol,
 )
 from tilewright.compiler.loops.nest import LoopNest
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 _UNPROVEN = ("half", "bfloat")
@@ -44,10 +44,10 @@ class CpuBackend:
         if not _is_unproven(text):
             return object.emit_object(text, target, timings)
         with timed(timings, "LLVM codegen"):
-            return apart.emit_object(text, target)
+            return out_of_process.emit_object(text, target)
 
     def assembly(self, text: str, target: Target) -> str:
-        emit = apart.emit_assembly if _is_unproven(text) else object.emit_assembly
+        emit = out_of_process.emit_assembly if _is_unproven(text) else object.emit_assembly
         return emit(text, target)
 
     def link(self, objects: Sequence[bytes], output: str | Path) -> None:

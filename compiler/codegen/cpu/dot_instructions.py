@@ -25,7 +25,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Operation
-from tilewright.compiler.targets import DotInstruction
+from tilewright.compiler.targets.families import DotInstruction
 
 Types = tuple[DType, DType]
 

@@ -38,7 +38,7 @@ from tilewright.compiler.loops.expr import Space, Tee, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
 from tilewright.compiler.sizes import Dimension, OpenSizeError, always_less, is_open
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 _ALIGNMENT = 64
 MOST_VSCALE = 16

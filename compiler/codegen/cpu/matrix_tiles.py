@@ -26,7 +26,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Load, Operation
 from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
-from tilewright.compiler.targets import MatrixInstruction
+from tilewright.compiler.targets.families import MatrixInstruction
 
 Key = tuple[Point, Point]
 """Which accumulator: the point of the spatial axes, and that of the partial axes."""

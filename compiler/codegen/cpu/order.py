@@ -9,7 +9,7 @@ from tilewright.compiler.codegen.cpu.alternate import Place
 from tilewright.compiler.codegen.cpu.points import Point
 from tilewright.compiler.codegen.cpu.resolve import Access
 from tilewright.compiler.loops.expr import Space
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 
 def waits(target: Target) -> bool:

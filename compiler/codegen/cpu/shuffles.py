@@ -8,7 +8,7 @@ from tilewright.compiler.codegen.cpu.arithmetic import apply
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation
-from tilewright.compiler.targets import ByteLookup
+from tilewright.compiler.targets.families import ByteLookup
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.sizes import Dimension, Quotient, Size, bounds, open_size
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 _ELEMENTS = {
     DType.FLOAT16: "half",

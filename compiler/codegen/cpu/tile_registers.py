@@ -27,7 +27,7 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Load
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
-from tilewright.compiler.targets import TileProduct, TileRegisters
+from tilewright.compiler.targets.families import TileProduct, TileRegisters
 
 _SUMS = Value("%tile_sums", None)
 _SHAPES = Value("%tile_shapes", None)

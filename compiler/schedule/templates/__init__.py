@@ -12,11 +12,11 @@ import pkgutil
 from functools import cache
 from typing import Protocol
 
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.space import SubSpace
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 FALLBACK = 0.0
 """Preference of a template that is right for anything and good at little."""

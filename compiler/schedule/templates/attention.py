@@ -25,14 +25,14 @@ from itertools import product
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, SubSpace
 from tilewright.compiler.schedule.structure import unit_stride
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, analyse, extent
 from tilewright.compiler.schedule.templates.attention_lowering import lower
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 5, 6)

@@ -22,6 +22,7 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.rewriting import load_at, reindex, rewrite
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import (
     Problem,
     axes_of,
@@ -30,7 +31,6 @@ from tilewright.compiler.schedule.problem import (
     stored,
 )
 from tilewright.compiler.sizes import always_less, is_open, typical
-from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)

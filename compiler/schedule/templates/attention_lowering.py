@@ -29,7 +29,7 @@ from tilewright.compiler.schedule.structure import (
 )
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, extent, segments
 from tilewright.compiler.sizes import is_open, typical
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 _ROW_VECTORS = 8
 """Vectors of a row of scores that the softmax takes at once, each with an accumulator."""

@@ -33,6 +33,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -47,8 +48,7 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _TILES = (*range(1, 17), 18, 20)
 _VECTORS = (1, 2, 3, 4, 6, 8)

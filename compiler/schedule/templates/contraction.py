@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import SubSpace
@@ -29,8 +30,7 @@ from tilewright.compiler.schedule.templates.contraction_space import (
     lowers,
     rows_schedule,
 )
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 class _Template:

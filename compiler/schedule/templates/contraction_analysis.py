@@ -16,6 +16,7 @@ from tilewright.compiler.loops.expr import Expr, Load, Role, loads, widened
 from tilewright.compiler.loops.index import Axis, FloorDiv, affine
 from tilewright.compiler.loops.nest import dot_operands
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import (
     Problem,
@@ -31,9 +32,8 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
 )
 from tilewright.compiler.sizes import is_open, known_divisor, typical
-from tilewright.compiler.target import Target
-from tilewright.compiler.targets import CoreModel
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.families import CoreModel
+from tilewright.compiler.targets.target import Target
 
 _LEAST_ROW_BYTES = 16
 """Of a step's channels in a register of matrices: with fewer, other instructions are as fast."""

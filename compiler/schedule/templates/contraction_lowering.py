@@ -30,7 +30,7 @@ from tilewright.compiler.schedule.templates.contraction_analysis import (
 )
 from tilewright.compiler.schedule.templates.contraction_split import joining_stage, split_sum
 from tilewright.compiler.sizes import exact_quotient, is_open
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
 """Registers of matrices, two rows by two columns in an instruction, or a vector by one element of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 _ADDING = 3 / 4
 """Without AVX products are added by an instruction of its own, and a sum waits for that only: three

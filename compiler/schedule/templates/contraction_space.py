@@ -39,8 +39,8 @@ from tilewright.compiler.schedule.templates.contraction_split import (
     split_counts,
 )
 from tilewright.compiler.sizes import is_open
-from tilewright.compiler.target import Target
-from tilewright.compiler.targets import CoreModel
+from tilewright.compiler.targets.families import CoreModel
+from tilewright.compiler.targets.target import Target
 
 PREFETCHES = (0, 2048, 8192, NEXT_PANEL)
 """Bytes. Windows gain nothing from more than the second, products with few rows from less than the

@@ -15,6 +15,7 @@ from tilewright.compiler.loops.expr import Combiner, Expr, Load, Role
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, LoopNest, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -29,8 +30,7 @@ from tilewright.compiler.schedule.structure import (
     with_halo,
 )
 from tilewright.compiler.sizes import always_less, typical
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _MOST_VECTORS = 8
 """More of them than this reuse the matrix so often that packing it is worth while."""

@@ -15,6 +15,7 @@ from tilewright.compiler.loops.expr import Accumulator, Expr, Load, Op, loads, w
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, compose, is_one_expression
@@ -28,8 +29,7 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
     with_halo,
 )
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 @memo(256)

@@ -12,6 +12,7 @@ from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.nest import LoopNest, Stage
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem
@@ -19,8 +20,7 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, SubSpace
 from tilewright.compiler.schedule.structure import with_halo
 from tilewright.compiler.schedule.templates.map import map_stage, transposed_axis
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 @memo(256)

@@ -39,6 +39,7 @@ from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import (
@@ -63,8 +64,7 @@ from tilewright.compiler.schedule.structure import (
 )
 from tilewright.compiler.schedule.templates import FALLBACK
 from tilewright.compiler.sizes import always_less, typical
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 @dataclass(frozen=True, eq=False)

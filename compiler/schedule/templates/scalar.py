@@ -33,6 +33,7 @@ from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -46,8 +47,7 @@ from tilewright.compiler.schedule.structure import (
     with_halo,
 )
 from tilewright.compiler.schedule.templates import LAST, pieces
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 
 @memo(256)

@@ -38,6 +38,7 @@ from tilewright.compiler.loops.rewriting import rewrite
 from tilewright.compiler.loops.semantics import neutral
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.shapes import FEW_TAPS
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
@@ -55,8 +56,7 @@ from tilewright.compiler.schedule.structure import (
     with_halo,
 )
 from tilewright.compiler.sizes import always_less, bounds, is_open
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _WRITTEN_OUT = 32
 """Taps of the second pass up to this many are written out."""

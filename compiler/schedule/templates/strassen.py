@@ -21,6 +21,7 @@ from tilewright.compiler.loops.index import Affine, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.sharing import parallel_balance
@@ -56,8 +57,7 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     slowness,
 )
 from tilewright.compiler.sizes import is_open
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _ORDERS = ("products-inner", "products-outer")
 _BLOCKS = "rows-outer"

@@ -17,13 +17,13 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Affine, Axis
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import axes_of
 from tilewright.compiler.schedule.structure import unit_stride
 from tilewright.compiler.schedule.templates import contraction_analysis
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 from tilewright.compiler.sizes import always_less, typical
-from tilewright.compiler.targets import CoreModel
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.families import CoreModel
 
 Quadrants = tuple[int, int, int, int]
 """Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, one of them 1."""

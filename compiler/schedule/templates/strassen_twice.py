@@ -28,6 +28,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, SubSpace
@@ -44,8 +45,7 @@ from tilewright.compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVE
 from tilewright.compiler.schedule.templates.strassen import signed
 from tilewright.compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, SUMS, analyse
 from tilewright.compiler.sizes import is_open
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _TILES = (4, 8, 12, 16, 24)
 _VECTORS = (1, 2, 3, 4, 5, 6)

@@ -28,6 +28,7 @@ from tilewright.compiler.loops.nest import (
 )
 from tilewright.compiler.loops.rewriting import rewrite
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.edges import edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
@@ -48,8 +49,7 @@ from tilewright.compiler.schedule.structure import (
     with_halo,
 )
 from tilewright.compiler.sizes import always_less, is_open
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 _ENOUGH_POINTS = 6
 """Points of a tile for which it pays to keep the weights of all taps in registers."""

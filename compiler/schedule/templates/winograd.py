@@ -13,6 +13,7 @@ from math import prod
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.cook_toom import POINTS
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -21,9 +22,8 @@ from tilewright.compiler.schedule.templates import contraction_analysis
 from tilewright.compiler.schedule.templates.contraction_score import step_loads, waiting
 from tilewright.compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from tilewright.compiler.schedule.templates.winograd_lowering import lower
-from tilewright.compiler.target import Target
-from tilewright.compiler.targets import CoreModel
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.families import CoreModel
+from tilewright.compiler.targets.target import Target
 
 _OUTPUTS = (2, 3, 4, 6)
 _TYPICAL_BLOCKS = (8, 14, 28, 49)

@@ -9,9 +9,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.loops.expr import Expr, Load, Role, Tensor
 from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import Problem, compose, stored
 from tilewright.compiler.schedule.structure import needs_padding, unit_stride
-from tilewright.compiler.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ from tilewright.compiler.schedule.structure import (
 )
 from tilewright.compiler.schedule.templates.winograd_analysis import Side, Winograd
 from tilewright.compiler.sizes import always_less, bounds, is_open
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 
 # Examples for the description of the interface.
 SHOWN_KEY = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from tilewright.compiler.hinted_ranges import size_choices
+from tilewright.compiler.sizes.hinted_ranges import size_choices
 from tilewright.service.api.schemas.bodies import RequestBody, View, shown
 from tilewright.service.api.schemas.fields import (
     SHOWN_KEY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from tilewright.compiler.hinted_ranges import size_choices
+from tilewright.compiler.sizes.hinted_ranges import size_choices
 from tilewright.service.api.schemas.bodies import RequestBody, View, shown
 from tilewright.service.api.schemas.fields import (
     SHOWN_KEY,

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import InvalidFactsError
 from tilewright.compiler.memo import memo
+from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.service.api.schemas.bodies import RequestBody, View, shown
 from tilewright.service.api.schemas.fields import (
     SHOWN_ID,

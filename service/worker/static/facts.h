@@ -1,4 +1,4 @@
-/* What a worker tells of its device: as compiler/device.py and core_kinds.py find it. */
+/* What a worker tells of its device: as compiler/targets/device.py and core_kinds.py find it. */
 #ifndef TW_FACTS_H
 #define TW_FACTS_H
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import models
-from tilewright.compiler.costs import plan_summary
 from tilewright.compiler.driver import load_graph
-from tilewright.compiler.memory_plan import value_bytes
-from tilewright.compiler.partition import plan_graph
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.placement import Placement
-from tilewright.compiler.plan import GraphPlan, KernelStep, NativeStep, Step, ViewStep
+from tilewright.compiler.plan.costs import plan_summary
+from tilewright.compiler.plan.memory import value_bytes
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep, NativeStep, Step, ViewStep
 
 NAMES = (
     "densenet121", "inception-v1", "inception-v2", "mobilenetv2", "resnet50", "shufflenet",

@@ -17,11 +17,10 @@ from rich.console import RenderableType
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product
 from tilewright.compiler.codegen.statistics import InnerLoop
-from tilewright.compiler.costs import PlanSummary, TaskSummary
-from tilewright.compiler.product_types import TypeShare
-from tilewright.compiler.roofline import Level, Speeds, TimeBound
+from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
+from tilewright.compiler.plan.product_types import TypeShare
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.compiler.timings import StageTime
 from tilewright.service.cli import replaying
 from tilewright.service.cli.cost_model import _table as cost_model_table
@@ -43,6 +42,7 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
 from tilewright.tuner.forecast import Forecast
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.measure.roofline import Level, Speeds, TimeBound
 from tilewright.tuner.tasks import make_task
 
 LOOP = InnerLoop("kernel_1", ".L2", ("vmovaps ymm0, [rax]", "vfmadd231ps ymm1, ymm0, ymm2"), 1, 2)

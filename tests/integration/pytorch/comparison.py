@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tilewright.compiler.torch import tilewright
+from tilewright.compiler.bindings.torch import tilewright
 
 
 def close(found: Any, wanted: Any) -> None:

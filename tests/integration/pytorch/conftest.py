@@ -1,4 +1,4 @@
-"""Tests of `compiler.torch`; they skip where PyTorch is not installed, as it is not in CI."""
+"""Tests of `bindings.torch`; they skip where PyTorch is not installed, as it is not in CI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The models that are compiled, or loaded."""
-    from tilewright.compiler.torch import graph_function
+    from tilewright.compiler.bindings.torch import graph_function
 
     found: list[Any] = []
 

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
+from tilewright.compiler.bindings.torch import tilewright  # noqa: E402
 from tilewright.compiler.driver import compile_with  # noqa: E402
-from tilewright.compiler.torch import tilewright  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 

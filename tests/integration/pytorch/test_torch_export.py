@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from tests.integration.pytorch.comparison import IDS, Small, X, close  # noqa: E402
-from tilewright.compiler.torch import export  # noqa: E402
+from tilewright.compiler.bindings.torch import export  # noqa: E402
 
 
 def test_a_module_is_exported(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
-from tilewright.compiler.torch import graph_function, tilewright, translation  # noqa: E402
+from tilewright.compiler.bindings.torch import graph_function, tilewright, translation  # noqa: E402
 
 
 def test_a_graph_of_operators_without_a_rule_runs_in_pytorch(made: list[Any]) -> None:

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from tests.integration.pytorch.comparison import X, close, same  # noqa: E402
-from tilewright.compiler.torch import tilewright  # noqa: E402
-from tilewright.compiler.torch.translation import complex_rules, rules  # noqa: E402
+from tilewright.compiler.bindings.torch import tilewright  # noqa: E402
+from tilewright.compiler.bindings.torch.translation import complex_rules, rules  # noqa: E402
 
 N = torch.arange(24).reshape(2, 3, 4) - 7
 IMAGE = torch.linspace(-1, 1, 2 * 4 * 8 * 8).sin().reshape(2, 4, 8, 8)

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from tests.integration.pytorch.comparison import IDS, Small, X, close, same  # noqa: E402
+from tilewright.compiler.bindings.torch import tilewright  # noqa: E402
 from tilewright.compiler.errors import ModelWarning  # noqa: E402
-from tilewright.compiler.torch import tilewright  # noqa: E402
 
 
 def test_sizes_stay_open(made: list[Any]) -> None:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch import nn  # noqa: E402
 
 from tests.integration.pytorch.comparison import IDS, Small, X, close, same  # noqa: E402
-from tilewright.compiler.torch import graph_function, tilewright  # noqa: E402
+from tilewright.compiler.bindings.torch import graph_function, tilewright  # noqa: E402
 
 
 def test_weights_that_are_written_to_are_compiled_again(made: list[Any]) -> None:

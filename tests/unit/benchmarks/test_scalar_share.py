@@ -9,10 +9,10 @@ import pytest
 from benchmarks import scalar_share
 from benchmarks.collection_quantised import QUANTISED
 from tests.integration.small_models import SMALL
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 MODELS = Path(__file__).parents[2] / "models"
 EXPORTED = sorted(path.name for path in MODELS.glob("*.onnx"))

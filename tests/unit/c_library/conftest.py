@@ -12,12 +12,12 @@ import onnx.parser
 import pytest
 
 from tilewright.compiler import driver
-from tilewright.compiler.c_library import WeightPlace, write_c_library, write_wasm_module
-from tilewright.compiler.c_library.header import Interface
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
-from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.bindings.c_library import WeightPlace, write_c_library, write_wasm_module
+from tilewright.compiler.bindings.c_library.header import Interface
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
-from tilewright.compiler.target import host_target, resolve_target
+from tilewright.compiler.sizes.ranges import parse_range
+from tilewright.compiler.targets.target import host_target, resolve_target
 
 MODELS = Path(__file__).parents[2] / "models"
 Arrays = Mapping[str, np.ndarray]

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from tests.unit.c_library.conftest import MODELS, compiled
-from tilewright.compiler.c_library import WeightPlace, write_c_library
-from tilewright.compiler.c_library.toolchain import WARNINGS
+from tilewright.compiler.bindings.c_library import WeightPlace, write_c_library
+from tilewright.compiler.bindings.c_library.toolchain import WARNINGS
 
 STRICT = (*WARNINGS, "-pedantic", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -18,22 +18,22 @@ from onnx import TensorProto, helper
 
 from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled, drawing
 from tilewright.compiler import driver
-from tilewright.compiler.c_library import (
+from tilewright.compiler.bindings.c_library import (
     ToolchainError,
     WeightPlace,
     write_c_library,
     write_executable,
 )
-from tilewright.compiler.c_library import toolchain as tools
-from tilewright.compiler.c_library.header import SHORT_VECTORS, Interface
-from tilewright.compiler.c_library.library import NATIVE_FUNCTIONS
-from tilewright.compiler.c_library.toolchain import WARNINGS, Toolchain, toolchain
+from tilewright.compiler.bindings.c_library import toolchain as tools
+from tilewright.compiler.bindings.c_library.header import SHORT_VECTORS, Interface
+from tilewright.compiler.bindings.c_library.library import NATIVE_FUNCTIONS
+from tilewright.compiler.bindings.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from tilewright.compiler.driver import compile_model, load_program
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
-from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime import native
-from tilewright.compiler.target import Target, host_target, resolve_target
+from tilewright.compiler.sizes.ranges import parse_range
+from tilewright.compiler.targets.target import Target, host_target, resolve_target
 
 Load = Callable[..., Loaded]
 OK, SIZE, MEMORY, POINTER, WEIGHTS, _, VECTORS, REFUSED = range(8)
@@ -343,7 +343,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("executable") / "vit"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "tilewright.compiler.c_library.library.toolchain",
+            "tilewright.compiler.bindings.c_library.library.toolchain",
             lambda target, executable: replace(host, compiler=checked, static=()),
         )
         return write_executable(compiled(VIT, batch="1..4"), path, "vit")

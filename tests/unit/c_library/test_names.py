@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.compiler.c_library.names import comment, identifier, identifiers, quoted
+from tilewright.compiler.bindings.c_library.names import comment, identifier, identifiers, quoted
 
 
 @pytest.mark.parametrize(

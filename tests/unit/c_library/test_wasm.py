@@ -17,15 +17,15 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.unit.c_library.conftest import MODELS, drawing, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
 from tilewright.compiler import driver
-from tilewright.compiler.build import lower_workload
-from tilewright.compiler.c_library import ToolchainError, write_wasm_module
-from tilewright.compiler.c_library.header import Interface
-from tilewright.compiler.c_library.wasm import declarations
+from tilewright.compiler.bindings.c_library import ToolchainError, write_wasm_module
+from tilewright.compiler.bindings.c_library.header import Interface
+from tilewright.compiler.bindings.c_library.wasm import declarations
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.plan import KernelStep
-from tilewright.compiler.program_builder import CompiledProgram
+from tilewright.compiler.plan.plan import KernelStep
+from tilewright.compiler.program.build import lower_workload
+from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 VIT = MODELS / "vit.onnx"
 NODE = shutil.which("node")

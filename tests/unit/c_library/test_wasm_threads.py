@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler.c_library.library import INCLUDE
-from tilewright.compiler.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.bindings.c_library.library import INCLUDE
+from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.targets.target import resolve_target
 
 HERE = Path(__file__).parent
-THREAD = HERE.parents[2] / "compiler" / "c_library" / "module_thread.mjs"
+THREAD = HERE.parents[2] / "compiler" / "bindings" / "c_library" / "module_thread.mjs"
 NODE = shutil.which("node")
 LIMIT_SECONDS = 240.0
 """A thread that sleeps through its work would be waited for without end."""

@@ -19,8 +19,8 @@ from tilewright.compiler.loops import semantics
 from tilewright.compiler.loops.expr import Cast, Combiner, Const, Expr, Operation, Role, Tensor, op
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.targets import Family
+from tilewright.compiler.targets.families import Family
+from tilewright.compiler.targets.target import resolve_target
 
 Array = np.ndarray[Any, Any]
 

@@ -23,7 +23,7 @@ from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 

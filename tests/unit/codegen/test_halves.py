@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels import HOST, run_nest_code
 from tests.unit.codegen.test_arithmetic import elementwise
-from tilewright.compiler.codegen import apart
+from tilewright.compiler.codegen import out_of_process
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import (
@@ -26,8 +26,8 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from tilewright.compiler.target import known_targets, resolve_target
-from tilewright.compiler.targets import families
+from tilewright.compiler.targets.families import families
+from tilewright.compiler.targets.target import known_targets, resolve_target
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +100,7 @@ def test_every_target_converts_halves(name: str, dtype: DType) -> None:
 
     for lanes, vector in ((target.lanes(DType.FLOAT32), True), (1, False)):
         nest, _, _ = elementwise(lanes, 3 * lanes + 1, [dtype, DType.INT32], make, vector=vector)
-        assert apart.emit_object(backend_of(target).lower(nest, target).text, target)
+        assert out_of_process.emit_object(backend_of(target).lower(nest, target).text, target)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -122,7 +122,7 @@ def test_numbers_of_outer_loops_are_chosen_inside(name: str, dtype: DType) -> No
     compute = Compute((Store(y[i], value),), value, unroll=(Tile(i, lanes),), vector=i)
     nest = LoopNest("f", (x, a, y), (), (Stage("main", (For(i, lanes, (compute,)),)),))
     text = backend_of(target).lower(nest, target).text
-    assert apart.emit_object(text, target)
+    assert out_of_process.emit_object(text, target)
     if target.runs_on(HOST):
         given = np.array([1.5, -2.0], np.float32).astype(TYPES[dtype])
         numbers = np.arange(-lanes, 2 * lanes, dtype=np.int32) * 4
@@ -146,7 +146,7 @@ def test_numbers_that_a_loop_carries(name: str, dtype: DType) -> None:
     )  # fmt: skip
     nest = LoopNest("f", (x, y), (), (Stage("main", (For(i, lanes, (compute,)),)),))
     text = backend_of(target).lower(nest, target).text
-    assert apart.emit_object(text, target)
+    assert out_of_process.emit_object(text, target)
     if target.runs_on(HOST):
         given = np.random.default_rng(0).integers(-9, 9, x.shape).astype(TYPES[dtype])
         (found,) = run_nest_code(nest, target, given.view(dtype.numpy))

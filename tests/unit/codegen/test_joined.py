@@ -18,16 +18,16 @@ from tests.unit.codegen.checks import agree
 from tests.unit.codegen.rounded import bytes_nest, read_as_nest
 from tests.unit.schedule.open_nests import open_workload
 from tests.unit.schedule.problems import conv, matmul
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.targets import family_of
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.families import family_of
+from tilewright.compiler.targets.target import Target, resolve_target
 
 RISCV = resolve_target("riscv64")
 BITS = 256
@@ -57,7 +57,7 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Target:
     target = width(BITS)
     feature = next(f[1:] for f in target.features if f.startswith("+"))
     family = replace(family_of(target.arch), joined=(feature, 2 * BITS), nearest=feature)
-    monkeypatch.setattr("tilewright.compiler.target.family_of", lambda arch: family)
+    monkeypatch.setattr("tilewright.compiler.targets.target.family_of", lambda arch: family)
     return target
 
 

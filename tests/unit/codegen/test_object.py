@@ -26,7 +26,7 @@ from tilewright.compiler.codegen.statistics import (
     vector_registers,
 )
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 
 HOST = resolve_target("host")
 NATIVE_TARGETS = [

@@ -25,11 +25,11 @@ from tilewright.compiler.codegen.object import emit_object
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.packing import aligned_zeros
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.select import lower_schedule
 from tilewright.compiler.sizes import Dimension, at, open_size
-from tilewright.compiler.workload import Workload
 
 QUESTION = re.compile(r"call void @llvm\.prefetch\.p0\(ptr (\S+), [^\n]*")
 LANES = HOST.lanes(DType.FLOAT32)
@@ -53,7 +53,7 @@ def asked(workload: Workload, schedule: Schedule, *sizes: int, rows_that_gain: i
     nest = lower_schedule(workload, schedule, HOST, 1).nest
     core = replace(HOST.core, prefetch_bytes=8192, prefetch_rows=rows_that_gain)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tilewright.compiler.target._core", lambda target: core)
+        patch.setattr("tilewright.compiler.targets.target._core", lambda target: core)
         text = lower_nest(nest, HOST)
     text = QUESTION.sub(r"atomicrmw add ptr \1, i8 1 monotonic", text)
     library = backend_of(HOST).load([emit_object(text, HOST)])

@@ -11,13 +11,13 @@ import pytest
 
 from tests.kernels import HOST, in_child
 from tests.unit.codegen.test_arithmetic import elementwise, operations
-from tilewright.compiler.codegen import apart
+from tilewright.compiler.codegen import out_of_process
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.object import emit_assembly, emit_object
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.loops.expr import Cast, Expr
-from tilewright.compiler.target import Target, known_targets, resolve_target
+from tilewright.compiler.targets.target import Target, known_targets, resolve_target
 
 WASM = resolve_target("wasm32")
 NARROW = (DType.FLOAT16, DType.BFLOAT16)
@@ -58,7 +58,7 @@ define void @f(ptr %x, ptr %y) {
 def one_process() -> Iterator[None]:
     """None that outlives these tests; those that end it start another one."""
     yield
-    apart.close()
+    out_of_process.close()
 
 
 def all_operations(target: Target, dtype: DType, others: Sequence[DType]) -> Iterator[str]:
@@ -83,7 +83,7 @@ def test_every_operation_on_narrow_floats_is_compiled_without_a_library(
     """Kernels are linked with nothing: no conversion may be a call, such as to __extendhfsf2."""
     target = known_targets()[name]
     for text in all_operations(target, dtype, tuple(DType)):
-        assembly = apart.emit_assembly(text, target)
+        assembly = out_of_process.emit_assembly(text, target)
         calls = re.findall(r"\b__\w*(?:[hb]f|gnu)\w*", assembly)
         assert not calls, sorted(set(calls))
 
@@ -107,26 +107,28 @@ def test_every_operation_on_a_proven_type_is_selected(name: str) -> None:
 
 def test_an_abort_is_an_error_of_its_code_alone() -> None:
     with pytest.raises(CompilerError, match=r"'wasm32': Cannot select: .*bf16"):
-        apart.emit_object(ABORTS, WASM)
-    assert apart.emit_object(FINE, WASM) == emit_object(FINE, WASM)
+        out_of_process.emit_object(ABORTS, WASM)
+    assert out_of_process.emit_object(FINE, WASM) == emit_object(FINE, WASM)
 
 
 def test_code_that_llvm_never_ends_with_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "LIMIT_SECONDS", 1)
+    monkeypatch.setattr(out_of_process, "LIMIT_SECONDS", 1)
     with pytest.raises(CompilerError, match="it does not end in 1 s"):
-        apart.emit_object(HANGS, WASM)
+        out_of_process.emit_object(HANGS, WASM)
 
 
 def test_code_is_the_same_from_either_process() -> None:
-    assert apart.emit_object(FINE, HOST) == emit_object(FINE, HOST)
-    assert apart.emit_assembly(FINE, HOST) == emit_assembly(FINE, HOST)
+    assert out_of_process.emit_object(FINE, HOST) == emit_object(FINE, HOST)
+    assert out_of_process.emit_assembly(FINE, HOST) == emit_assembly(FINE, HOST)
     with pytest.raises(CompilerError, match="expected"):
-        apart.emit_object("define void @f(half %x", HOST)
+        out_of_process.emit_object("define void @f(half %x", HOST)
 
 
 def test_only_unproven_types_are_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(apart, "emit_object", lambda text, target: asked.append(text) or b"apart")
+    monkeypatch.setattr(
+        out_of_process, "emit_object", lambda text, target: asked.append(text) or b"apart"
+    )
     for dtype in DType:
         nest, _, _ = elementwise(4, 11, [dtype], lambda x: (x,))
         text = backend_of(HOST).lower(nest, HOST).text
@@ -136,16 +138,16 @@ def test_only_unproven_types_are_compiled_apart(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_fork_has_a_process_of_its_own() -> None:
     """Two that ask through one pipe would get each other's answers."""
-    apart.emit_object(FINE, HOST)
+    out_of_process.emit_object(FINE, HOST)
     expected = emit_object(FINE, WASM)
 
     def ask() -> None:
-        if apart.emit_object(FINE, WASM) != expected:
+        if out_of_process.emit_object(FINE, WASM) != expected:
             os.abort()
-        apart.close()
+        out_of_process.close()
 
     in_child(ask)
-    assert apart.emit_object(FINE, WASM) == expected
+    assert out_of_process.emit_object(FINE, WASM) == expected
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -154,4 +156,4 @@ def test_a_masked_tail_of_narrow_floats_is_moved_on_every_target(name: str, dtyp
     """LLVM aborts on masked vectors of 8 bfloat16 elements for Neoverse V1."""
     target = known_targets()[name]
     nest, _, _ = elementwise(8, 23, [dtype], lambda x: (x,))
-    assert apart.emit_object(backend_of(target).lower(nest, target).text, target)
+    assert out_of_process.emit_object(backend_of(target).lower(nest, target).text, target)

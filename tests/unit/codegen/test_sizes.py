@@ -31,7 +31,7 @@ from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest,
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.sizes import Dimension, at, open_size
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 

@@ -31,7 +31,7 @@ from tilewright.compiler.loops.nest import Compute, For, LoopNest, Tile
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 Array = np.ndarray[Any, Any]
 Types = tuple[DType, DType]

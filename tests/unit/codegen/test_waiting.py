@@ -8,13 +8,13 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.cpu.ahead import _most_held
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.loops.layout import Layout, blocked
+from tilewright.compiler.plan.workload import Halo, Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Halo, Workload
+from tilewright.compiler.targets.target import resolve_target
 
 HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.problems import matmul
-from tilewright.compiler.build import lower_workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 ROWS, VECTORS, STEPS = 5, 2, 4
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from tilewright.compiler import onnx_backend
+from tilewright.compiler.bindings import onnx_backend
 from tilewright.compiler.errors import CompilerError, InvalidInputError, UnsupportedOperatorError
 
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 from typer.testing import CliRunner
 
 import tilewright
-import tilewright.compiler.ort as ort
+import tilewright.compiler.bindings.ort as ort
 from tilewright.compiler.errors import (
     InvalidArgumentError,
     InvalidInputError,

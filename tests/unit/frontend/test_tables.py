@@ -14,8 +14,8 @@ from tilewright.compiler.frontend.dimensions import cache_lengths
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.ranges import default_ranges, within_defaults
 from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes.ranges import default_ranges, within_defaults
 
 PARTS = """
     shape = Shape (past)

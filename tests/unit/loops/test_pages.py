@@ -11,7 +11,7 @@ from tilewright.compiler.loops import maths
 from tilewright.compiler.loops.expr import Combiner, Operation, Role, Space
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 
 DOCS = Path(__file__).parents[3] / "docs"
 LOOPS = (DOCS / "loops.md").read_text()

@@ -15,12 +15,12 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.memory_plan import plan_memory
 from tilewright.compiler.ops.check import verify
 from tilewright.compiler.ops.control import ENDLESS_STEPS, MANY_STEPS, loop_form
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.plan import LoopStep
+from tilewright.compiler.plan.memory import plan_memory
+from tilewright.compiler.plan.plan import LoopStep
 
 VECTOR, COUNT, TRUTH = (
     TensorType(DType.FLOAT32, (4,)),

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import tilewright
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.errors import (
     InvalidInputError,
     InvalidModelError,
@@ -20,12 +20,13 @@ from tilewright.compiler.errors import (
 )
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.text import parse_graph, print_graph
-from tilewright.compiler.labels import OTHER, WIDEST_DISPLAY, Labels
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.labels import OTHER, WIDEST_DISPLAY, Labels
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 
 TREES = ["ash", "birch", "cedar"]
 WEIGHTS = {

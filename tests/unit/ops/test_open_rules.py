@@ -15,8 +15,8 @@ from tests.unit.ops.test_onnx_rules import CASES
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.ranges import narrowed
 from tilewright.compiler.sizes import Dimension, OpenSizeError
+from tilewright.compiler.sizes.ranges import narrowed
 
 UNDECIDED = {
     "broadcasting, where 1 and other extents differ": (

@@ -13,7 +13,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.attention import attention
 from tilewright.compiler.passes.merge_matmuls import merge_matmuls
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.plan import KernelStep
+from tilewright.compiler.plan.plan import KernelStep
 from tilewright.compiler.schedule.templates.attention_analysis import analyse
 
 LEAST = float(np.finfo(np.float32).min)

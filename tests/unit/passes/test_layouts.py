@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs
-from tilewright.compiler.choices import GraphChoice
 from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.partition import plan_graph
 from tilewright.compiler.passes.fusion import Group, fuse
 from tilewright.compiler.passes.layout_options import LayoutChoice, channels_last, fits_block
 from tilewright.compiler.passes.layouts import Assignment
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.plan.choices import GraphChoice
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.targets.target import resolve_target
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

@@ -10,8 +10,8 @@ from tests.examples import examples
 from tests.graphs import Maker, assert_equivalent
 from tests.plans import check_memory, planned
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.memory_plan import plan_memory
 from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan.memory import plan_memory
 
 CONV = {"strides": (1, 1), "dilations": (1, 1)}
 KINDS = (

@@ -8,7 +8,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.graphs import Maker
-from tilewright.compiler.costs import (
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import AttrValue
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.pipeline import optimise
+from tilewright.compiler.plan.costs import (
     bytes_read,
     bytes_written,
     cost,
@@ -17,13 +22,8 @@ from tilewright.compiler.costs import (
     padding_macs,
     plan_summary,
 )
-from tilewright.compiler.dtypes import DType
-from tilewright.compiler.frontend.onnx_import import import_model
-from tilewright.compiler.graph.ir import AttrValue
-from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.partition import plan_graph
-from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.workload import make_workload
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.workload import make_workload
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)

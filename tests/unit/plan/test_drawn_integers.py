@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler import driver
-from tilewright.compiler.drawn_integers import drawn_integers
+from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes
 from tilewright.service.jobs.verification import _draw
 from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs

@@ -8,7 +8,7 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tilewright.compiler.intervals import (
+from tilewright.compiler.plan.intervals import (
     Box,
     SizeSplit,
     boxes,
@@ -18,9 +18,9 @@ from tilewright.compiler.intervals import (
     merged,
     pieces,
 )
-from tilewright.compiler.ranges import parse_range
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import check_values, dimensions, open_size, open_sizes
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.sizes.ranges import parse_range
 
 BORDERS = (1, 2, 15, 16, 17, 127, 128, 129)
 

@@ -12,8 +12,8 @@ from tests.graphs import Maker
 from tests.plans import check_memory
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.memory_plan import plan_memory
-from tilewright.compiler.partition import plan_graph
+from tilewright.compiler.plan.memory import plan_memory
+from tilewright.compiler.plan.partition import plan_graph
 
 
 def chain(length: int) -> Graph:

@@ -22,14 +22,14 @@ from tests.integration import control_models
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from tilewright.compiler.memory_plan import MemoryPlan, plan_memory, value_bytes
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.placement import Placement, distance, same_bytes
-from tilewright.compiler.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
+from tilewright.compiler.plan.memory import MemoryPlan, plan_memory, value_bytes
+from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
+from tilewright.compiler.plan.symbolic_memory import stack_memory
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, at, open_size, typical_sizes
-from tilewright.compiler.stacked_memory import stack_memory
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 50}

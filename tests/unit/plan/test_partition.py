@@ -9,10 +9,10 @@ from tests.plans import check_memory, planned
 from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
-from tilewright.compiler.memory_plan import plan_memory
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.placement import Placement, same_bytes
-from tilewright.compiler.plan import GraphPlan, ViewStep
+from tilewright.compiler.plan.memory import plan_memory
+from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.plan import GraphPlan, ViewStep
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

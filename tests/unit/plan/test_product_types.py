@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker
-from tilewright.compiler.costs import plan_summary
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.product_types import TypeShare
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.plan.costs import plan_summary
+from tilewright.compiler.plan.product_types import TypeShare
+from tilewright.compiler.targets.target import resolve_target
 
 
 def dequantised(g: Maker, x: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright.compiler.regions import Regions
+from tilewright.compiler.plan.regions import Regions
 
 
 def test_distances_add_up() -> None:

@@ -16,13 +16,13 @@ from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
-from tilewright.compiler.memory_plan import plan_memory
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.partition import plan_graph
 from tilewright.compiler.passes.layout_options import channels_last
-from tilewright.compiler.placement import Placement
-from tilewright.compiler.plan import GraphPlan, ViewStep
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.plan.memory import plan_memory
+from tilewright.compiler.plan.partition import plan_graph
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.plan import GraphPlan, ViewStep
+from tilewright.compiler.targets.target import resolve_target
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

@@ -9,8 +9,8 @@ from tests.graphs import Maker
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.plan.workload import Boundary, Workload, cut_workload, make_workload
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.workload import Boundary, Workload, cut_workload, make_workload
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 

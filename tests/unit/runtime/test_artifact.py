@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from tests.unit.runtime import open_programs
-from tilewright.compiler.device import find_device
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime import artifact as module
@@ -28,7 +27,8 @@ from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.weight_file import WeightFile
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import host_target
 
 ROLES = {"in": (BufferRole.INPUT, 64), "w": (BufferRole.WEIGHT, 64), "out": (BufferRole.OUTPUT, 64)}
 HOST = host_target()

@@ -14,15 +14,15 @@ from tests.kernels import HOST
 from tilewright.compiler.driver import load_program, make_plan, optimise
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.frontend.onnx_import import import_model
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.slices import slices_of
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import Slices
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.slices import slices_of
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 SMALL = replace(V4.core, cache_bytes=(1 << 10, 1 << 11, 1 << 16), weight_macs=0)

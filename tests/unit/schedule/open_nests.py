@@ -10,7 +10,6 @@ import numpy as np
 
 from tests.graphs import Maker, random_inputs
 from tests.kernels import as_workload
-from tilewright.compiler.build import kernel_spec
 from tilewright.compiler.codegen.backend import KernelCode
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Tensor
@@ -18,14 +17,15 @@ from tilewright.compiler.loops.layout import Layout
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Halo, Workload
+from tilewright.compiler.program.build import kernel_spec
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Halo, Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., str]

@@ -9,7 +9,7 @@ from tests.kernels import as_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from tilewright.compiler.workload import Halo, Workload
+from tilewright.compiler.plan.workload import Halo, Workload
 
 Place = tuple[Layout, Halo]
 HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))

@@ -10,16 +10,16 @@ import pytest
 
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import conv, matmul
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.schedule import select
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 ROWS = range(2, 120)

@@ -17,10 +17,10 @@ from tilewright.compiler.driver import compile_plan, make_plan
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.nest import For
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.templates.attention import TEMPLATE
-from tilewright.compiler.workload import Workload
 
 Array = np.ndarray[Any, Any]
 

@@ -7,14 +7,14 @@ import pytest
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE as STRASSEN
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 V2, V3, NARROW = map(resolve_target, ("x86-64-v2", "x86-64-v3", "x86-64-v3:128"))
 

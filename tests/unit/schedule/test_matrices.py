@@ -26,12 +26,12 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.loops.text import parse_nest, print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 
 Types = tuple[DType, DType]
 BYTES = (DType.UINT8, DType.INT8)

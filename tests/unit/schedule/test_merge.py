@@ -11,9 +11,9 @@ from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.expr import IndexValue, Load, Tensor
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.schedule.merge import merge_axes
 from tilewright.compiler.schedule.problem import Problem, compose
-from tilewright.compiler.workload import Halo
 
 
 def merged(

@@ -22,11 +22,11 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.target import Target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target
 
 pytestmark = pytest.mark.graphs
 

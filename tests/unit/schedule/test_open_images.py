@@ -19,10 +19,10 @@ from tests.unit.schedule.open_nests import (
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.workload import Halo
 
 B = Dimension("b", 1, 5)
 H = Dimension("h", 1, 20)

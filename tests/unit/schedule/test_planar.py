@@ -14,9 +14,9 @@ from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR
 from tilewright.compiler.loops.nest import Compute, LoopNest
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Halo, Workload
+from tilewright.compiler.targets.target import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

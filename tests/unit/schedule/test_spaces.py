@@ -18,12 +18,12 @@ from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from tilewright.compiler.schedule.templates import templates
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
 DOCS = Path(__file__).parents[3] / "docs"

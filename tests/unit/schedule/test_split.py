@@ -13,10 +13,10 @@ from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import conv, matmul
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

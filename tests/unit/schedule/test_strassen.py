@@ -19,13 +19,13 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE
 from tilewright.compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Halo, Workload
+from tilewright.compiler.targets.target import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

@@ -11,19 +11,19 @@ from tests.examples import examples
 from tests.kernels import HOST, WIDTHS, run_workload
 from tests.unit.schedule.problems import matmul
 from tests.unit.schedule.test_strassen import check_exactly, pointwise, rows_times_weights
-from tilewright.compiler.build import lower_workload
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
 from tilewright.compiler.schedule.templates.strassen_twice import TEMPLATE
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 
 N1 = resolve_target("neoverse-n1")
 

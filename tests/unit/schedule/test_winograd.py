@@ -13,13 +13,13 @@ from tests.unit.schedule.problems import conv
 from tilewright.compiler.driver import load_graph, make_plan, optimise
 from tilewright.compiler.loops.layout import Factor, Layout, blocked
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.schedule.templates.winograd import TEMPLATE
 from tilewright.compiler.schedule.templates.winograd_analysis import Side, analyse
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import Target, resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 

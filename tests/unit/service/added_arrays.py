@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.leased_device import LeasedDevice
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey
 from tilewright.tuner.measure.wire import (

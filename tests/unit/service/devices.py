@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.compiler.device import find_device
-from tilewright.compiler.roofline import Level, Speeds
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.service.jobs.device import Checked, Device, DeviceError, Loadable, Variant
 from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.roofline import Level, Speeds
 from tilewright.tuner.measure.statistics import Comparison
 
 SPEEDS = Speeds(1e11, (Level("L1", 1 << 15, 1e11), Level("memory", 0, 1e10)))

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from tests.measured import honest
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
 from tilewright.tuner.measure.measurement import RecordKey

@@ -15,7 +15,7 @@ from tests.unit.service.command_line import data_folder, model, run
 from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service.cli.bench import Peer
 from tilewright.service.jobs.comparison import PEERS, Timing, openvino_run, race

@@ -15,7 +15,7 @@ from tests.unit.service.tuners import loop, model_bytes, running
 from tests.unit.service.workers import until
 from tilewright.compiler.process import bounded
 from tilewright.compiler.process.bounded import Limits
-from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.program.builder import build_program
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job

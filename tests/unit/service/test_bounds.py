@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.test_cost_models import product
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.service.jobs.bounds import LEAST_BUDGET_SECONDS, bounds_within
 from tilewright.service.jobs.device import DeviceError
 from tilewright.tuner.tasks import make_task

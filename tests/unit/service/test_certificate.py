@@ -18,9 +18,9 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.placement import Placement
-from tilewright.compiler.plan import KernelStep
-from tilewright.compiler.program_builder import build_program
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.plan import KernelStep
+from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Program
 from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from tilewright.service.jobs.device import Checked

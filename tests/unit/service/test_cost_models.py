@@ -10,14 +10,14 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.conftest import with_scopes
 from tests.unit.service.devices import FakeDevice
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import Target, resolve_target
-from tilewright.compiler.workload import Boundary, Workload, make_workload
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import CostModelState
 from tilewright.db.stores.tokens import Scope

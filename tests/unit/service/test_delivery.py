@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.integration.test_staged import chosen_rows
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
-from tilewright.compiler.c_library import ToolchainError
+from tilewright.compiler.bindings.c_library import ToolchainError
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.api.model_check import check_job
 from tilewright.service.jobs.certificate import WrongProgramError

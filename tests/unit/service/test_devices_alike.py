@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.unit.service.leased import compile_program, loadable, worker_process
-from tilewright.compiler.detection import this_device
-from tilewright.compiler.target import host_target, resolve_target
+from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.target import host_target, resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device import Device, Loadable
 from tilewright.service.jobs.leased_device import LeasedDevice

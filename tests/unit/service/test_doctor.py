@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.compiler import granted_cores
 from tilewright.compiler.codegen import link
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.targets import granted_cores
 from tilewright.service import doctor
 from tilewright.service.cli import run as run_cli
 from tilewright.service.settings import Settings

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import SPEEDS, FakeDevice
 from tests.unit.service.test_notebook import text_of
-from tilewright.compiler.intervals import pieces
+from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.service.jobs.explain import explain
 from tilewright.service.jobs.no_regret import FixedSchedules

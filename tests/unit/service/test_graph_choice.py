@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
-from tilewright.compiler.choices import RULE
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.plan import GraphPlan
+from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import KernelCall
 from tilewright.db.storage import Storage

@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 from tests.unit.service.tuners import LocalWorker, loop, model_bytes, work_once
-from tilewright.compiler.choices import RULE
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job

@@ -21,8 +21,8 @@ from tests.unit.service.leased import (
     worker_process,
 )
 from tests.unit.service.workers import until
-from tilewright.compiler.device import find_device
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import host_target
 from tilewright.db.engine import writing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.blame import leases as leases_table

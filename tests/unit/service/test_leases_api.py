@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from tests.measured import honest
 from tests.unit.service.lease_calls import TARGET, batch, claim, fail, queue, registered, report
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState

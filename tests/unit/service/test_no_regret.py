@@ -14,12 +14,12 @@ from fastapi.testclient import TestClient
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
-from tilewright.compiler.choices import GraphChoice
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import InvalidInputError
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.plan.choices import GraphChoice
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
@@ -441,7 +441,7 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
 
 
 def test_records_of_another_target_are_not_served(storage: Storage, planned: Planned) -> None:
-    from tilewright.compiler.target import resolve_target
+    from tilewright.compiler.targets.target import resolve_target
 
     other = resolve_target("x86-64-v3" if planned.target.name != "x86-64-v3" else "x86-64-v4")
     key = RecordKey(planned.workloads[0][0].key, other.key)

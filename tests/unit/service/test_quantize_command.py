@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.quantize.small import network, perceptron, saved
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.service import cli
 from tilewright.service.cli.quantize_view import _times
 from tilewright.service.jobs.model_tasks import tasks_of

@@ -15,9 +15,9 @@ from fastapi.testclient import TestClient
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.service.test_confirmation import TARGET, model
-from tilewright.compiler.ranges import parse_range
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import open_size
+from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage

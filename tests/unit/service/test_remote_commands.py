@@ -17,8 +17,8 @@ from tests.unit.service.api_calls import onnx_bytes
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.plan.workload import Boundary, make_workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.workload import Boundary, make_workload
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest

@@ -15,8 +15,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.measured import SPEEDS, honest
-from tilewright.compiler.device import find_device
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import Blame, Held, LeaseOutcome, NewRequest, RequestState
 from tilewright.service.api import worker_traffic

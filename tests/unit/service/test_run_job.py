@@ -16,9 +16,9 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, UnknownTargetError
-from tilewright.compiler.program_builder import ProgramBuilder
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
-from tilewright.compiler.target import Target, resolve_target
+from tilewright.compiler.targets.target import Target, resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs import run_job as run_jobs
 from tilewright.service.jobs.certificate import WrongProgramError
@@ -120,7 +120,7 @@ def nobody_knows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def detect() -> Target:
         raise UnknownTargetError("no target family describes this machine")
 
-    for module in ("tilewright.compiler.target", "tilewright.compiler.local"):
+    for module in ("tilewright.compiler.targets.target", "tilewright.compiler.targets.local"):
         monkeypatch.setattr(f"{module}.host_target", detect)
 
 

@@ -19,8 +19,8 @@ from tests.unit.service.leased import (
     worker_process,
 )
 from tests.unit.service.workers import until
-from tilewright.compiler.device import find_device
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.target import host_target
 from tilewright.db.standing import Backing, Witness
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState

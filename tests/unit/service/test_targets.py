@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.compiler.device import DeviceFacts
 from tilewright.compiler.errors import InvalidFactsError, UnknownTargetError
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.targets import runnable_targets
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.service.test_cost_models import product
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.stores.jobs import JobProgress
 from tilewright.db.stores.tasks import JobTask, TaskStatus
 from tilewright.service.jobs.tracker import Tracker

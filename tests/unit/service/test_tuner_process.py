@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.service.tuners import loop, running, work_once
 from tests.unit.service.workers import until
-from tilewright.compiler.target import resolve_target
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
@@ -197,7 +197,8 @@ def test_a_target_that_cannot_be_built_for_here_fails_the_job_and_not_the_tuner(
     other = storage.jobs.create(job.model_digest, "wasm32", options={"trials": 4, "seconds": None})
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     monkeypatch.setattr(
-        "tilewright.compiler.c_library.toolchain.importlib.util.find_spec", lambda name: None
+        "tilewright.compiler.bindings.c_library.toolchain.importlib.util.find_spec",
+        lambda name: None,
     )
     assert work_once(tuner) and work_once(tuner)
     failed = storage.jobs.get(other.id)

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler.build import CODEGEN_VERSION
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.stores.retention import Retention
 from tilewright.service.api.schemas.jobs import JobRequest

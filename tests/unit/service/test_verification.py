@@ -15,10 +15,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, OutOfMemoryError
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.program import artifacts
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.service.jobs.certificate import WrongProgramError, together

@@ -12,9 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler import artifacts, driver
+from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.program import artifacts
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.service.jobs import verified_sizes
 from tilewright.service.jobs.loadables import of_artifact

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.routes.events import LAST_EVENT

@@ -16,8 +16,8 @@ from tests.measured import honest
 from tests.unit.service.test_confirmation import TARGET, model
 from tests.unit.service.tuners import running
 from tests.unit.service.workers import until
-from tilewright.compiler.build import CODEGEN_VERSION
 from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.models import SweepRow
 from tilewright.db.standing import Backing, Standing
 from tilewright.db.storage import Storage

@@ -167,7 +167,7 @@ def test_the_fastest_kind_is_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unless somebody wants the other one, by its name."""
-    for module in ("tilewright.compiler.detection", "tilewright.service.worker.options"):
+    for module in ("tilewright.compiler.targets.detection", "tilewright.service.worker.options"):
         monkeypatch.setattr(f"{module}.available_cores", lambda: set(range(8)))
     for given, cores in (
         ([], (4, 5, 6, 7)),
@@ -187,7 +187,7 @@ def test_cores_that_only_the_host_may_use_are_not_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A container may show the cores of its host, or number its own anew."""
-    for module in ("tilewright.compiler.detection", "tilewright.service.worker.options"):
+    for module in ("tilewright.compiler.targets.detection", "tilewright.service.worker.options"):
         monkeypatch.setattr(f"{module}.available_cores", lambda: {20, 21})
     assert parse_arguments(["--check"], {}, machine).cores == ()
     with pytest.raises(SystemExit):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler.target import Target
+from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.device import Checked
 from tilewright.service.jobs.leased_device import LeasedDevice
 from tilewright.service.jobs.local_device import LocalDevice

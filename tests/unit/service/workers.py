@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.measured import SPEEDS, honest
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.service.worker.http import Distrusted, Refused

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.problems import conv, matmul, unary
-from tilewright.compiler.build import build_kernel
+from tilewright.compiler.program.build import build_kernel
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.target import known_targets, resolve_target
+from tilewright.compiler.targets.target import known_targets, resolve_target
 
 
 @pytest.mark.parametrize("name", sorted(known_targets()))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler import detection, target
-from tilewright.compiler.detection import best_target, can_run, missing_features
-from tilewright.compiler.device import DeviceFacts, find_device
 from tilewright.compiler.errors import UnknownTargetError
-from tilewright.compiler.target import host_target, known_targets, resolve_target
-from tilewright.compiler.targets import family_of
+from tilewright.compiler.targets import detection, target
+from tilewright.compiler.targets.detection import best_target, can_run, missing_features
+from tilewright.compiler.targets.device import DeviceFacts, find_device
+from tilewright.compiler.targets.families import family_of
+from tilewright.compiler.targets.target import host_target, known_targets, resolve_target
 
 CPUINFO = Path(__file__).parent / "cpuinfo"
 
@@ -67,7 +67,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
         monkeypatch.setattr(platform, "system", lambda: "Linux")
         family = family_of(architecture)
         asked = family and replace(family, ask=lambda: granted)
-        monkeypatch.setattr("tilewright.compiler.device.family_of", lambda _: asked)
+        monkeypatch.setattr("tilewright.compiler.targets.device.family_of", lambda _: asked)
         return find_device(tmp_path)
 
     return make

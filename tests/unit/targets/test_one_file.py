@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.compiler.target import known_targets
-from tilewright.compiler.targets import CoreModel, families, family_of
+from tilewright.compiler.targets.families import CoreModel, families, family_of
+from tilewright.compiler.targets.target import known_targets
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("compiler", "tuner", "db", "service")
@@ -38,9 +38,9 @@ WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, NAMES))})(?![\w-])")
 
 # Where a name of an architecture, a CPU or a feature may stand in a string, and why.
 ALLOWED = {
-    ("compiler/device.py", "rv64"): "how the `isa` line of /proc/cpuinfo begins",
-    ("compiler/device.py", "rv32"): "the same",
-    ("compiler/c_library/wasm.py", "wasm"): "how files of modules end",
+    ("compiler/targets/device.py", "rv64"): "how the `isa` line of /proc/cpuinfo begins",
+    ("compiler/targets/device.py", "rv32"): "the same",
+    ("compiler/bindings/c_library/wasm.py", "wasm"): "how files of modules end",
     ("service/cli/local.py", "wasm"): "a format of files",
     ("compiler/codegen/cpu/ssa.py", "bf16"): "LLVM's name of an element type",
     # The kernel numbers its calls by architecture. A worker has no compiler to ask.
@@ -74,7 +74,7 @@ def found(text: str) -> list[tuple[int, str]]:
 def modules() -> Iterator[Path]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if ROOT / "compiler/targets" not in path.parents:
+            if ROOT / "compiler/targets/families" not in path.parents:
                 yield path
 
 
@@ -82,7 +82,7 @@ def modules() -> Iterator[Path]:
 def test_no_other_module_knows_an_architecture(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     wrong = [(line, word) for line, word in found(path.read_text()) if (name, word) not in ALLOWED]
-    assert not wrong, "this belongs in compiler/targets"
+    assert not wrong, "this belongs in compiler/targets/families"
 
 
 def test_what_is_allowed_is_there() -> None:

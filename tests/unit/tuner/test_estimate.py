@@ -14,10 +14,10 @@ from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Space, T
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.tuner.analysis.compute_costs import compute_costs, placed_computes
 from tilewright.tuner.analysis.estimate import PARTS, estimate_nest, traffic
 from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts

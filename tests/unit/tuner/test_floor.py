@@ -6,8 +6,8 @@ import numpy as np
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tilewright.compiler.costs import bytes_written, flops
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.costs import bytes_written, flops
+from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.floor import least_seconds
 from tilewright.tuner.measure.wire import LEAST_SECONDS
 

@@ -10,8 +10,8 @@ import pytest
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import compare, tolerance_for
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.measure import oracle
 from tilewright.tuner.measure.oracle import DRAWS, make_reference
 

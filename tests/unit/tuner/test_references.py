@@ -18,9 +18,9 @@ from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
 from tilewright.compiler.timings import Timings
-from tilewright.compiler.workload import Workload
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.oracle import ExpectedOutput, make_reference

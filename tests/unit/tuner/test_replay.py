@@ -12,8 +12,8 @@ import pytest
 
 from tests.examples import examples
 from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
-from tilewright.compiler.device import find_device
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.device import find_device
 from tilewright.tuner.events import Event, Finished, Progress, Started
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.measure.wire import MeasureRequest

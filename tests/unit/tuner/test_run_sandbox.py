@@ -17,10 +17,10 @@ from tests.unit.c_library.conftest import drawing
 from tests.unit.service.leased import broken, compile_program, loadable
 from tilewright.compiler import driver
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.roofline import probe_library, vector_bytes
-from tilewright.compiler.target import host_target
+from tilewright.compiler.targets.target import host_target
 from tilewright.service.jobs.device import Loadable
 from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.roofline import probe_library, vector_bytes
 from tilewright.tuner.measure.run_packing import Blobs, make_request, pack_program
 from tilewright.tuner.measure.run_result import RunStatus
 from tilewright.tuner.measure.run_wire import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.compiler.device import DeviceFacts
+from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model, xgboost
 from tilewright.tuner.cost_model.dataset import samples_of, task_name
@@ -213,9 +213,9 @@ def host_product() -> Any:
     from tilewright.compiler.dtypes import DType
     from tilewright.compiler.graph.ir import Graph, Node
     from tilewright.compiler.graph.types import TensorType
+    from tilewright.compiler.plan.workload import Boundary, make_workload
     from tilewright.compiler.schedule.select import schedule_space
-    from tilewright.compiler.target import resolve_target
-    from tilewright.compiler.workload import Boundary, make_workload
+    from tilewright.compiler.targets.target import resolve_target
 
     a, b, y = (TensorType(DType.FLOAT32, shape) for shape in ((8, 16), (16, 32), (8, 32)))
     node = Node("m", "matmul", ("a", "b"), ("y",))

@@ -9,13 +9,13 @@ import pytest
 
 from tests.graphs import Maker
 from tests.unit.tuner.graph.rig import Rig, branches, layers
-from tilewright.compiler.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.passes.pipeline import optimise
-from tilewright.compiler.plan import GraphPlan
-from tilewright.compiler.target import resolve_target
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.tuner.graph.alternatives import alternatives
 from tilewright.tuner.graph.planner import Planner, difference
 from tilewright.tuner.graph.search import Compare, Decision, Race, search_graph

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.tuner.graph.rig import Rig, branches, layers
-from tilewright.compiler.choices import RULE
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from tilewright.compiler.passes.layout_options import ESTIMATES
 from tilewright.compiler.passes.layouts import Assignment
-from tilewright.compiler.placement import Placement
-from tilewright.compiler.workload import Workload
+from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.graph.planner import Planner, operations
 from tilewright.tuner.graph.times import MeasuredCosts, kind_of, relayout, without_halos
 

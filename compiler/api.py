@@ -1,0 +1,65 @@
+"""The way in for who has a model and wants to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.specialise.store import KeptModels, own_folder
+
+if TYPE_CHECKING:
+    from tilewright.compiler.driver import Model
+    from tilewright.compiler.options import ModelPlanner
+    from tilewright.compiler.program.kernels import ScheduleSource
+    from tilewright.compiler.sizes.ranges import SizeRange
+    from tilewright.compiler.specialise.store import Compiled
+    from tilewright.compiler.timings import Timings
+
+
+def compile_model(
+    model: Model,
+    target: str = "host",
+    threads: int = 1,
+    dims: Mapping[str, SizeRange] | None = None,
+    schedules: ScheduleSource | None = None,
+    numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
+    planner: ModelPlanner | None = None,
+    precision: str = DType.FLOAT32,
+    *,
+    keep: bool = True,
+) -> Compiled:
+    """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
+
+    If dimensions stay open, one program serves all sizes of their ranges; those without a range
+    have 1 to 4096, or less if the model needs it. Where such a program serves a part of the ranges,
+    or none can be made (`SizedExecutable.reason`), and for sizes outside of a range that nobody
+    gave, the executable compiles when it first meets them, and keeps what it made
+    (`SizedExecutable.made`).
+
+    If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
+    program runs from cut to cut (`StagedExecutable`).
+
+    Args:
+        model: a path, the bytes of a model, or a ModelProto.
+        keep: whether other processes of this machine load what this one compiles, and this one what
+            they did (`KeptModels`).
+
+    Raises:
+        CompilerError: naming what is wrong with the model or the options.
+    """
+    options = CompileOptions(
+        target,
+        threads,
+        dims or {},
+        schedules,
+        numerics,
+        weight_limit_bytes,
+        timings,
+        planner,
+        precision,
+    )
+    return KeptModels(own_folder() if keep else None).compile(model, options)

@@ -1,0 +1,27 @@
+"""C libraries: a compiled model that runs without Python.
+
+`write_c_library` makes a folder with a typed header (`header.py`), the program as constant tables
+(`source.py`) and the runtime that runs it (`native/tw_model.c`, with the interpreter of
+`compiler/runtime/native`), packed by a C compiler (`toolchain.py`).
+"""
+
+from tilewright.compiler.bindings.c_library.library import (
+    CLibrary,
+    WeightPlace,
+    library_name,
+    write_c_library,
+    write_executable,
+)
+from tilewright.compiler.bindings.c_library.toolchain import ToolchainError
+from tilewright.compiler.bindings.c_library.wasm import WasmModule, write_wasm_module
+
+__all__ = [
+    "CLibrary",
+    "ToolchainError",
+    "WasmModule",
+    "WeightPlace",
+    "library_name",
+    "write_c_library",
+    "write_executable",
+    "write_wasm_module",
+]

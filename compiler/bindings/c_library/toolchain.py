@@ -1,0 +1,199 @@
+"""Compiling and packing a C library for a target: by the C compiler of this machine, or by zig's,
+which compiles for every machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.targets.target import Target
+
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+_FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)
+STACK_BYTES = 1 << 20
+"""The stack of each thread of a module."""
+
+_SECONDS = 600.0
+"""Longest that a command takes: a first static executable makes zig compile a C library."""
+
+
+class ToolchainError(CompilerError):
+    """There is no C compiler for a target, or it refused what it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """Commands that make code for a target.
+
+    Attributes:
+        compiler: compiles C and assembly, and links.
+        archiver: packs objects into a static library.
+        static: what links an executable that needs no other file, for `compiler`.
+        helpers: what links the functions that a family's ABI promises. A shared library has its
+            own: those of the program that loads it are hidden.
+        linker: links modules of WebAssembly.
+    """
+
+    compiler: tuple[str, ...]
+    archiver: tuple[str, ...]
+    static: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
+    linker: tuple[str, ...] = ()
+
+    def compile(
+        self, folder: Path, source: str | Path, output: str, options: Sequence[str] = ()
+    ) -> None:
+        """Compile a source to an object, in a folder.
+
+        Raises:
+            ToolchainError: with the compiler's first words, if it refuses.
+        """
+        language = () if str(source).endswith(".S") else _FLAGS
+        _run([*self.compiler, *language, *options, "-c", str(source), "-o", output], folder)
+
+    def archive(self, folder: Path, objects: Sequence[str], output: str) -> None:
+        """Pack objects into a static library that is the same for the same objects.
+
+        Raises:
+            ToolchainError: if that fails.
+        """
+        for i in range(0, len(objects), 500):  # a command line is no longer than the system allows
+            _run([*self.archiver, "rcsD", output, *objects[i : i + 500]], folder)
+
+    def link_shared(self, folder: Path, archive: str, exported: Sequence[str], output: str) -> None:
+        """A shared library of all that is in an archive, which shows only some names.
+
+        Raises:
+            ToolchainError: if it does not link.
+        """
+        shown = " ".join(f"{name};" for name in exported)
+        Path(folder, "exported").write_text(f"{{ global: {shown} local: *; }};\n")
+        _run(
+            [
+                *self.compiler,
+                "-shared",
+                "-nostdlib",
+                "-Wl,--version-script=exported",
+                "-Wl,--gc-sections",
+                "-Wl,-z,noexecstack",
+                f"-Wl,-soname,{output}",
+                "-Wl,--whole-archive",
+                archive,
+                "-Wl,--no-whole-archive",
+                *self.helpers,
+                "-o",
+                output,
+            ],
+            folder,
+        )
+        Path(folder, "exported").unlink()
+
+    def link_module(
+        self,
+        folder: Path,
+        objects: Sequence[str],
+        exported: Sequence[str],
+        output: str,
+        shared_bytes: int = 0,
+    ) -> None:
+        """A WebAssembly module, whose memory grows.
+
+        Args:
+            shared_bytes: where it is not 0, the module imports its memory, of at least so many
+                bytes, which threads share.
+
+        Raises:
+            ToolchainError: if it does not link.
+        """
+        shown = [f"--export={name}" for name in exported]
+        options = ["--no-entry", "--gc-sections", "--strip-all", "-z", f"stack-size={STACK_BYTES}"]
+        if shared_bytes:
+            options += ["--shared-memory", "--import-memory", "--max-memory=4294967296"]
+            # kernels have no atomic instructions, and are the same with and without
+            options += [f"--initial-memory={shared_bytes}", "--no-check-features"]
+        _run([*self.linker, *options, *shown, *objects, "-o", output], folder)
+
+    def link_executable(self, folder: Path, objects: Sequence[str], output: str) -> None:
+        """An executable that runs without other files.
+
+        Raises:
+            ToolchainError: if it does not link.
+        """
+        _run([*self.compiler, *self.static, "-s", *objects, "-o", output], folder)
+
+
+def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
+    """What compiles for a target here.
+
+    Raises:
+        ToolchainError: if this machine has nothing that does.
+    """
+    zig = (sys.executable, "-m", "ziglang")
+    has_zig = importlib.util.find_spec("ziglang") is not None
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    archiver = shutil.which("ar")
+    here = target.arch == platform.machine() and sys.platform == "linux"
+    helpers = ("-lgcc",) if target.family.helpers else ()
+    if compiler and archiver and here:
+        # zig first compiles a C library, which takes it half a minute
+        static = ("-static",) if _has_static_library(compiler) else ()
+        if static or not executable or not has_zig:
+            return Toolchain((compiler,), (archiver,), static, helpers)
+    if has_zig:
+        library = "musl" if executable else "gnu"
+        named = target.family.c_target or f"{target.arch}-linux-{{library}}"
+        command = (*zig, "cc", "-target", named.format(library=library))
+        return Toolchain(command, (*zig, "ar"), ("-static",), helpers)
+    raise _absent(target)
+
+
+def _has_static_library(compiler: str) -> bool:
+    """Whether a C compiler links executables that need no other file."""
+    asked = [compiler, "-print-file-name=libc.a"]  # its path where there is one, else what it was
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return Path(found).is_absolute()
+
+
+def wasm_toolchain(target: Target, *, threads: bool = False) -> Toolchain:
+    """What makes modules for a target of WebAssembly, with or without threads: zig.
+
+    Raises:
+        ToolchainError: if it is not there.
+    """
+    if importlib.util.find_spec("ziglang") is None:
+        raise _absent(target)
+    zig = (sys.executable, "-m", "ziglang")
+    features = "".join(f.replace("-", "_") for f in target.features)
+    atomics = ("+atomics", ("-mthread-model", "posix")) if threads else ("", ())
+    machine = f"-mcpu=generic{features}{atomics[0]}"
+    command = (*zig, "cc", "-target", f"{target.arch}-wasi", machine, *atomics[1])
+    return Toolchain(command, (*zig, "ar"), linker=(*zig, "wasm-ld"))
+
+
+def _absent(target: Target) -> ToolchainError:
+    return ToolchainError(
+        f"there is no C compiler for '{target.name}' on this machine: install the package "
+        "'ziglang' (pip install 'tilewright[linker]'), which compiles for every target"
+    )
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        reason = next((line for line in said if "error" in line), said[0] if said else "")
+        raise ToolchainError(
+            f"'{' '.join(command[:4])} ...' failed: {reason or f'exit status {done.returncode}'}"
+        )

@@ -1,0 +1,199 @@
+"""A model as a WebAssembly module, with JavaScript that runs it and its types."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright.compiler.bindings.c_library.header import Interface, Statement, range_of
+from tilewright.compiler.bindings.c_library.library import (
+    INCLUDE,
+    NATIVE,
+    RANDOM,
+    compile_objects,
+    describe,
+    exported_names,
+    staged,
+    weight_object,
+)
+from tilewright.compiler.bindings.c_library.toolchain import STACK_BYTES, Toolchain, wasm_toolchain
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.package import package_version
+from tilewright.compiler.program.builder import CompiledProgram
+from tilewright.compiler.runtime.artifact_writer import check_destination
+from tilewright.compiler.runtime.ports import open_dims
+from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.program_encoding import encode
+
+FORMAT = "tilewright-wasm-module"
+_SCRIPT = Path(__file__).parent / "module.mjs"
+_THREAD = Path(__file__).parent / "module_thread.mjs"
+_THREAD_NAMES = ("pool", "work", "lost")
+_PAGE_BYTES = 1 << 16
+_SPARE_BYTES = 1 << 20
+"""What the linker adds to a module's data, and variables without a value in an object."""
+
+_ARRAYS = {
+    DType.FLOAT32: "Float32Array",
+    DType.FLOAT64: "Float64Array",
+    DType.FLOAT16: "Uint16Array",
+    DType.BFLOAT16: "Uint16Array",
+    DType.INT8: "Int8Array",
+    DType.INT16: "Int16Array",
+    DType.INT32: "Int32Array",
+    DType.INT64: "BigInt64Array",
+    DType.UINT8: "Uint8Array",
+    DType.UINT16: "Uint16Array",
+    DType.UINT32: "Uint32Array",
+    DType.UINT64: "BigUint64Array",
+    DType.BOOL: "Uint8Array",
+}
+"""What JavaScript holds elements in, as in module.mjs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WasmModule:
+    """What was written: `bytes` of the module, with its weights."""
+
+    folder: Path
+    name: str
+    bytes: int
+
+
+def write_wasm_module(
+    compiled: CompiledProgram, folder: str | Path, name: str, model: str, threads: int = 1
+) -> WasmModule:
+    """Write NAME.wasm, NAME.mjs and NAME.d.mts; the folder appears complete or not at all.
+
+    Args:
+        compiled: the program, for so many threads.
+        folder: where it goes.
+        name: of its files and functions; an identifier.
+        model: what the model is called, for people.
+        threads: most that a run uses. For more than one, memory is shared, and NAME-thread.mjs
+            is what each of them runs.
+
+    Raises:
+        ArtifactError: if it cannot be written.
+        InvalidArgumentError: if `name` is no identifier.
+        ToolchainError: if zig is not there, or refuses.
+    """
+    interface = Interface.of(compiled.program, name)
+    destination = check_destination(folder)
+    tools = wasm_toolchain(compiled.target, threads=threads > 1)
+    with staged(destination, "module") as staging:
+        staging.joinpath(f"{name}.weights").write_bytes(bytes(compiled.weights))
+        statement = Statement(model, compiled.target.name, package_version(), 0, True)
+        objects = compile_objects(compiled, interface, statement, staging, tools)
+        objects.append(weight_object(name, staging, tools))
+        exported = [*exported_names(interface, weights_inside=True), "__heap_base"]
+        if RANDOM in encode(compiled.program).natives:
+            exported.append(f"{name}_seed")
+        pages = 0
+        if threads > 1:
+            objects.append(_thread_object(name, staging, tools))
+            exported += [*(f"{name}_{each}" for each in _THREAD_NAMES), "__stack_pointer"]
+            data = sum(staging.joinpath(each).stat().st_size for each in objects)
+            pages = -(-(data + STACK_BYTES + _SPARE_BYTES) // _PAGE_BYTES)
+            staging.joinpath(f"{name}-thread.mjs").write_text(_THREAD.read_text())
+        tools.link_module(staging, objects, exported, f"{name}.wasm", pages * _PAGE_BYTES)
+        for each in [*objects, f"{name}.weights", f"{name}.h"]:
+            staging.joinpath(each).unlink()
+        staging.joinpath(f"{name}.mjs").write_text(script(interface, threads, pages), "utf-8")
+        staging.joinpath(f"{name}.d.mts").write_text(declarations(interface), "utf-8")
+        describe(FORMAT, interface, staging, compiled.target)
+        size = staging.joinpath(f"{name}.wasm").stat().st_size
+    return WasmModule(destination, name, size)
+
+
+def _thread_object(name: str, folder: Path, tools: Toolchain) -> str:
+    """An object of what threads run; its name."""
+    own = [f"-Dtw_{each}={name}_{each}" for each in _THREAD_NAMES]
+    tools.compile(folder, NATIVE / "module_threads.c", f"{name}_threads.o", [*own, *INCLUDE])
+    return f"{name}_threads.o"
+
+
+def script(interface: Interface, threads: int, pages: int) -> str:
+    """The text of NAME.mjs, of a module whose threads share memory of so many pages at first."""
+    program = interface.program
+    ranges = []
+    for dimension in program.dimensions:
+        low, high = range_of(dimension)
+        most = math.inf if high is None else high
+        ranges.append(
+            {
+                "name": dimension.name,
+                "least": low,
+                "most": most,
+                "multiple": dimension.multiple,
+            }
+        )
+    described = {
+        "name": interface.name,
+        "weightBytes": program.weight_bytes,
+        "threads": threads,
+        "pages": pages,
+        "stackBytes": STACK_BYTES,
+        "dimensions": ranges,
+        "inputs": [_port(port) for port in program.inputs],
+        "outputs": [_port(port) for port in program.outputs],
+    }
+    # JSON is JavaScript, and `Infinity` as Python writes it is
+    return f"const description = {json.dumps(described, indent=1)};\n\n{_SCRIPT.read_text()}"
+
+
+def _port(port: Port) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": port.name,
+        "type": port.dtype.value,
+        "shape": list(open_dims(port.shape)),
+    }
+    if port.counted is not None:
+        described["counted"] = port.counted
+    return described
+
+
+def declarations(interface: Interface) -> str:
+    """The text of NAME.d.mts: the types of NAME.mjs, for TypeScript."""
+    program = interface.program
+
+    def members(ports: tuple[Port, ...]) -> str:
+        return "".join(f"  {json.dumps(p.name)}: {_ARRAYS[p.dtype]};\n" for p in ports)
+
+    sizes = "".join(f"  {json.dumps(d.name)}: number;\n" for d in program.dimensions)
+    argument = ", sizes: Sizes" if sizes else ""
+    return f"""\
+export interface Inputs {{
+{members(program.inputs)}}}
+
+export interface Outputs {{
+{members(program.outputs)}}}
+
+export interface Sizes {{
+{sizes}}}
+
+export interface Port {{
+  name: string;
+  type: string;
+  shape: (number | string)[];
+  counted?: number;
+}}
+
+export const inputs: Port[];
+export const outputs: Port[];
+export const dimensions: {{name: string; least: number; most: number; multiple: number}}[];
+
+export class Model {{
+  readonly threads: number;
+  run(inputs: Inputs{argument}): Outputs;
+  close(): void;
+}}
+
+export function load(
+  source?: URL | string | Response | BufferSource,
+  options?: {{threads?: number}},
+): Promise<Model>;
+"""

@@ -1,0 +1,81 @@
+"""ONNX Runtime's Python interface, so that changing one import is enough.
+
+    import tilewright.compiler.bindings.ort as ort            # was: import onnxruntime as ort
+    session = ort.InferenceSession("model.onnx")
+    (logits,) = session.run(["logits"], {"input_ids": ids})
+
+Names, arguments and what they give are those of onnxruntime's `InferenceSession`, `SessionOptions`,
+`OrtValue` and `IOBinding`. Options that steer what this runtime has not (arenas, execution modes,
+optimisation levels) are taken and change nothing. A folder that is an artifact is a model too.
+"""
+
+from __future__ import annotations
+
+from tilewright.compiler.bindings.ort import capi
+from tilewright.compiler.bindings.ort.allocators import (
+    OrtAllocatorType,
+    OrtArenaCfg,
+    OrtMemoryInfo,
+    OrtMemType,
+    create_and_register_allocator,
+)
+from tilewright.compiler.bindings.ort.binding import IOBinding
+from tilewright.compiler.bindings.ort.description import ModelMetadata, NodeArg
+from tilewright.compiler.bindings.ort.failures import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+    NotImplemented,
+)
+from tilewright.compiler.bindings.ort.options import (
+    ExecutionMode,
+    ExecutionOrder,
+    GraphOptimizationLevel,
+    RunOptions,
+    SessionOptions,
+    disable_telemetry_events,
+    enable_telemetry_events,
+    set_default_logger_severity,
+    set_default_logger_verbosity,
+)
+from tilewright.compiler.bindings.ort.providers import (
+    get_all_providers,
+    get_available_providers,
+    get_device,
+)
+from tilewright.compiler.bindings.ort.session import InferenceSession
+from tilewright.compiler.bindings.ort.values import OrtValue
+
+__all__ = [
+    "ExecutionMode",
+    "ExecutionOrder",
+    "Fail",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "InvalidArgument",
+    "InvalidGraph",
+    "InvalidProtobuf",
+    "ModelMetadata",
+    "NoSuchFile",
+    "NodeArg",
+    "NotImplemented",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
+    "OrtMemType",
+    "OrtMemoryInfo",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "capi",
+    "create_and_register_allocator",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+    "set_default_logger_verbosity",
+]

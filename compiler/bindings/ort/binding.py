@@ -1,0 +1,112 @@
+"""Inputs and outputs that are bound before a run, as ONNX Runtime has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright.compiler.bindings.ort.failures import InvalidArgument
+from tilewright.compiler.bindings.ort.values import (
+    OrtValue,
+    array_at,
+    as_array,
+    check_cpu,
+    element_type_of,
+)
+
+if TYPE_CHECKING:
+    from tilewright.compiler.bindings.ort.options import RunOptions
+    from tilewright.compiler.bindings.ort.session import InferenceSession
+    from tilewright.compiler.runtime.packing import Array
+
+
+class IOBinding:
+    """Where the inputs of a session's runs are read and its outputs written.
+
+    Args:
+        session: of which.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self._session = session
+        self._inputs: dict[str, Array] = {}
+        self._outputs: dict[str, OrtValue | None] = {}
+        self._found: list[OrtValue] = []
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
+        """Read an input from an array."""
+        self._inputs[name] = as_array(arr_on_cpu)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Read an input from a value."""
+        self._inputs[name] = as_array(ortvalue)
+
+    def bind_input(
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None:
+        """Read an input at an address, which the caller answers for."""
+        check_cpu(device_type)
+        self._inputs[name] = array_at(buffer_ptr, shape, element_type_of(element_type))
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Give an output, or write it at an address, which the caller answers for."""
+        check_cpu(device_type)
+        if buffer_ptr is None:
+            self._outputs[name] = None
+            return
+        if shape is None or element_type is None:
+            raise InvalidArgument(f"output '{name}' at an address needs a type and a shape")
+        self._outputs[name] = OrtValue(array_at(buffer_ptr, shape, element_type_of(element_type)))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Write an output into a value."""
+        self._outputs[name] = ortvalue
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs."""
+        self._outputs.clear()
+        self._found = []
+
+    def synchronize_inputs(self) -> None:
+        """Nothing: a CPU's memory needs none."""
+
+    def synchronize_outputs(self) -> None:
+        """Nothing: a CPU's memory needs none."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """What the last run wrote, in the order in which outputs were bound."""
+        return list(self._found)
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
+        """As `get_outputs`, as arrays."""
+        return [value.numpy() for value in self._found]
+
+    def _run(self, options: RunOptions | None) -> None:
+        names = list(self._outputs)
+        found = self._session.run(names, self._inputs, options) if names else []
+        self._found = []
+        for name, array in zip(names, found, strict=True):
+            place = self._outputs[name]
+            if place is None:
+                place = OrtValue(array)
+            else:
+                place.update_inplace(array)
+            self._found.append(place)

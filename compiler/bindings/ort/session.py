@@ -1,0 +1,305 @@
+"""Sessions, as ONNX Runtime has them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no types
+
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.bindings.ort import failures
+from tilewright.compiler.bindings.ort.binding import IOBinding
+from tilewright.compiler.bindings.ort.description import (
+    ModelMetadata,
+    NodeArg,
+    SessionDescription,
+    denoted,
+    numpy_type,
+    of_artifact,
+    of_model,
+    with_initializers,
+)
+from tilewright.compiler.bindings.ort.failures import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    InvalidProtobuf,
+    NoSuchFile,
+)
+from tilewright.compiler.bindings.ort.options import RunOptions, SessionOptions
+from tilewright.compiler.bindings.ort.profile import SessionTrace
+from tilewright.compiler.bindings.ort.providers import PROVIDER, normalized
+from tilewright.compiler.bindings.ort.values import OrtValue, as_array
+from tilewright.compiler.errors import (
+    InvalidArgumentError,
+    InvalidInputError,
+    InvalidModelError,
+    StoppedError,
+    UnsupportedOperatorError,
+)
+from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.targets.granted_cores import granted_cores
+
+if TYPE_CHECKING:
+    from tilewright.compiler.specialise.store import Compiled
+
+
+def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
+    """The error by the name that ONNX Runtime gives it."""
+    if isinstance(source, Path) and not source.is_file():
+        return NoSuchFile(str(error))
+    try:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        readable = bool(onnx.ModelProto.FromString(data).HasField("graph"))
+    except (DecodeError, OSError):
+        readable = False
+    return InvalidGraph(str(error)) if readable else InvalidProtobuf(str(error))
+
+
+def _as_given(output: Any) -> Any:
+    """Texts as objects, as ONNX Runtime gives them."""
+    is_text = isinstance(output, np.ndarray) and output.dtype.kind == "U"
+    return output.astype(object) if is_text else output
+
+
+class InferenceSession:
+    """A compiled model with ONNX Runtime's interface.
+
+    `run` may be called from several threads at once.
+
+    Args:
+        path_or_bytes: an ONNX file, its bytes, or the folder of an artifact.
+        sess_options: how many threads, which dimensions are fixed, which initializers are others.
+        providers: only the CPU's runs here; others are warned of and left out.
+        provider_options: of each provider; taken and not used.
+        options: of `compile_model`, such as `dims`, `numerics`, `precision`.
+
+    Raises:
+        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented: naming what is wrong with the
+            model; all are a CompilerError.
+        CompilerError: naming what is wrong with the options.
+        ValueError: if the providers are no list of names, or the options do not fit them.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        self._options = given = sess_options or SessionOptions()
+        if given.optimized_model_filepath:
+            raise InvalidArgumentError(
+                f"'{given.optimized_model_filepath}' cannot be written: what is compiled is no "
+                "ONNX file; `compile_with` writes artifacts, which sessions take"
+            )
+        self._provider_options: dict[str, str] = {}
+        self.set_providers(providers, provider_options)
+        self._trace = SessionTrace(given.profile_file_prefix) if given.enable_profiling else None
+        self._source: Path | bytes = (
+            path_or_bytes if isinstance(path_or_bytes, bytes) else Path(fspath(path_or_bytes))
+        )
+        self._described: SessionDescription | None = None
+        self._sizes: Mapping[str, Any] = {}
+        with self._event("session_initialization"):
+            try:
+                self._compiled = self._made(options)
+            except UnsupportedOperatorError as error:
+                raise failures.NotImplemented(error) from error
+            except InvalidModelError as error:
+                raise _named(error, self._source) from error
+
+    def _made(self, options: dict[str, Any]) -> Compiled:
+        given = self._options
+        threads = given.intra_op_num_threads or granted_cores()
+        if isinstance(self._source, Path) and self._source.is_dir():
+            if given.initializers:
+                raise InvalidArgumentError("the initializers of an artifact are compiled in")
+            self._described = of_artifact(read_artifact(self._source))
+            return load_artifact(self._source, threads)
+        sizes = dict(given.sizes)
+        if given.denoted_sizes:
+            sizes |= denoted(self._source, given.denoted_sizes)
+        dims = {**sizes, **(options.pop("dims", None) or {})}
+        self._sizes = {name: size for name, size in dims.items() if isinstance(size, int)}
+        model: Any = self._source
+        if given.initializers:
+            model = with_initializers(
+                model, {name: as_array(value) for name, value in given.initializers.items()}
+            )
+        return compile_model(model, threads=threads, dims=dims, **options)
+
+    def _event(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._trace is None else self._trace.event(name)
+
+    @property
+    def _model_path(self) -> str | None:
+        """The file; None if bytes were given. Optimum asks for it."""
+        return None if isinstance(self._source, bytes) else str(self._source)
+
+    @property
+    def _description(self) -> SessionDescription:
+        """What the model says of itself, read when it is first asked for."""
+        if self._described is None:
+            self._described = of_model(self._source).at(self._sizes)
+        return self._described
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Name, type and shape of each input."""
+        return list(self._description.inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Name, type and shape of each output."""
+        return list(self._description.outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None: constants are compiled in."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Who made the model, and what they wrote into it."""
+        return self._description.metadata
+
+    def get_session_options(self) -> SessionOptions:
+        """Those that it was made with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """The CPU's."""
+        return [PROVIDER]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Those that it was given; they are not used."""
+        return {PROVIDER: dict(self._provider_options)}
+
+    def set_providers(
+        self,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Only the CPU's runs here; others are warned of and left out. Raises ValueError if they
+        are no list of names, or the options do not fit them."""
+        names, options = normalized(providers, provider_options)
+        self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
+
+    def enable_fallback(self) -> None:
+        """Nothing: there is one provider."""
+
+    def disable_fallback(self) -> None:
+        """Nothing: there is one provider."""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When a profiled session began, on a clock that only goes forward; 0 of others."""
+        return 0 if self._trace is None else self._trace.start_ns
+
+    def end_profiling(self) -> str:
+        """Write the trace of a profiled session; its file's name, empty for others."""
+        trace, self._trace = self._trace, None
+        return "" if trace is None else trace.write()
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None = None,
+    ) -> list[Any]:
+        """Run once.
+
+        Args:
+            output_names: which outputs, in this order; all if it is None or empty.
+            input_feed: by name: arrays, lists, OrtValues, or whatever has `__dlpack__` on a CPU.
+            run_options: whether the run ends early.
+
+        Raises:
+            InvalidArgument: if an input is missing, unknown or of another type or shape, or there
+                is no such output.
+            Fail: if the options stop the run.
+        """
+        if missing := [name for name in self._input_names if name not in input_feed]:
+            raise InvalidArgument(
+                f"Required inputs ({missing}) are missing from input feed ({list(input_feed)})."
+            )
+        names = self._output_names(output_names)
+        feeds = {
+            name: as_array(given, partial(self._type, name)) for name, given in input_feed.items()
+        }
+        try:
+            with self._event("model_run"):
+                stop = None if run_options is None else run_options.stop
+                found = self._compiled.run(feeds, stop=stop)
+        except StoppedError as error:
+            raise Fail("Exiting due to terminate flag being set to true.") from error
+        except InvalidInputError as error:
+            raise InvalidArgument(str(error)) from error
+        outputs = dict(zip(self._compiled.output_names, map(_as_given, found), strict=True))
+        return [outputs[name] for name in names]
+
+    @property
+    def _input_names(self) -> Sequence[str]:
+        if isinstance(self._compiled, Executable):
+            return [port.name for port in self._compiled.inputs]
+        return list(self._compiled.ports.inputs)
+
+    def _type(self, name: str) -> np.dtype | None:
+        """Of an input's elements; None if there is no such input, or it is no tensor."""
+        kinds = {each.name: each.type for each in self._description.inputs}
+        return numpy_type(kinds.get(name, ""))
+
+    def _output_names(self, asked: Sequence[str] | None) -> list[str]:
+        known = self._compiled.output_names
+        for name in asked or ():
+            if name not in known:
+                raise InvalidArgument(f"Invalid output name: {name}, there are {', '.join(known)}")
+        return list(asked or known)
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None],
+        user_data: Any,
+        run_options: RunOptions | None = None,
+    ) -> None:
+        """Run in a thread of its own, and call `callback(outputs, user_data, error)` there. The
+        error is an empty text, or says what `run` would have raised; then there are no outputs."""
+
+        def work() -> None:
+            try:
+                found, error = self.run(output_names, input_feed, run_options), ""
+            except Exception as raised:  # noqa: BLE001 - it is told of
+                found, error = [], str(raised) or type(raised).__name__
+            callback(found, user_data, error)
+
+        threading.Thread(target=work, name="tilewright-run").start()
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """As `run`, with OrtValues. Raises InvalidArgument as that does."""
+        found = self.run(output_names, input_dict_ort_values, run_options)
+        return [OrtValue(each) for each in found]
+
+    def io_binding(self) -> IOBinding:
+        """What a run reads and writes, to be filled in."""
+        return IOBinding(self)
+
+    def run_with_iobinding(
+        self, iobinding: IOBinding, run_options: RunOptions | None = None
+    ) -> None:
+        """Run on what is bound. Raises InvalidArgument as `run` does, or if an output does not fit
+        what it is bound to, and Fail if the options stop the run."""
+        iobinding._run(run_options)

@@ -1,0 +1,205 @@
+"""Arrays that runs read and write, as ONNX Runtime has them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.compiler.bindings.ort.description import (
+    ELEMENT_TYPES,
+    numpy_type,
+    stored_type,
+    tensor_type,
+)
+from tilewright.compiler.bindings.ort.failures import InvalidArgument
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.packing import bfloat16_type
+
+if TYPE_CHECKING:
+    from tilewright.compiler.runtime.packing import Array
+
+
+class OrtValue:
+    """An array that outputs are written to and inputs are read from, or the list of a sequence.
+
+    Args:
+        array: it is not copied.
+        element_type: of ONNX, where the array's type does not say it: bfloat16 in uint16.
+    """
+
+    def __init__(self, array: Array | list[Array], element_type: int | None = None) -> None:
+        self._value = array
+        self._element_type = element_type
+
+    @property
+    def _array(self) -> Array:
+        """Raises InvalidArgument if it is a list."""
+        if isinstance(self._value, list):
+            raise InvalidArgument("the value is a sequence, expected a tensor")
+        return self._value
+
+    @staticmethod
+    def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """A value that has the array's memory. Raises InvalidArgumentError for another device."""
+        check_cpu(device_type)
+        return OrtValue(_any_array(array))
+
+    @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
+        """A value that has the array's memory, of a type that NumPy may not know. Raises
+        InvalidArgumentError if the array cannot hold it."""
+        array = as_array(data)
+        if array.dtype != stored_type(element_type_of(onnx_element_type)):
+            raise InvalidArgumentError(
+                f"an array of {array.dtype} holds no {ELEMENT_TYPES[onnx_element_type]}"
+            )
+        return OrtValue(array, onnx_element_type)
+
+    @staticmethod
+    def from_dlpack(data: Any) -> OrtValue:
+        """A value that has the memory that another library lends: an object with `__dlpack__`, or
+        what that gives. Raises InvalidArgument if it is no memory of the CPU."""
+        if isinstance(data, OrtValue):
+            return OrtValue(data._value, data._element_type)
+        lender = data if hasattr(data, "__dlpack__") else _Capsule(data)
+        try:
+            return OrtValue(np.from_dlpack(lender))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"{type(data).__name__} lends no memory: {error}") from error
+
+    @staticmethod
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Uninitialised memory. Raises InvalidArgumentError for another device, or no type."""
+        check_cpu(device_type)
+        return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
+
+    def numpy(self) -> Any:
+        """The array, or the list of arrays."""
+        return self._value
+
+    def update_inplace(self, array: Array) -> None:
+        """Copy an array into it; bfloat16 also as raw bits. Raises InvalidArgument if shape or type
+        differ."""
+        if isinstance(array, list):
+            raise InvalidArgument("a tensor cannot hold a sequence")
+        into, found = _bits(self._array), _bits(array)
+        if found.shape != into.shape or found.dtype != into.dtype:
+            raise InvalidArgument(
+                f"a value of {self._array.dtype} {list(self._array.shape)} cannot hold "
+                f"{array.dtype} {list(array.shape)}"
+            )
+        into[...] = found
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return int(self._array.ctypes.data)
+
+    def data_type(self) -> str:
+        """`tensor(float)`."""
+        if self._element_type is not None:
+            return f"tensor({ELEMENT_TYPES[self._element_type]})"
+        return tensor_type(self._array.dtype)
+
+    def element_type(self) -> int:
+        """The number of `data_type` in ONNX."""
+        name = self.data_type().removeprefix("tensor(").removesuffix(")")
+        return next(number for number, known in ELEMENT_TYPES.items() if known == name)
+
+    def tensor_size_in_bytes(self) -> int:
+        """The elements' bytes."""
+        return int(self._array.nbytes)
+
+    def shape(self) -> list[int]:
+        """The extents."""
+        return list(self._array.shape)
+
+    def device_name(self) -> str:
+        """`cpu`."""
+        return "cpu"
+
+    def has_value(self) -> bool:
+        """True."""
+        return True
+
+    def is_tensor(self) -> bool:
+        """Whether it is an array; a sequence is a list of them."""
+        return isinstance(self._value, np.ndarray)
+
+    def is_tensor_sequence(self) -> bool:
+        """Whether it is a list of arrays, which `numpy` gives."""
+        return isinstance(self._value, list)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self._array, dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        array: Any = self._array  # NumPy says itself which types it lends
+        return array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._array.__dlpack_device__()
+
+
+class _Capsule:
+    """What `__dlpack__` gave, as an object that has it."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the memory of the CPU
+
+
+def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
+    """What is given for an input, as an array, of bfloat16 the raw bits; lists become arrays of the
+    type that `kind` gives, which is asked for them alone: it may have to read a model."""
+    return _bits(_any_array(given, kind))
+
+
+def _any_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
+    if isinstance(given, OrtValue):
+        given = given._array
+    elif not isinstance(given, np.ndarray) and hasattr(given, "__dlpack__"):
+        given = np.from_dlpack(given)
+    elif not isinstance(given, np.ndarray):
+        try:
+            given = np.asarray(given, kind())
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"{type(given).__name__} is no array: {error}") from error
+    found: Array = given
+    return found
+
+
+def _bits(array: Array) -> Array:
+    return array.view(stored_type(array.dtype))
+
+
+def element_type_of(given: Any) -> np.dtype:
+    """A NumPy type, or the number of an ONNX one; raw bits where NumPy has no bfloat16."""
+    if isinstance(given, int):
+        if given not in ELEMENT_TYPES:
+            raise InvalidArgumentError(f"{given} is no element type of arrays")
+        if ELEMENT_TYPES[given] == DType.BFLOAT16:
+            return bfloat16_type() or np.dtype(np.uint16)
+        return numpy_type(f"tensor({ELEMENT_TYPES[given]})") or np.dtype(object)
+    return np.dtype(given)  # type: ignore[no-any-return]  # whatever NumPy takes
+
+
+def array_at(address: int, shape: Sequence[int], dtype: np.dtype) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.ndarray(tuple(shape), dtype, memory)
+
+
+def check_cpu(device: str) -> None:
+    if device != "cpu":
+        raise InvalidArgumentError(f"there is no device '{device}' here, only 'cpu'")

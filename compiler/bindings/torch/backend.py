@@ -1,0 +1,82 @@
+"""The backend of `torch.compile`, which dynamo finds by the entry point `torch_dynamo_backends`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from tilewright.compiler.bindings.torch.decomposed import DECOMPOSITIONS
+from tilewright.compiler.bindings.torch.graph_function import GraphFunction
+from tilewright.compiler.bindings.torch.options import BackendOptions
+from tilewright.compiler.bindings.torch.translation import rules
+from tilewright.compiler.errors import ModelWarning
+
+
+def tilewright(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that dynamo captured, for inference.
+
+        model = torch.compile(model.eval(), backend="tilewright")
+        with torch.no_grad():
+            model(x)
+
+    A graph that needs gradients runs in PyTorch's eager mode, and so does an operator that cannot
+    be compiled, between compiled pieces of its graph. A warning says so.
+
+    Args:
+        graph: as dynamo captured it.
+        example_inputs: what it is called with first.
+        options: the fields of `BackendOptions` by name.
+        mode: taken and not used.
+
+    Raises:
+        InvalidArgumentError: for an option that there is not, or an impossible one.
+    """
+    chosen = BackendOptions.of(options)
+    if torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in example_inputs
+    ):
+        warnings.warn(
+            "a graph runs in PyTorch's eager mode, since it needs gradients: call the model under "
+            "torch.no_grad() or torch.inference_mode()",
+            ModelWarning,
+            stacklevel=2,
+        )
+        forward: Callable[..., Any] = graph.forward
+        return forward
+
+    def compiled(flat: fx.GraphModule, _: Sequence[Any]) -> GraphFunction:
+        context = TracingContext.get()
+        known = context.fw_metadata
+        mutated = {k for k, info in enumerate(known.input_info) if info.mutates_data}
+        weights = set(known.static_input_indices) - mutated
+        shapes = context.fake_mode.shape_env
+        ranges = {} if shapes is None else shapes.var_to_range
+        return GraphFunction(flat, weights, ranges, chosen)
+
+    traced = aot_autograd(
+        fw_compiler=compiled, inference_compiler=compiled, decompositions=decompositions()
+    )
+    found: Callable[..., Any] = traced(graph, example_inputs)
+    return found
+
+
+@cache
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Ways to write operators with others, for those that have no rule here."""
+    known = rules()
+    theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
+    return {**theirs, **DECOMPOSITIONS}

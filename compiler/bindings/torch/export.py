@@ -1,0 +1,118 @@
+"""Modules of PyTorch as ONNX files, or as artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from tilewright.compiler.bindings.torch.decomposed import DECOMPOSITIONS
+from tilewright.compiler.bindings.torch.symbolic import NotTranslatedError
+from tilewright.compiler.bindings.torch.translation import Translated, rules, translate
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
+from tilewright.compiler.frontend.model_file import write_model
+from tilewright.compiler.options import CompileOptions
+
+
+def export(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    path: str | PathLike[str],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    output_names: Sequence[str] | None = None,
+    options: CompileOptions | None = None,
+) -> Path:
+    """Write a module as an ONNX file, or compiled, as an artifact.
+
+    Args:
+        module: for inference: it is exported as it is, so call `eval` first.
+        args, kwargs: example inputs; the names of the inputs are those of the parameters.
+        path: a file if it ends in `.onnx`, else the folder of an artifact, which must not be there.
+        dynamic_shapes: which dimensions are open, as `torch.export.export` has it. In an artifact
+            those that PyTorch bounds keep their bounds.
+        output_names: of the tensors that it gives; `output_0` and so on by themselves.
+        options: how an artifact is compiled, and for which threads and precision.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidArgumentError: if one tensor is given twice.
+        NotTranslatedError: naming an operator that cannot be written in ONNX.
+        ArtifactError: if the folder is there, or cannot be linked or written.
+        CompilerError: if the model does not compile.
+    """
+    translated = exported(module, args, kwargs, dynamic_shapes, output_names)
+    target = Path(path)
+    if target.suffix == ".onnx":
+        write_model(translated.model, target)
+        return target
+    from tilewright.compiler.driver import compile_with
+
+    if target.exists():
+        raise ArtifactError(f"'{target}' is there already")
+    given = options or CompileOptions()
+    compile_with(translated.model, replace(given, dims={**translated.ranges, **given.dims}), target)
+    if not target.exists():
+        raise ArtifactError(f"'{target}' could not be linked, written, or has several programs")
+    return target
+
+
+def exported(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    output_names: Sequence[str] | None = None,
+) -> Translated:
+    """A module as a model in memory; arguments and errors are those of `export`."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
+    if len(set(tensors)) < len(tensors):  # then torch.export reads one where the other is meant
+        raise InvalidArgumentError("one tensor is given for two inputs: give a clone of it")
+    with torch.no_grad():
+        program = torch.export.export(
+            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
+        table = torch.export.default_decompositions()
+        for op in rules():
+            if op in table:
+                del table[op]
+        table.update(DECOMPOSITIONS)
+        program = program.run_decompositions(table)
+    signature = program.graph_signature
+    constants: dict[int, torch.Tensor] = {}
+    names: dict[int, str] = {}
+    for position, spec in enumerate(signature.input_specs):
+        match spec.kind:
+            case InputKind.USER_INPUT:
+                names[position] = spec.arg.name
+            case InputKind.PARAMETER:
+                constants[position] = program.state_dict[spec.target]
+            case InputKind.BUFFER if spec.persistent:
+                constants[position] = program.state_dict[spec.target]
+            case InputKind.BUFFER | InputKind.CONSTANT_TENSOR:
+                constants[position] = program.constants[spec.target]
+            case _:
+                raise NotTranslatedError(f"an input of kind {spec.kind.name}")
+    for spec in signature.output_specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise NotTranslatedError(
+                f"the module writes to '{spec.target}', which a model cannot: {spec.kind.name}"
+            )
+    return translate(
+        program.graph,
+        constants,
+        lambda name: getattr(program.graph_module, name),
+        names,
+        output_names,
+        program.range_constraints,
+        is_exported=True,
+    )

@@ -1,0 +1,340 @@
+"""A graph of PyTorch as a function of tensors that runs a compiled model.
+
+The weights are constants of the model. It is compiled when the function is first called, with the
+tensors that are given then, and again for other tensors in their places (a layer that a network has
+many times), or after they were written to. Operators that cannot be compiled run in PyTorch,
+between compiled pieces of the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from tilewright.compiler.bindings.torch.element_types import as_numpy
+from tilewright.compiler.bindings.torch.options import BackendOptions
+from tilewright.compiler.bindings.torch.pieces import cut
+from tilewright.compiler.bindings.torch.positions import are_within
+from tilewright.compiler.bindings.torch.symbolic import NotTranslatedError
+from tilewright.compiler.bindings.torch.translation import (
+    Translated,
+    operator_name,
+    translate,
+    used_as_tables,
+)
+from tilewright.compiler.bindings.torch.views import split_views
+from tilewright.compiler.errors import CompilerError, ModelWarning
+from tilewright.compiler.specialise.store import KeptModels, own_folder
+
+if TYPE_CHECKING:
+    from tilewright.compiler.options import CompileOptions
+    from tilewright.compiler.specialise.store import Compiled
+
+log = logging.getLogger("tilewright.torch")
+
+ALIGNMENT = 64
+"""Where inputs are read without a copy."""
+
+MOST_PROGRAMS = 64
+"""With different weights; the one used longest ago goes first."""
+
+MOST_CHANGES = 8
+"""How often weights may be written to before it is no longer worth compiling them in."""
+
+
+MOST_NAMED = 3
+"""Of the operators that run in PyTorch, in a warning."""
+
+_NODE_NAME = re.compile(r"'([^'./]+)(?:\.\d+)?[/']")
+"""The name of a node in a message of the compiler: '`name`', '`name`.2', '`name`/inner'."""
+
+
+@dataclass(slots=True)
+class _Program:
+    """A compiled model, and the weights that it was compiled with.
+
+    Attributes:
+        weights: the position of each with a reference, its address and its count of changes.
+    """
+
+    compiled: Compiled
+    translated: Translated
+    weights: tuple[tuple[int, Any, int, int], ...]
+
+    def has(self, arguments: list[Any]) -> bool:
+        """Whether these are the weights, as they were then."""
+        for position, tensor, address, version in self.weights:
+            given = arguments[position]
+            same = tensor() is given and given._version == version
+            if not same or given.data_ptr() != address:
+                return False
+        return True
+
+    def serves(self, arguments: list[Any]) -> bool:
+        """Whether positions among the arguments are such as PyTorch takes."""
+        return all(
+            are_within(arguments[place], bounds)
+            for place, bounds in self.translated.positions.items()
+        )
+
+    def run(self, arguments: list[Any]) -> list[Any]:
+        arrays = []
+        for position in self.translated.inputs:
+            given = arguments[position]
+            tensor = isinstance(given, torch.Tensor)
+            arrays.append(as_numpy(given) if tensor else np.array(given, np.int64))
+        found = self.compiled.run(arrays)
+        return [spec.taken(found) for spec in self.translated.outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A piece of a graph that runs: a list of arguments -> a list of results."""
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+class _Pieces:
+    """Runs the pieces of a graph one after the other. A value is freed after its last reader."""
+
+    def __init__(self, graph: fx.Graph, steps: Sequence[_Step]) -> None:
+        (output,) = graph.find_nodes(op="output")
+        self._arguments = graph.find_nodes(op="placeholder")
+        self._steps = steps
+        self._results: list[Any] = output.args[0]
+        last = {node: number for number, step in enumerate(steps) for node in step.inputs}
+        kept = {node for node in self._results if isinstance(node, fx.Node)}
+        self._freed = [
+            [node for node in step.inputs if last[node] == number and node not in kept]
+            for number, step in enumerate(steps)
+        ]
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        known = dict(zip(self._arguments, arguments, strict=True))
+        for step, freed in zip(self._steps, self._freed, strict=True):
+            given = [known[node] for node in step.inputs]
+            for node in freed:
+                del known[node]
+            known.update(zip(step.outputs, step.run(given), strict=True))
+        return [known[each] if isinstance(each, fx.Node) else each for each in self._results]
+
+
+def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
+    return lambda given: module(*given)
+
+
+class GraphFunction:
+    """What dynamo calls for a graph: a list of tensors and numbers -> a list of them.
+
+    Runs in PyTorch, operator by operator, what cannot be compiled; a warning names the operators
+    then. The rest of the graph is compiled in pieces. May be called from several threads at once.
+
+    Args:
+        graph: of ATen operators, in which no value is written to.
+        weights: the positions of arguments that rarely change.
+        ranges: bounds of PyTorch's symbols.
+        options: how it is compiled.
+    """
+
+    _boxed_call = True  # dynamo hands over a list, which is emptied to free what is in it
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        weights: Collection[int],
+        ranges: Mapping[Any, Any],
+        options: BackendOptions,
+    ) -> None:
+        self._graph = graph
+        self._computing, self._views = split_views(graph)
+        self._weights = frozenset(weights)
+        self._ranges = dict(ranges)
+        self._options = options
+        self._programs: OrderedDict[tuple[int, ...], _Program] = OrderedDict()
+        self._current: _Program | None = None
+        self._changes = 0
+        self._eager = False
+        self._pieces: _Pieces | None = None
+        self._lock = threading.RLock()
+        nodes = [] if self._computing is None else self._computing.find_nodes(op="placeholder")
+        self._constants = {node for p, node in enumerate(nodes) if p in self._weights}
+        self._tables = {
+            p for p, node in enumerate(nodes) if node in self._constants and used_as_tables(node)
+        }
+
+    @property
+    def computes(self) -> bool:
+        """Whether the graph does more than make views of its arguments."""
+        return self._computing is not None
+
+    def __call__(self, given: list[Any]) -> Any:
+        arguments = list(given)
+        given.clear()
+        if self._computing is None:
+            return self._graph(*arguments)
+        program = self._current
+        if program is None or self._eager or not program.has(arguments):
+            program = self._found(arguments)
+        if self._pieces is not None:
+            found = self._pieces(arguments)
+            return found if self._views is None else self._views(*arguments, *found)
+        if program is None or not program.serves(arguments):
+            return self._graph(*arguments)
+        try:
+            found = program.run(arguments)
+            return found if self._views is None else self._views(*arguments, *found)
+        except Exception as error:  # noqa: BLE001 - what PyTorch can run is no error of the caller
+            self._give_up(error)
+            return self._graph(*arguments)
+
+    def _found(self, arguments: list[Any]) -> _Program | None:
+        """The program for these weights, compiled if it must be; None if PyTorch runs them."""
+        with self._lock:
+            if self._eager or self._pieces is not None:
+                return None
+            weights = {p: arguments[p] for p in sorted(self._weights)}
+            key = tuple(map(id, weights.values()))
+            program = self._programs.get(key)
+            if program is None or not program.has(arguments):
+                self._changes += program is not None
+                program = self._made(weights, arguments)
+                if program is None:
+                    return None
+                self._programs[key] = program
+                if len(self._programs) > MOST_PROGRAMS:
+                    self._programs.popitem(last=False)
+            self._programs.move_to_end(key)
+            self._current = program
+            return program
+
+    def _made(self, weights: Mapping[int, torch.Tensor], arguments: list[Any]) -> _Program | None:
+        try:
+            if self._changes > MOST_CHANGES:
+                raise NotTranslatedError(f"its weights were written to {self._changes} times")
+            for each in arguments:
+                _check_tensor(each)
+            constants = {p: each for p, each in weights.items() if self._is_constant(p, each)}
+            translated = translate(
+                self._computing,
+                constants,
+                lambda name: getattr(self._graph, name),
+                ranges=self._ranges,
+            )
+            options = self._options.compile_options(translated.ranges)
+            keep = own_folder() if self._options.keep else None
+            tuned = self._tuned_before(translated, options)
+            compiled = tuned or KeptModels(keep).compile(translated.model, options)
+        except Exception as error:  # noqa: BLE001 - see above
+            if not self._cut_around(self._refused(error)):
+                self._give_up(error)
+            return None
+        known = tuple(
+            (p, weakref.ref(each), each.data_ptr(), each._version) for p, each in constants.items()
+        )
+        program = _Program(compiled, translated, known)
+        if self._options.tuner is not None and tuned is None:
+            threading.Thread(
+                target=self._tuned, args=(program,), name="tilewright-tuner", daemon=True
+            ).start()
+        return program
+
+    def _refused(self, error: Exception) -> Mapping[fx.Node, str]:
+        """The nodes of the graph that an error names, with the reasons."""
+        if isinstance(error, NotTranslatedError):
+            return error.refused
+        if self._computing is None or not isinstance(error, CompilerError):
+            return {}
+        nodes = {node.name: node for node in self._computing.nodes if node.op == "call_function"}
+        named = [nodes[name] for name in _NODE_NAME.findall(str(error)) if name in nodes]
+        return {node: f"{operator_name(node.target)}: {error}" for node in named[:1]}
+
+    def _cut_around(self, refused: Mapping[fx.Node, str]) -> bool:
+        """Leave these nodes to PyTorch from now on, and compile the pieces between them; False if
+        there is nothing to compile then."""
+        if not refused or self._computing is None:
+            return False
+        steps: list[_Step] = []
+        for piece in cut(self._graph, self._computing, refused, self._constants):
+            function: Callable[[list[Any]], Sequence[Any]] = _run_by_pytorch(piece.module)
+            if not piece.is_refused:
+                weights = [k for k, each in enumerate(piece.inputs) if each in self._constants]
+                function = GraphFunction(piece.module, weights, self._ranges, self._options)
+            steps.append(_Step(function, piece.inputs, piece.outputs))
+        if not any(isinstance(each.run, GraphFunction) and each.run.computes for each in steps):
+            return False
+        self._pieces = _Pieces(self._computing, steps)
+        operators = {node: why for node, why in refused.items() if node.op == "call_function"}
+        reasons = list(dict.fromkeys(operators.values()))
+        if not reasons:  # nothing computes with the arguments that the compiler does not take
+            return True
+        others = f" (and {len(reasons) - MOST_NAMED} others)" if len(reasons) > MOST_NAMED else ""
+        warnings.warn(
+            "operators of a graph run in PyTorch's eager mode, since they cannot be compiled; the "
+            f"rest of it is compiled: {'; '.join(reasons[:MOST_NAMED])}{others}",
+            ModelWarning,
+            stacklevel=2,
+        )
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        """Leave the graph to PyTorch from now on, and say why; of a defect the log says where."""
+        with self._lock:
+            self._eager = True
+            self._current = None
+            self._programs.clear()
+        why = str(error)
+        if not isinstance(error, CompilerError):
+            log.error("a graph failed", exc_info=error)
+            why = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"a graph runs in PyTorch's eager mode, since it cannot be compiled: {why}",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+    def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
+        """Whether a weight is compiled in. One that is looked up in is read where it lies, and so
+        is one that does not count how often it is written to."""
+        if weight.is_inference():
+            return False
+        is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
+        return not (position in self._tables and is_read_in_place)
+
+    def _tuned_before(self, translated: Translated, options: CompileOptions) -> Compiled | None:
+        """What the tuner has kept of this model, if it keeps anything."""
+        kept = getattr(self._options.tuner, "kept", None)
+        if kept is None or not self._options.keep:
+            return None
+        found: Compiled | None = kept(translated.model, options)
+        return found
+
+    def _tuned(self, program: _Program) -> None:
+        """Tune a program's model, and let what comes of it serve."""
+        assert self._options.tuner is not None
+        options = self._options.compile_options(program.translated.ranges)
+        tuned = self._options.tuner(program.translated.model, options)
+        if tuned is not None:
+            program.compiled = tuned
+
+
+def _check_tensor(given: Any) -> None:
+    """Raises NotTranslatedError for a tensor that is no block of numbers on the CPU."""
+    if not isinstance(given, torch.Tensor):
+        return
+    if type(given) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NotTranslatedError(f"an argument is a {type(given).__name__}")
+    if given.device.type != "cpu" or given.layout is not torch.strided:
+        raise NotTranslatedError(f"an argument is on {given.device}, {given.layout}")

@@ -1,0 +1,189 @@
+"""A graph of ATen operators, cut around the operators that run in PyTorch.
+
+    y = relu(x @ w); z = unknown(y); return softmax(z + y)
+    -> compiled: y = relu(x @ w)
+       PyTorch:  z = unknown(y)
+       compiled: softmax(z + y)
+
+Pieces of the two kinds alternate. Each node is in the first piece that its arguments allow, so that
+the number of pieces is the smallest possible.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.compiler.bindings.torch.views import is_tensor_valued
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPiece:
+    """A part of a graph as a graph of its own.
+
+    Attributes:
+        module: its arguments are `inputs`, its results are a list, `outputs`.
+        is_refused: whether PyTorch runs it.
+        inputs, outputs: nodes of the whole graph.
+    """
+
+    module: fx.GraphModule
+    is_refused: bool
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+
+def cut(
+    root: torch.nn.Module,
+    graph: fx.Graph,
+    refused: Collection[fx.Node],
+    weights: Collection[fx.Node],
+) -> list[GraphPiece]:
+    """The pieces of a graph in the order in which they run.
+
+    Args:
+        root: holds the tensors of `get_attr` nodes.
+        graph: its results are a list; each node has its value's fake tensor (`meta["val"]`). No
+            node writes to a value.
+        refused: the nodes that PyTorch runs.
+        weights: the arguments that rarely change.
+    """
+    (output,) = graph.find_nodes(op="output")
+    results = {node for node in output.args[0] if isinstance(node, fx.Node)}
+    cutter = _Cutter(root, graph, frozenset(refused), _repeated(graph, refused, weights))
+    order = cutter.order(results)
+    pieces = []
+    for number in sorted(set(order.values())):
+        outputs = [
+            node
+            for node, place in order.items()
+            if place == number
+            and (node in results or any(order.get(u, number) != number for u in cutter.users(node)))
+        ]
+        if outputs:
+            members = {node for node, place in order.items() if place == number}
+            pieces.append(cutter.piece(members, outputs, number % 2 == 1))
+    return pieces
+
+
+def _repeated(
+    graph: fx.Graph, refused: Collection[fx.Node], weights: Collection[fx.Node]
+) -> frozenset[fx.Node]:
+    """The nodes that each piece computes again: attributes, sizes, and values that depend only on
+    weights and sizes. A compiled piece has them as constants."""
+    fixed, found = set(weights), set()
+    for node in graph.nodes:
+        is_size = not is_tensor_valued(node)
+        match node.op:
+            case "placeholder" if is_size:
+                fixed.add(node)
+            case "get_attr":
+                fixed.add(node)
+                found.add(node)
+            case "call_function" if node not in refused and not _draws(node):
+                follows = fixed.issuperset(node.all_input_nodes)
+                if follows:
+                    fixed.add(node)
+                if follows or is_size:
+                    found.add(node)
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutter:
+    root: torch.nn.Module
+    graph: fx.Graph
+    refused: frozenset[fx.Node]
+    repeated: frozenset[fx.Node]
+
+    def order(self, results: Collection[fx.Node]) -> dict[fx.Node, int]:
+        """The number of the piece of each node that computes: even if it is compiled, else odd."""
+        found: dict[fx.Node, int] = {}
+        latest_draw = 0
+        for node in self.graph.nodes:
+            if node.op != "call_function" or (node in self.repeated and node not in results):
+                continue
+            if node.target is operator.getitem and node.args[0] in found:
+                found[node] = found[node.args[0]]
+                continue
+            odd = int(node in self.refused or not is_tensor_valued(node))
+            place = max((found[each] for each in self.sources(node) if each in found), default=odd)
+            place += place % 2 != odd
+            if _draws(node):  # so that random numbers are drawn in the order of the whole graph
+                place = latest_draw = max(place, latest_draw)
+            found[node] = place
+        return found
+
+    def sources(self, node: fx.Node) -> Iterator[fx.Node]:
+        """The arguments of a node; of one that is repeated, its own sources."""
+        for each in node.all_input_nodes:
+            if each in self.repeated:
+                yield from self.sources(each)
+            else:
+                yield each
+
+    def users(self, node: fx.Node) -> Iterator[fx.Node]:
+        """The nodes that have a node among their sources."""
+        for each in node.users:
+            yield each
+            if each in self.repeated:
+                yield from self.users(each)
+
+    def piece(
+        self, members: Collection[fx.Node], outputs: Sequence[fx.Node], is_refused: bool
+    ) -> GraphPiece:
+        sources = {each for node in members for each in self.sources(node)} - set(members)
+        known = {size.node.expr for node in sources for size in _sizes(node)}
+        unknown = {symbol for node in members for size in _sizes(node) for symbol in _free(size)}
+        holders = self._holders()
+        sources |= {holders[symbol] for symbol in unknown - known if symbol in holders}
+        part = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.graph.nodes:
+            if node in sources:
+                copies[node] = part.placeholder(node.name)
+                copies[node].meta = dict(node.meta)
+        inputs = tuple(copies)
+        for node in self.graph.nodes:
+            is_ready = all(each in copies for each in node.all_input_nodes)
+            if node in members or (node in self.repeated and is_ready):
+                copies[node] = part.node_copy(node, copies.__getitem__)
+        part.output([copies[node] for node in outputs])
+        part.eliminate_dead_code()
+        return GraphPiece(fx.GraphModule(self.root, part), is_refused, inputs, tuple(outputs))
+
+    def _holders(self) -> dict[Any, fx.Node]:
+        """By symbol of a size: the argument of the graph that is it, or has it as a dimension."""
+        found: dict[Any, fx.Node] = {}
+        for node in self.graph.find_nodes(op="placeholder"):
+            for size in _sizes(node):
+                if size.node.expr.is_Symbol and not isinstance(node.meta["val"], torch.SymInt):
+                    found.setdefault(size.node.expr, node)
+                elif size.node.expr.is_Symbol:
+                    found[size.node.expr] = node
+        return found
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _sizes(node: fx.Node) -> Iterator[Any]:
+    """The open sizes of a node's value."""
+    value = node.meta.get("val")
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.SymInt):
+            yield each
+        elif isinstance(each, torch.Tensor):
+            yield from (size for size in each.shape if isinstance(size, torch.SymInt))
+
+
+def _free(size: Any) -> Collection[Any]:
+    found: Collection[Any] = size.node.expr.free_symbols
+    return found

@@ -1,0 +1,573 @@
+"""PyTorch's graphs of ATen operators as ONNX models, whose weights stay where the tensors are.
+
+What a graph of `aot_autograd` or of `torch.export` calls, one rule an operator writes as nodes of
+ONNX (`compiler.bindings.torch.rules`). Sizes that PyTorch knows as expressions over symbols
+(`s77 // 2`) become arithmetic on `Shape`, from which the import finds the same expressions again.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import sympy
+import torch
+from onnx import TensorProto, helper
+from torch import fx
+from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.value_ranges import bound_sympy
+
+from tilewright.compiler.bindings.torch.element_types import ELEMENT_TYPES, as_numpy, part_type
+from tilewright.compiler.bindings.torch.positions import are_within, narrowed, source_of
+from tilewright.compiler.bindings.torch.results import OutputSpec
+from tilewright.compiler.bindings.torch.symbolic import (
+    NotTranslatedError,
+    Size,
+    bounded,
+    expression,
+    quotient,
+)
+from tilewright.compiler.bindings.torch.views import is_tensor_valued
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.frontend.model_file import ReadModel
+from tilewright.compiler.ops.onnx_node import OnnxTensor
+
+OPSET = 22
+
+log = logging.getLogger("tilewright.torch")
+
+Rule: TypeAlias = Callable[..., Any]
+"""A translator, the node and the node's arguments -> the name of the value, or a tuple of names."""
+
+
+class ComplexPair(NamedTuple):
+    """The names of both parts of complex values."""
+
+    real: str
+    imaginary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A graph as a model.
+
+    Attributes:
+        model: in ONNX; its weights are the tensors' own memory.
+        inputs: the positions of the arguments that the model takes, in its order.
+        outputs: what the graph gives.
+        ranges: of the model's open dimensions, those that PyTorch bounds.
+        positions: arguments whose elements are positions, with their bounds.
+    """
+
+    model: ReadModel
+    inputs: tuple[int, ...]
+    outputs: tuple[OutputSpec, ...]
+    ranges: Mapping[str, range]
+    positions: Mapping[int, range]
+
+
+def operator_name(target: Any) -> str:
+    """`aten.add.Tensor`."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target!r}"
+
+
+@cache
+def rules() -> Mapping[Any, Rule]:
+    """Rules by operator, of all files in `compiler/bindings/torch/rules`."""
+    package = import_module("tilewright.compiler.bindings.torch.rules")
+    found: dict[Any, Rule] = {}
+    for each in iter_modules(package.__path__):
+        found.update(import_module(f"{package.__name__}.{each.name}").RULES)
+    return found
+
+
+@cache
+def complex_rules() -> Mapping[Any, Rule]:
+    """Rules by operator, of those with a complex argument or result: values are `ComplexPair`s."""
+    found: Mapping[Any, Rule] = import_module(
+        "tilewright.compiler.bindings.torch.rules.complex"
+    ).COMPLEX_RULES
+    return found
+
+
+def translate(
+    graph: fx.Graph,
+    constants: Mapping[int, torch.Tensor],
+    attributes: Callable[[str], torch.Tensor],
+    names: Mapping[int, str] | None = None,
+    output_names: Sequence[str] | None = None,
+    ranges: Mapping[Any, Any] | None = None,
+    *,
+    is_exported: bool = False,
+) -> Translated:
+    """Write a graph as a model.
+
+    Args:
+        graph: of ATen operators; each node has its value's fake tensor (`meta["val"]`).
+        constants: the arguments that are weights, by position.
+        attributes: gives the tensor of a `get_attr` node.
+        names: of the other arguments, by position; numbered where it has none.
+        output_names: of the tensors that the graph gives.
+        ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
+        is_exported: whether the model runs without PyTorch, which cannot run what is refused then.
+
+    Raises:
+        NotTranslatedError: naming the operator that has no rule; `refused` has all of them.
+    """
+    translator = Translator(constants, attributes, is_exported)
+    return translator.run(graph, names or {}, output_names, ranges or {})
+
+
+@dataclass(slots=True)
+class Translator:
+    """One graph on its way to ONNX. Rules see it: `op`, `constant` and what they ask of values."""
+
+    constants: Mapping[int, torch.Tensor]
+    attributes: Callable[[str], torch.Tensor]
+    is_exported: bool = False
+    opset: int = OPSET
+    """Rules raise it for an operator that came later."""
+    nodes: list[Any] = field(default_factory=list)
+    lifted: set[fx.Node] = field(default_factory=set)
+    """Products whose value has the leading dimensions that a view before them had joined."""
+    _values: dict[fx.Node, Any] = field(default_factory=dict)
+    _tensors: dict[str, OnnxTensor] = field(default_factory=dict)
+    _types: dict[str, int] = field(default_factory=dict)
+    _known: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
+    _symbols: dict[Any, tuple[str, int] | str] = field(default_factory=dict)
+    """Where a symbol's value is: an input and its dimension, or an input that is a number."""
+    _sizes: dict[Any, str] = field(default_factory=dict)
+    _ranges: Mapping[Any, Any] = field(default_factory=dict)
+    """Bounds of the symbols."""
+    _places: Mapping[fx.Node, int] = field(default_factory=dict)
+    _positions: dict[int, range] = field(default_factory=dict)
+    """Arguments whose elements are positions, with their bounds."""
+    _refused: dict[fx.Node, str] = field(default_factory=dict)
+    """Nodes that no rule writes, and why."""
+    _taken: int | None = None
+    """The part of complex values that a rule asks for: 0 or 1."""
+    _at: str = ""
+    """The node whose rule runs: ONNX nodes have its name, and so errors of the compiler do."""
+
+    def run(
+        self,
+        graph: fx.Graph,
+        names: Mapping[int, str],
+        output_names: Sequence[str] | None,
+        ranges: Mapping[Any, Any],
+    ) -> Translated:
+        self._ranges = ranges
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self._places = {node: position for position, node in enumerate(placeholders)}
+        infos, taken, open_dims = self._inputs(placeholders, names)
+        outputs: tuple[OutputSpec, ...] = ()
+        results: list[Any] = []
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._constant(node, self.attributes(node.target))
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "output" and not self._refused:
+                outputs, results = self._outputs(node.args[0], output_names)
+        if self._refused:
+            raise NotTranslatedError(next(iter(self._refused.values())), self._refused)
+        initializers = [
+            TensorProto(name=name, dims=each.array.shape, data_type=self._types[name])
+            for name, each in self._tensors.items()
+        ]
+        graph_proto = helper.make_graph(self.nodes, "torch", infos, results, initializers)
+        opset = helper.make_opsetid("", self.opset)
+        model = helper.make_model(graph_proto, opset_imports=[opset], producer_name="tilewright")
+        model.ir_version = 10
+        read = ReadModel(model, tensors=self._tensors)
+        bounds = bounded(open_dims, ranges)
+        return Translated(read, taken, outputs, bounds, dict(self._positions))
+
+    # what rules emit
+
+    def op(self, kind: str, *inputs: str | None, **attributes: Any) -> str:
+        """Add a node with one output; its name."""
+        return self.several(kind, *inputs, count=1, **attributes)[0]
+
+    def several(
+        self, kind: str, *inputs: str | None, count: int, **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node with so many outputs; their names."""
+        results = tuple(f"v{len(self.nodes)}_{k}" for k in range(count))
+        given = {name: value for name, value in attributes.items() if value is not None}
+        operands = [name or "" for name in inputs]
+        self.nodes.append(helper.make_node(kind, operands, results, self._at, **given))
+        return results
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """A small constant, of a PyTorch type; int64 by itself."""
+        kind = ELEMENT_TYPES[dtype or torch.int64]
+        if kind[1] is DType.BFLOAT16:
+            return self.tensor(torch.tensor(value, dtype=dtype))
+        try:
+            array = np.asarray(value, kind[1].numpy)
+        except (OverflowError, ValueError) as error:
+            raise NotTranslatedError(f"{value} as {dtype or torch.int64}") from error
+        return self._small(array, *kind)
+
+    def _small(self, array: np.ndarray, element_type: int, dtype: DType) -> str:
+        key = str(dtype), array.shape, array.tobytes()
+        if key not in self._known:
+            self._known[key] = self._add(array, element_type, dtype)
+        return self._known[key]
+
+    def tensor(self, tensor: torch.Tensor) -> str:
+        """A tensor's own memory as a constant; what is not contiguous is copied."""
+        kind = ELEMENT_TYPES.get(tensor.dtype)
+        if kind is None:
+            raise NotTranslatedError(f"a constant of {tensor.dtype}")
+        return self._add(as_numpy(tensor.contiguous()), *kind)
+
+    def _add(self, array: np.ndarray, element_type: int, dtype: DType) -> str:
+        name = f"c{len(self._tensors)}"
+        self._tensors[name] = OnnxTensor(array, dtype)
+        self._types[name] = element_type
+        return name
+
+    @contextmanager
+    def taking(self, part: int) -> Iterator[None]:
+        """Let `value` give one part of complex values, 0 or 1; of real ones the second is 0."""
+        self._taken = part
+        try:
+            yield
+        finally:
+            self._taken = None
+
+    def pair_of(self, name: str) -> ComplexPair:
+        """The parts of complex values, from a real value whose last dimension has both."""
+        parts = [self.op("Gather", name, self.constant(part), axis=-1) for part in (0, 1)]
+        return ComplexPair(*parts)
+
+    def joined(self, pair: ComplexPair) -> str:
+        """Both parts of complex values as the last dimension of one value."""
+        last = self.constant([-1])
+        return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
+
+    # what rules ask
+
+    def value(self, given: Any, dtype: Any = None) -> str:
+        """The name of an argument: a node's value, or a number as a constant of `dtype`."""
+        if isinstance(given, fx.Node):
+            if not isinstance(given.meta.get("val"), torch.Tensor):
+                number = self.number(given)
+                return number if dtype in (None, torch.int64) else self.cast(number, dtype)
+            found = self._values[given]
+            if self._taken is not None and isinstance(found, ComplexPair):
+                found = found[self._taken]
+            elif self._taken and (dtype or self.dtype(given)).is_floating_point:
+                zero = self.constant(0, dtype or self.dtype(given))
+                return self.op("Expand", zero, self.numbers(self.shape(given)))
+            if not isinstance(found, str):
+                raise NotTranslatedError(f"several values of '{given.name}' as one")
+            return found if dtype is None or dtype == self.dtype(given) else self.cast(found, dtype)
+        return self.constant(given, dtype)
+
+    def cast(self, name: str, dtype: Any) -> str:
+        """The value in another type."""
+        if dtype not in ELEMENT_TYPES:
+            raise NotTranslatedError(f"a value of {dtype}")
+        found = self.op("Cast", name, to=ELEMENT_TYPES[dtype][0])
+        return found
+
+    @staticmethod
+    def dtype(node: fx.Node) -> Any:
+        """Of a node's value, the first of several; of complex numbers the type of their parts."""
+        value = node.meta["val"]
+        return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
+
+    @staticmethod
+    def shape(node: fx.Node) -> tuple[Size, ...]:
+        """Of a node's value, the first of several."""
+        value = node.meta["val"]
+        value = value[0] if isinstance(value, tuple | list) else value
+        return tuple(expression(size) for size in value.shape)
+
+    def number(self, size: Any) -> str:
+        """A whole number as an int64 of rank 0."""
+        known = expression(size)
+        return self.constant(known) if isinstance(known, int) else self._computed(known)
+
+    def numbers(self, sizes: Sequence[Any]) -> str:
+        """Whole numbers as an int64 vector."""
+        known = [expression(size) for size in sizes]
+        if all(isinstance(each, int) for each in known):
+            return self.constant(np.array(known, np.int64))
+        parts = [
+            self.constant([each])
+            if isinstance(each, int)
+            else self.op("Reshape", self._computed(each), self.constant([1]))
+            for each in known
+        ]
+        found = self.op("Concat", *parts, axis=0)
+        return found
+
+    def reshaped(self, name: str, old: Sequence[Size], new: Sequence[Size]) -> str:
+        """A value of one shape in another. Sizes that stay, or follow from the others, are said so:
+        then nobody computes them."""
+        if tuple(old) == tuple(new):
+            return name
+        target: list[Size] = list(new)
+        if not any(size == 0 for size in (*old, *new)):
+            for position, size in enumerate(new):
+                same = position < len(old) and old[position] == size
+                if same and not isinstance(size, int):
+                    target[position] = 0
+            unknown = [k for k, size in enumerate(target) if not isinstance(size, int)]
+            if len(unknown) == 1:
+                target[unknown[0]] = -1
+            if all(isinstance(size, int) for size in target):
+                found = self.op("Reshape", name, self.constant(target))
+                return found
+        found = self.op("Reshape", name, self.numbers(new), allowzero=1)
+        return found
+
+    def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
+        """Say that the elements of a value are positions among `size`: what an argument has beyond
+        them is left to PyTorch, which refuses it. `from_end`: whether they may be negative."""
+        place = self._places.get(source_of(index))
+        if place is None or not isinstance(size, int):
+            return
+        bounds = range(-size if from_end else 0, size)
+        if place not in self.constants:
+            self._positions[place] = narrowed(self._positions.get(place, bounds), bounds)
+        elif not are_within(self.constants[place], bounds):
+            raise NotTranslatedError(f"positions beyond {size}")
+
+    # what happens once a graph
+
+    def _inputs(
+        self, placeholders: Sequence[fx.Node], names: Mapping[int, str]
+    ) -> tuple[list[Any], tuple[int, ...], dict[str, Any]]:
+        """The model's inputs, which arguments they are, and its open dimensions with symbols."""
+        infos: list[Any] = []
+        taken: list[int] = []
+        open_dims: dict[Any, str] = {}
+        numbers: list[tuple[int, fx.Node]] = []
+        for position, node in enumerate(placeholders):
+            value = node.meta.get("val")
+            if position in self.constants:
+                self._constant(node, self.constants[position])
+                continue
+            if isinstance(value, torch.SymInt):
+                numbers.append((position, node))
+                continue
+            if not isinstance(value, torch.Tensor):
+                if isinstance(value, torch.SymFloat):
+                    self._refused[node] = "a number that is no whole one as an argument"
+                continue  # a plain number, which the nodes have too
+            kind = ELEMENT_TYPES.get(part_type(value.dtype))
+            if kind is None:
+                self._refused[node] = f"an argument of {value.dtype}"
+                continue
+            name = names.get(position, f"input_{len(taken)}")
+            dims: list[int | str] = []
+            for dim, size in enumerate(self.shape(node)):
+                if isinstance(size, int):
+                    dims.append(size)
+                    continue
+                if isinstance(size, sympy.Symbol):
+                    self._symbols.setdefault(size, (name, dim))
+                dims.append(open_dims.setdefault(size, f"size_{len(open_dims)}"))
+            if value.dtype.is_complex:
+                dims.append(2)
+            infos.append(helper.make_tensor_value_info(name, kind[0], dims))
+            self._values[node] = self.pair_of(name) if value.dtype.is_complex else name
+            taken.append(position)
+        for position, node in numbers:
+            symbol = expression(node)
+            if isinstance(symbol, int) or symbol in self._symbols:
+                continue
+            if not isinstance(symbol, sympy.Symbol):
+                raise NotTranslatedError(f"the number {symbol} as an argument")
+            name = names.get(position, f"input_{len(taken)}")
+            infos.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
+            self._symbols[symbol] = name
+            taken.append(position)
+        return infos, tuple(taken), {name: size for size, name in open_dims.items()}
+
+    def _constant(self, node: fx.Node, given: Any) -> None:
+        """Give a node a tensor's memory; the operators that read any other are refused."""
+        if isinstance(given, torch.Tensor) and given.is_complex():
+            real, imaginary = torch.view_as_real(given.detach().resolve_conj()).unbind(-1)
+            self._values[node] = ComplexPair(self.tensor(real), self.tensor(imaginary))
+        elif isinstance(given, torch.Tensor) and given.dtype in ELEMENT_TYPES:
+            self._values[node] = self.tensor(given)
+        else:
+            kind = given.dtype if isinstance(given, torch.Tensor) else type(given).__name__
+            self._refused[node] = f"a constant of {kind}"
+
+    def _call(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self._part(node, *node.args)
+        if not is_tensor_valued(node):
+            return None  # a size: whoever uses it asks for its expression
+        rule, name = rules().get(node.target), operator_name(node.target)
+        self._at = node.name
+        try:
+            if self._is_complex(node):
+                rule = complex_rules().get(node.target)
+            if rule is None:
+                raise NotTranslatedError("it has no rule")
+            return rule(self, node, *node.args, **node.kwargs)
+        except NotTranslatedError as error:
+            return self._refuse(node, f"{name}: {error}")
+        except (
+            Exception
+        ) as error:  # a defect of the rule, which is not the user's: PyTorch can run it
+            log.exception("the rule of %s failed on %s", name, node.format_node())
+            said = f"its rule failed: {type(error).__name__}: {error}"
+            return self._refuse(node, f"{name}: {said}")
+
+    def _is_complex(self, node: fx.Node) -> bool:
+        """Whether an argument or the result is complex.
+
+        Raises:
+            NotTranslatedError: if ONNX has no type for one of them, or no rule takes such numbers.
+        """
+        for each in node.all_input_nodes:
+            if each.op != "call_function" and each in self._refused:
+                raise NotTranslatedError(self._refused[each])
+        found = False
+        operands = [("an argument", each) for each in node.all_input_nodes]
+        for role, each in (*operands, ("a result", node)):
+            value = each.meta.get("val")
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if not isinstance(part, torch.Tensor):
+                    continue
+                known = part_type(part.dtype) in ELEMENT_TYPES
+                if not known or (part.is_complex() and node.target not in complex_rules()):
+                    raise NotTranslatedError(f"{role} of {part.dtype}")
+                found = found or part.is_complex()
+        return found
+
+    def _refuse(self, node: fx.Node, why: str) -> Any:
+        """Note that no rule writes a node, and go on: names that stand for its values."""
+        self._refused[node] = why
+        value = node.meta["val"]
+        return (node.name,) * len(value) if isinstance(value, tuple | list) else node.name
+
+    def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
+        """One of an operator's results."""
+        found = self._values[whole]
+        if isinstance(found, str):
+            found = (found,)
+        if index >= len(found):
+            self._refuse(whole, f"{operator_name(whole.target)}: its result {index}")
+            return str(node.name)
+        part: str = found[index]
+        return part
+
+    def _outputs(
+        self, given: Sequence[Any], names: Sequence[str] | None
+    ) -> tuple[tuple[OutputSpec, ...], list[Any]]:
+        specs: list[OutputSpec] = []
+        infos: list[Any] = []
+
+        def add(value: str, element_type: int, rank: int) -> int:
+            number = len(infos)
+            name = names[number] if names else f"output_{number}"
+            self.nodes.append(helper.make_node("Identity", [value], [name]))
+            dims = [f"{name}_{k}" for k in range(rank)]
+            infos.append(helper.make_tensor_value_info(name, element_type, dims))
+            return number
+
+        for each in given:
+            if not isinstance(each, fx.Node):
+                specs.append(OutputSpec(given=each))
+                continue
+            value = each.meta["val"]
+            if isinstance(value, torch.Tensor):
+                kind = ELEMENT_TYPES.get(part_type(value.dtype))
+                if kind is None:
+                    raise NotTranslatedError(f"a result of {value.dtype}")
+                if value.is_complex():
+                    position = add(self.joined(self._values[each]), kind[0], value.ndim + 1)
+                else:
+                    position = add(self.value(each), kind[0], value.ndim)
+                specs.append(OutputSpec.of(position, value))
+            elif isinstance(known := expression(each), int):
+                specs.append(OutputSpec(given=known))
+            else:
+                specs.append(OutputSpec(add(self._computed(known), TensorProto.INT64, 0)))
+        if not infos:
+            raise NotTranslatedError("a graph that gives no tensor")
+        return tuple(specs), infos
+
+    def _computed(self, size: sympy.Expr) -> str:
+        """The value of an expression over symbols, int64 of rank 0."""
+        if size in self._sizes:
+            return self._sizes[size]
+        if isinstance(size, sympy.Integer):
+            return self.constant(int(size))
+        if isinstance(size, sympy.Symbol):
+            place = self._symbols.get(size)
+            if place is None:
+                raise NotTranslatedError(f"a size that the data decide ({size})")
+            if isinstance(place, str):
+                found = place
+            else:
+                shape = self.op("Shape", place[0])
+                found = self.op("Gather", shape, self.constant(place[1]), axis=0)
+        elif isinstance(size, torch_sympy.FloorDiv):
+            found = self._floor(*size.args)
+        elif isinstance(size, torch_sympy.FloorToInt):
+            found = self._floor(*quotient(size.args[0]))
+        elif isinstance(size, torch_sympy.CeilToInt):
+            above, below = quotient(size.args[0])
+            found = self.op("Neg", self._floor(-above, below))
+        elif (kind := _EXPRESSIONS.get(type(size))) is not None:
+            first, *rest = (self._computed(argument) for argument in size.args)
+            found = first
+            for other in rest:
+                found = kind(self, found, other)
+        elif isinstance(size, sympy.Pow) and isinstance(size.exp, sympy.Integer) and size.exp > 0:
+            base = found = self._computed(size.base)
+            for _ in range(int(size.exp) - 1):
+                found = self.op("Mul", found, base)
+        else:
+            raise NotTranslatedError(f"the size {size}")
+        self._sizes[size] = found
+        return found
+
+    def _floor(self, size: sympy.Expr, by: sympy.Expr) -> str:
+        """A quotient rounded down, as in `-(-n // 2)`; ONNX rounds towards zero."""
+        first, second = self._computed(size), self._computed(by)
+        if any(bound_sympy(each, dict(self._ranges)).lower < 0 for each in (size, by)):
+            first = self.op("Sub", first, self.op("Mod", first, second))
+        return self.op("Div", first, second)
+
+
+def _emits(kind: str) -> Callable[[Translator, str, str], str]:
+    return lambda translator, left, right: translator.op(kind, left, right)
+
+
+_EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
+    sympy.Add: _emits("Add"),
+    sympy.Mul: _emits("Mul"),
+    torch_sympy.CleanDiv: _emits("Div"),
+    torch_sympy.Mod: _emits("Mod"),
+    torch_sympy.PythonMod: _emits("Mod"),
+    torch_sympy.Max: _emits("Max"),
+    torch_sympy.Min: _emits("Min"),
+}
+
+
+def used_as_tables(node: fx.Node) -> bool:
+    """Whether a weight is only looked up in, row by row: then a program reads it where it lies."""
+    return bool(node.users) and all(
+        user.target is torch.ops.aten.embedding.default and user.args[0] is node
+        for user in node.users
+    )

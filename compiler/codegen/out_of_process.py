@@ -1,0 +1,118 @@
+"""LLVM in a process of its own, for code that it may abort on or never finish.
+
+LLVM ends its process if it finds no instruction for an operation ("Cannot select"), and for a few
+operations it never finishes. So one child process compiles for this one. Code that kills the child
+gets an error, and the next code gets a new child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import resource
+import signal
+import threading
+from multiprocessing.connection import Connection
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.child import ChildProcess
+from tilewright.compiler.targets.target import Target
+
+LIMIT_SECONDS = 30
+"""CPU time that one text may take; kernels take less than one second."""
+
+
+def emit_object(ir_text: str, target: Target) -> bytes:
+    """`object.emit_object` in another process.
+
+    Raises:
+        CompilerError: as there, or if LLVM aborts or does not end in `LIMIT_SECONDS`.
+    """
+    made = _ask(ir_text, target, as_text=False)
+    assert isinstance(made, bytes)
+    return made
+
+
+def emit_assembly(ir_text: str, target: Target) -> str:
+    """`object.emit_assembly` in another process; errors as `emit_object`."""
+    made = _ask(ir_text, target, as_text=True)
+    assert isinstance(made, str)
+    return made
+
+
+def serve(pipe: Connection) -> None:
+    """Answer requests until the pipe is closed: what the other process runs."""
+    from tilewright.compiler.codegen import object
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with pipe:
+        while True:
+            try:
+                as_text, text, target, seconds = pipe.recv()
+            except EOFError:
+                return
+            _limit_time(seconds)
+            try:
+                if as_text:
+                    pipe.send(object.emit_assembly(text, target))
+                else:
+                    pipe.send(object.emit_object(text, target))
+            except CompilerError as error:
+                pipe.send(error)
+
+
+def _limit_time(seconds: int) -> None:
+    """End this process so many seconds of CPU time from now, also when nobody waits for it."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = int(usage.ru_utime + usage.ru_stime) + 1
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, hard))
+
+
+def _reason(child: ChildProcess) -> str:
+    """Why it ended before it answered."""
+    if child.wait() == -signal.SIGXCPU:
+        return f"it does not end in {LIMIT_SECONDS} s"
+    lines = child.last_words()
+    said = [line for line in lines if "LLVM ERROR" in line] or lines[-1:]
+    return said[0].removeprefix("LLVM ERROR: ") if said else "its process ended"
+
+
+_lock = threading.Lock()
+_process: ChildProcess | None = None
+
+
+def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
+    global _process
+    with _lock:
+        # After a fork, the pipe is still the parent's.
+        if _process is None or _process.owner != os.getpid():
+            _process = ChildProcess("tilewright.compiler.codegen.out_of_process", "serve")
+        try:
+            _process.pipe.send((as_text, ir_text, target, LIMIT_SECONDS))
+            answer: bytes | str | CompilerError = _process.pipe.recv()
+        except (EOFError, OSError):
+            failed, _process = _process, None
+            reason = _reason(failed)
+            failed.close()
+            raise CompilerError(
+                f"LLVM cannot compile the code for target '{target.name}': {reason}"
+            ) from None
+        except BaseException:
+            # Interrupted: the pending answer must not be taken for that of the next question.
+            interrupted, _process = _process, None
+            interrupted.kill()
+            raise
+    if isinstance(answer, CompilerError):
+        raise answer
+    return answer
+
+
+@atexit.register
+def close() -> None:
+    """End the process; the next code gets a new one."""
+    global _process
+    with _lock:
+        process, _process = _process, None
+    if process is not None and process.owner == os.getpid():
+        process.close()

@@ -1,5 +1,0 @@
-"""Where programs for ONNX Runtime look for its exceptions."""
-
-from tilewright.compiler.ort.capi import onnxruntime_pybind11_state
-
-__all__ = ["onnxruntime_pybind11_state"]

@@ -1,0 +1,244 @@
+"""What a workload costs, counted from its graph and its boundaries: no machine is asked.
+
+One multiply-accumulate (MAC) is two floating-point operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import Any
+
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.attributes import ints
+from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.ops.shapes import Window
+from tilewright.compiler.plan.memory import plan_memory
+from tilewright.compiler.plan.plan import GraphPlan, ViewStep, bodies_of
+from tilewright.compiler.plan.product_types import TypeShare, type_shares
+from tilewright.compiler.plan.workload import Workload
+
+FLOPS_PER_BYTE = 8.0
+"""The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations
+in the time in which its outer caches move 8 bytes."""
+
+COSTLY_OPERATIONS = 10
+"""Operations that one element of a costly elementwise operator counts as."""
+
+
+def macs(workload: Workload) -> int:
+    """Multiply-accumulates of the direct algorithm (Winograd and Strassen execute fewer)."""
+    return graph_macs(workload.graph)
+
+
+def graph_macs(graph: Graph) -> int:
+    """Multiply-accumulates of all convolutions, matrix products and attentions of a graph."""
+    return sum(_node_macs(node, graph) for node in graph.nodes)
+
+
+def _node_macs(node: Node, graph: Graph) -> int:
+    operator, types = ops.get(node.op), graph.types
+    match operator.kind:
+        case OpKind.CONTRACTION:
+            assert operator.terms is not None
+            terms = operator.terms([types[value] for value in node.inputs], node.attrs)
+            return types[node.output].elements * terms
+        case OpKind.ATTENTION:
+            query, value = types[node.inputs[0]].shape, types[node.inputs[2]].shape
+            return prod(query[:3]) * value[2] * (query[3] + value[3])
+    return 0
+
+
+def padding_macs(workload: Workload) -> int:
+    """Those of `macs` that multiply a zero of a convolution's padding: a kernel may leave them out.
+
+    In a 3x3x3 window over 2x7x7 elements nearly half of all are.
+    """
+    types, total = workload.graph.types, 0
+    for node in workload.graph.nodes:
+        if node.op != "conv":
+            continue
+        image, weight = types[node.inputs[0]].shape[2:], types[node.inputs[1]].shape[2:]
+        window, outputs = Window.of(node.attrs, weight), types[node.output].shape[2:]
+        whole, pairs = _node_macs(node, workload.graph), prod(outputs) * prod(weight)
+        inside = prod(_inside(window, *each) for each in zip(count(), image, outputs))
+        total += whole - whole // max(pairs, 1) * inside
+    return total
+
+
+def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
+    """How often taps of windows along a dimension of the image read an element, not padding."""
+    stride, total = window.strides[dim], 0
+    for tap in range(window.kernel[dim]):
+        first = tap * window.dilations[dim] - window.before[dim]
+        most = min(outputs - 1, (extent - 1 - first) // stride)
+        total += max(0, most - max(0, -(first // stride)) + 1)
+    return total
+
+
+def flops(workload: Workload) -> int:
+    """Arithmetic operations: a MAC counts as two, a transcendental function as ten."""
+    graph = workload.graph
+    return sum(_node_flops(node, graph) for node in graph.nodes)
+
+
+def _node_flops(node: Node, graph: Graph) -> int:
+    operator = ops.get(node.op)
+    output = graph.types[node.output].elements
+    operand = graph.types[node.inputs[0]].elements if node.inputs else 0
+    match operator.kind:
+        case OpKind.CONTRACTION:
+            return 2 * _node_macs(node, graph)
+        case OpKind.WINDOW:
+            window = prod(ints(node.attrs, "kernel", ())) if node.attr("kernel") is not None else 5
+            return output * window
+        case OpKind.REDUCTION:
+            return operand
+        case OpKind.ATTENTION:
+            scores = prod(graph.types[node.output].shape[:3]) * graph.types[node.inputs[1]].shape[2]
+            return 2 * _node_macs(node, graph) + 14 * scores
+        case OpKind.ROW:
+            return (14 if "softmax" in node.op else 8) * operand
+        case OpKind.ELEMENTWISE:
+            return output * (COSTLY_OPERATIONS if operator.effort is Effort.COSTLY else 1)
+    return 0
+
+
+def bytes_read(workload: Workload) -> int:
+    """Bytes of all inputs as they lie, each read once; a gather reads the rows that it returns."""
+    total = 0
+    for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
+        size = boundary.bytes
+        readers = workload.graph.consumers(name)
+        if readers and all(n.op == "gather" and n.inputs[0] == name for n in readers):
+            size = min(size, sum(workload.graph.types[n.output].bytes for n in readers))
+        total += size
+    return total
+
+
+def bytes_written(workload: Workload) -> int:
+    """Bytes of the output as it lies, halo included."""
+    return workload.output.bytes
+
+
+def weight_bytes(workload: Workload) -> int:
+    """Bytes of the constant inputs."""
+    return sum(b.bytes for b in workload.inputs if b.constant)
+
+
+def cost(workload: Workload) -> float:
+    """A relative cost in operations: the larger of arithmetic and traffic.
+
+    Weighs tasks before anything has been measured.
+    """
+    return max(
+        float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSummary:
+    """One distinct workload of a plan. All figures but `count` and `share` are of one kernel."""
+
+    key: str
+    operators: tuple[str, ...]
+    output: str
+    count: int
+    macs: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    share: float
+    """The share of all `count` kernels in the cost of the whole plan, in 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What `tilewright inspect` shows of a model."""
+
+    name: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    operators: tuple[tuple[str, int], ...]
+    parameters: int
+    parameter_bytes: int
+    macs: int
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    kernels: int
+    views: int
+    natives: int
+    """Steps that run a native function: no kernels, and not tuned."""
+    controls: int
+    """Loops and branches that are decided at run time."""
+    relayouts: int
+    arena_bytes: int
+    """Most memory that the values between kernels take at one time. It leaves out the work space of
+    kernels, which depends on their schedules."""
+    tasks: tuple[TaskSummary, ...]
+    products: tuple[TypeShare, ...] = ()
+    """The multiply-accumulates by the types of their factors; a loop's body counts once."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json`."""
+        import dataclasses
+
+        return dataclasses.asdict(self)
+
+
+def plan_summary(plan: GraphPlan) -> PlanSummary:
+    """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first.
+
+    Bodies of control flow are counted with the rest; a loop counts as many steps as it is expected
+    to take.
+    """
+    graph = plan.graph
+    tasks = plan.tasks()
+    total = sum(cost(workload) * count for workload, count in tasks) or 1.0
+    rows = [
+        TaskSummary(
+            key=workload.key,
+            operators=workload.operators,
+            output=str(workload.output.type),
+            count=count,
+            macs=macs(workload),
+            flops=flops(workload),
+            bytes_read=bytes_read(workload),
+            bytes_written=bytes_written(workload),
+            share=cost(workload) * count / total,
+        )
+        for workload, count in tasks
+    ]
+    graphs = list(graph.walk())
+    counted = Counter(node.op for part in graphs for node in part.nodes)
+    constants = {
+        id(array): (part.types[value], array)
+        for part in graphs
+        for value, array in part.constants.items()
+    }
+    return PlanSummary(
+        name=graph.name,
+        inputs=tuple((v, str(graph.types[v])) for v in graph.inputs),
+        outputs=tuple((v, str(graph.types[v])) for v in graph.outputs),
+        operators=tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))),
+        parameters=sum(array.size for _, array in constants.values()),
+        parameter_bytes=sum(kind.bytes for kind, _ in constants.values()),
+        macs=sum(row.macs * row.count for row in rows),
+        flops=sum(row.flops * row.count for row in rows),
+        bytes_read=sum(row.bytes_read * row.count for row in rows),
+        bytes_written=sum(row.bytes_written * row.count for row in rows),
+        kernels=len(plan.kernels),
+        views=sum(isinstance(step, ViewStep) for step, _ in plan.walk()),
+        natives=len(plan.natives),
+        controls=sum(bool(bodies_of(step)) for step, _ in plan.walk()),
+        relayouts=sum(step.workload.operators == ("identity",) for step in plan.kernels),
+        arena_bytes=plan_memory(plan).arena_bytes,
+        tasks=tuple(sorted(rows, key=lambda row: -row.share)),
+        products=type_shares(
+            graph, {node.name: _node_macs(node, part) for part in graphs for node in part.nodes}
+        ),
+    )

@@ -1,0 +1,177 @@
+"""Ranges cut into intervals: a workload of open sizes as pieces, each with a schedule of its own.
+
+One row, a dozen and hundreds of them want different kernels. So the range of a dimension is cut
+after one, sixteen and 128, wherever a model's range begins and ends: equal pieces of different
+models are one workload with one key, and a piece of one size is that of a model of fixed sizes.
+
+Only workloads that multiply are cut: others have one kernel that is best for all sizes. Which
+pieces have kernels of their own in the end is found by what is known of each: neighbours with one
+schedule are one again (`merged`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Generic, TypeVar
+
+from tilewright.compiler import ops
+from tilewright.compiler.memo import memo
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.sizes import Dimension
+
+LAST: tuple[int, ...] = (1, 16, 128)
+"""The last sizes of all intervals but the last one."""
+
+MOST = 8
+"""Pieces of a workload."""
+
+_CUT = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.ATTENTION)
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Box = tuple[Dimension, ...]
+"""A range within that of each open dimension of a workload, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangePiece:
+    """A part of a workload's sizes.
+
+    `workload` is the workload for sizes of `box` alone. Its open dimensions are, in order, those of
+    these `positions` in the box.
+    """
+
+    box: Box
+    workload: Workload
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSplit(Generic[T]):
+    """A decision: `below` where dimension `position` is at most `last`, else `above`.
+
+    `last` counts in the dimension's `multiple`.
+    """
+
+    position: int
+    last: int
+    below: T | SizeSplit[T]
+    above: T | SizeSplit[T]
+
+
+def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
+    """What a tree decides between, smallest sizes first."""
+    if isinstance(tree, SizeSplit):
+        yield from leaves(tree.below)
+        yield from leaves(tree.above)
+    else:
+        yield tree
+
+
+def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U]:
+    """A tree with something else at its leaves, made smallest sizes first."""
+    if not isinstance(tree, SizeSplit):
+        return change(tree)
+    below = changed(tree.below, change)
+    return SizeSplit(tree.position, tree.last, below, changed(tree.above, change))
+
+
+def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
+    """A dimension's range, cut after these sizes. One without a bound that may be 0 stays whole: it
+    is room, of which no work depends."""
+    if dimension.high is None and not dimension.low:
+        return (dimension,)
+    high = inf if dimension.high is None else dimension.high
+    ends = [size // dimension.multiple for size in last]
+    least = max(dimension.low, 1)  # no piece is of nothing alone
+    starts = [dimension.low, *(end + 1 for end in ends if least <= end < high)]
+    starts = list(dict.fromkeys(starts))
+    highs = [*(start - 1 for start in starts[1:]), dimension.high]
+    return tuple(
+        replace(dimension, low=low, high=high) for low, high in zip(starts, highs, strict=True)
+    )
+
+
+def piece_of(workload: Workload, box: Box) -> RangePiece:
+    """The workload for the sizes of a box."""
+    narrowed = dict(zip(workload.dimensions, box, strict=True))
+    positions = tuple(n for n, dimension in enumerate(box) if dimension.low != dimension.high)
+    return RangePiece(box, workload.within(narrowed), positions)
+
+
+def boxes(workload: Workload) -> tuple[Box, ...]:
+    """The sizes of a workload in parts, smallest first: one where it is not cut.
+
+    The longest range is cut wherever it may be, others after one alone, while there are few pieces.
+    """
+    whole = workload.dimensions
+    if not any(ops.get(node.op).kind in _CUT for node in workload.graph.nodes):
+        return (whole,)
+    cut: dict[Dimension, tuple[Dimension, ...]] = {each: (each,) for each in whole}
+    count, last = 1, LAST
+    for dimension in sorted(whole, key=_length, reverse=True):
+        found = intervals(dimension, last)
+        if len(found) > 1 and count * len(found) <= MOST:
+            cut[dimension], count, last = found, count * len(found), LAST[:1]
+    found_boxes: list[Box] = [()]
+    for dimension in whole:
+        found_boxes = [(*box, part) for box in found_boxes for part in cut[dimension]]
+    return tuple(found_boxes)
+
+
+def holds(box: Box, part: Box) -> bool:
+    """Whether all sizes of a part are sizes of a box."""
+    return all(
+        whole.low <= own.low and (whole.high is None or (own.high or inf) <= whole.high)
+        for whole, own in zip(box, part, strict=True)
+    )
+
+
+@memo(1024)
+def pieces(workload: Workload) -> tuple[RangePiece, ...]:
+    """A workload as what is tuned of it: itself, unless its range is cut."""
+    return tuple(piece_of(workload, box) for box in boxes(workload))
+
+
+def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
+    """A decision tree over parts in the order of `boxes`, neighbours that are the same as one."""
+    return _merged(list(parts), 0, same)
+
+
+_Tree = tuple[Box, T] | SizeSplit[tuple[Box, T]]
+
+
+def _merged(
+    parts: Sequence[tuple[Box, T]], position: int, same: Callable[[T, T], bool]
+) -> _Tree[T]:
+    if len(parts) == 1:
+        return parts[0]
+    rows: dict[Dimension, list[tuple[Box, T]]] = {}
+    for box, value in parts:
+        rows.setdefault(box[position], []).append((box, value))
+    found: list[list[tuple[Box, T]]] = []
+    for row in rows.values():
+        before = found[-1] if found else []
+        if before and all(same(a[1], b[1]) for a, b in zip(before, row, strict=True)):
+            joined = replace(before[0][0][position], high=row[0][0][position].high)
+            found[-1] = [
+                ((*box[:position], joined, *box[position + 1 :]), value) for box, value in before
+            ]
+        else:
+            found.append(row)
+    tree = _merged(found[-1], position + 1, same)
+    for row in reversed(found[:-1]):
+        last = row[0][0][position].high
+        assert last is not None
+        tree = SizeSplit(position, last, _merged(row, position + 1, same), tree)
+    return tree
+
+
+def _length(dimension: Dimension) -> float:
+    """How many times its least size a dimension may be."""
+    high = inf if dimension.high is None else dimension.high
+    return high / max(dimension.low, 1)

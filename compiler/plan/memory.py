@@ -1,0 +1,298 @@
+"""Memory planning: every value between kernels at an offset of one arena.
+
+Values that are never alive at the same time share memory. Views and in-place results share the
+region of the values that they come from (`compiler.plan.regions`), and a region is one buffer.
+Graph inputs and outputs are the caller's buffers, and constants are the artifact's: neither is in
+the arena. ArenaBuffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee,
+"Efficient Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewright.compiler import ops
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.placement import Placement, same_bytes
+from tilewright.compiler.plan.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    Step,
+    ViewStep,
+    bodies_of,
+)
+from tilewright.compiler.plan.regions import ALIGNMENT_BYTES, Region, Regions
+from tilewright.compiler.plan.workload import stored_bytes
+from tilewright.compiler.runtime.native_functions import native_signature
+
+MayAlias = Callable[[int, int], bool]
+"""`may_alias(step, input)`: whether a step may write its output over that input."""
+
+SharedBytes = Callable[[KernelStep], Sequence[int]]
+"""Sizes of the buffers that the threads of a step's kernel share."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the values of a graph plan live.
+
+    `roots` maps every value to the value whose buffer it lies in (itself if that is its own);
+    `offsets` says in bytes where values start in the arena. `shared` holds, for each step, the
+    offsets of buffers that live only while it runs. For a kernel these are the buffers that its
+    threads share. For a step with bodies they are the arena of the body that runs and then, for a
+    loop, the outputs of its body, until they become the states of the next step. `bodies` are the
+    plans of the bodies, in arenas of their own.
+    """
+
+    arena_bytes: int
+    offsets: Mapping[str, int]
+    roots: Mapping[str, str]
+    shared: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
+
+    def offset(self, value: str) -> int | None:
+        """Where a value starts in the arena; None for the caller's buffers."""
+        return self.offsets.get(value)
+
+
+@dataclass(slots=True)
+class ArenaBuffer:
+    """A span of memory, from the step that writes it first to the one that reads it last."""
+
+    bytes: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+def plan_memory(
+    plan: GraphPlan,
+    shared_bytes: SharedBytes | None = None,
+    may_alias: MayAlias | None = None,
+) -> MemoryPlan:
+    """Assign arena offsets, in multiples of 64 bytes.
+
+    Args:
+        shared_bytes: sizes of the buffers that a kernel needs beside operands and results; by
+            default none.
+        may_alias: which inputs a step may overwrite; by default those that `may_overwrite` says.
+            Plans of bodies always use the default.
+
+    Raises:
+        ValueError: if the plan's views contradict each other.
+    """
+    bodies = {
+        position: tuple(plan_memory(body, shared_bytes) for body in bodies_of(step))
+        for position, step in enumerate(plan.steps)
+        if bodies_of(step)
+    }
+    arenas = {step: tuple(body.arena_bytes for body in each) for step, each in bodies.items()}
+    found = collect_buffers(plan, shared_bytes, may_alias, arenas)
+    buffers = found.buffers
+    arena = place(buffers)
+    offsets = {value: buffers[n].offset + after for value, (n, after) in found.starts.items()}
+    shared = {p: tuple(buffers[n].offset for n in each) for p, each in found.temporary.items()}
+    return MemoryPlan(arena, offsets, found.roots, shared, bodies)
+
+
+@dataclass(slots=True)
+class ArenaBuffers:
+    """What of a plan lies in the arena.
+
+    `starts` says in which buffer (by position) a value lies, and how many bytes after its start;
+    `temporary` holds the buffers that live only while a step runs, in the order of
+    `MemoryPlan.shared`.
+    """
+
+    buffers: list[ArenaBuffer]
+    starts: dict[str, tuple[int, int]]
+    roots: dict[str, str]
+    temporary: dict[int, list[int]]
+
+
+def collect_buffers(
+    plan: GraphPlan,
+    shared_bytes: SharedBytes | None,
+    may_alias: MayAlias | None,
+    arenas: Mapping[int, Sequence[int]] | None = None,
+) -> ArenaBuffers:
+    """The buffers of a plan with their lives, without their places; arguments as in `plan_memory`.
+
+    `arenas` are the sizes of those of the bodies that steps run.
+
+    Raises:
+        ValueError: if the plan's views contradict each other.
+    """
+    allowed = may_alias or (lambda step, operand: may_overwrite(plan, step, operand))
+    regions = _regions(plan)
+    external = _external(plan, regions)
+    _reuse_operands(plan, regions, external, allowed)
+    numbers: dict[Region, int] = {}
+    buffers: list[ArenaBuffer] = []
+    last = _last_uses(plan)
+    for position, step in enumerate(plan.steps):
+        region = regions.of(step.output)
+        if region in external:
+            continue
+        end = max(position, last.get(step.output, position))
+        if region not in numbers:
+            numbers[region] = len(buffers)
+            buffers.append(ArenaBuffer(region.bytes, position, end))
+        buffer = buffers[numbers[region]]
+        buffer.last = max(buffer.last, end)
+    temporary: dict[int, list[int]] = {}
+    for position, step in enumerate(plan.steps):
+        for size in _temporary(step, (arenas or {}).get(position, ()), shared_bytes):
+            temporary.setdefault(position, []).append(len(buffers))
+            buffers.append(ArenaBuffer(size, position, position))
+    names = dict(external)
+    starts: dict[str, tuple[int, int]] = {}
+    roots: dict[str, str] = {}
+    for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
+        region = regions.of(value)
+        roots[value] = names.setdefault(region, value)
+        if region in numbers:
+            starts[value] = numbers[region], regions.start(value)
+    return ArenaBuffers(buffers, starts, roots, temporary)
+
+
+def _temporary(
+    step: Step, arenas: Sequence[int], shared_bytes: SharedBytes | None
+) -> Sequence[int]:
+    """Sizes of what lives only while a step runs, in the order of `MemoryPlan.shared`."""
+    match step:
+        case KernelStep():
+            return shared_bytes(step) if shared_bytes is not None else ()
+        case LoopStep(body):
+            graph = body.graph
+            return [*arenas, *(graph.types[value].bytes for value in graph.outputs)]
+        case BranchStep():
+            return [max(arenas)]
+        case _:
+            return ()
+
+
+def value_bytes(plan: GraphPlan, value: str) -> int:
+    """Size of a value as it lies, halo and block rounding included."""
+    place = plan.placements[value]
+    return stored_bytes(plan.graph.types[value], place.layout, place.halo)
+
+
+def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
+    """Whether a step may write its output over an operand: a native function that changes that one
+    in place, or a kernel of elementwise operators over a dense operand of the output's type."""
+    step = plan.steps[position]
+    if isinstance(step, NativeStep):
+        return native_signature(step.function, step.parameters).over == operand
+    return is_elementwise(plan, position, operand)
+
+
+def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
+    """Whether element i of a step's output needs element i of that operand, and no other.
+
+    Halos are excluded: the zeros around the output are written at another time than its elements.
+    """
+    step = plan.steps[position]
+    if not isinstance(step, KernelStep):
+        return False
+    nodes = step.workload.graph.nodes
+    if any(ops.get(node.op).kind is not OpKind.ELEMENTWISE for node in nodes):
+        return False
+    source, result = step.workload.inputs[operand], step.workload.output
+    return (
+        source.type == result.type
+        and not result.halo
+        and not source.halo
+        and not source.constant
+        and same_bytes(result.type.shape, Placement(source.layout), Placement(result.layout))
+    )
+
+
+def _last_uses(plan: GraphPlan) -> dict[str, int]:
+    """Value -> the last step that reads it; graph inputs and outputs live to the end."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        for value in step.inputs:
+            last[value] = position
+    for value in (*plan.graph.inputs, *plan.graph.outputs):
+        last[value] = len(plan.steps)
+    return last
+
+
+def _regions(plan: GraphPlan) -> Regions:
+    """The values of a plan, those joined that are views of each other."""
+    regions = Regions()
+    for value in plan.graph.inputs:
+        regions.add(value, value_bytes(plan, value), written=False)
+    for step in plan.steps:  # who writes what was decided with the views
+        regions.add(step.output, value_bytes(plan, step.output), written=False)
+        if isinstance(step, ViewStep):
+            for value, offset in zip(step.inputs, step.offsets, strict=True):
+                regions.join(step.output, value, offset)
+    return regions
+
+
+def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
+    """The regions that are the caller's buffers, each with the input or output that it is."""
+    found: dict[Region, str] = {}
+    for value in (*plan.graph.inputs, *plan.graph.outputs):
+        if value not in regions:
+            continue  # an output without elements: no step makes it
+        region = regions.of(value)
+        if region in found or region.bytes != value_bytes(plan, value):
+            raise ValueError(f"'{value}' is not a buffer of its own: it shares one with others")
+        found[region] = value
+    return found
+
+
+def _reuse_operands(
+    plan: GraphPlan, regions: Regions, external: Mapping[Region, str], allowed: MayAlias
+) -> None:
+    """Let steps write over an operand that nothing reads any more."""
+    last = _last_uses(plan)
+    ends: dict[Region, int] = {}
+    for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
+        region = regions.of(value)
+        ends[region] = max(ends.get(region, -1), last.get(value, -1))
+    for position, step in enumerate(plan.steps):
+        target = regions.of(step.output)
+        if isinstance(step, ViewStep) or target in external or len(target.members) > 1:
+            continue
+        for operand, value in enumerate(step.inputs):
+            if value not in regions:
+                continue  # a constant
+            region = regions.of(value)
+            dies = ends[region] == position and region not in external
+            alone = sum(v in regions and regions.of(v) is region for v in step.inputs) == 1
+            if dies and alone and allowed(position, operand):
+                end = max(ends[target], position)
+                regions.join(value, step.output, 0)
+                ends[regions.of(value)] = end
+                break
+
+
+def place(buffers: Sequence[ArenaBuffer]) -> int:
+    """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
+    # Those placed, in the order of their offsets: first step, last step, offset, end.
+    placed = np.zeros((4, len(buffers)), np.int64)
+    total = 0
+    order = sorted(buffers, key=lambda b: (-b.bytes, b.first))
+    for count, buffer in enumerate(order):
+        first, last, offsets, ends = placed[:, :count]
+        size = -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        alive = (first <= buffer.last) & (last >= buffer.first)
+        below = np.maximum.accumulate(np.append(0, ends[alive]))
+        gaps = np.flatnonzero(offsets[alive] - below[:-1] >= size)
+        offset = int(below[gaps[0]] if gaps.size else below[-1])
+        buffer.offset = offset
+        at = int(np.searchsorted(offsets, offset, side="right"))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = buffer.first, buffer.last, offset, offset + size
+        total = max(total, offset + size)
+    return total

@@ -1,0 +1,78 @@
+"""How values lie in memory: layouts, the zeros around them, and where a part of one starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
+from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.symbolic_distance import open_distance
+from tilewright.compiler.plan.workload import Halo
+from tilewright.compiler.sizes import is_open
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a value lies in memory: its layout, and the zeros kept around it."""
+
+    layout: Layout = ROW_MAJOR
+    halo: Halo = ()
+
+    def __post_init__(self) -> None:
+        if self.halo and not any(any(pair) for pair in self.halo):
+            object.__setattr__(self, "halo", ())
+
+
+def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
+    """Whether two placements put every element of a tensor at the same place of equal buffers.
+
+    NCHW16c is row-major where one pixel is left and the channels divide by 16.
+    """
+    if first == second:
+        return True
+    sizes = (strides(shape, place.layout, place.halo)[1] for place in (first, second))
+    return len(set(sizes)) == 1 and distance(shape, first, shape, second, (0,) * len(shape)) == 0
+
+
+@memo(4096)
+def distance(
+    whole_shape: tuple[int, ...],
+    whole: Placement,
+    shape: tuple[int, ...],
+    part: Placement,
+    start: tuple[int, ...],
+) -> int | None:
+    """Where a box of a tensor starts in its buffer, if the box lies there as it would alone.
+
+    The result counts elements from the start of the whole's buffer to the first element of the box.
+    From there on, the buffer must hold the box exactly as a buffer of `shape` alone would; None if
+    it does not. A range of channels of an NCHW16c value of batch 1 is such a box where it starts at
+    a whole block. An address is a sum over dimensions, so each dimension is compared alone.
+    """
+    if any(map(is_open, (*whole_shape, *shape, *start))):
+        return open_distance(
+            whole_shape, (whole.layout, whole.halo), shape, (part.layout, part.halo), start
+        )
+    total = 0
+    addresses = zip(_addresses(whole_shape, whole), _addresses(shape, part), start, strict=True)
+    for outer, inner, first in addresses:
+        if not inner.size:
+            return None
+        apart = outer[first : first + inner.size] - inner
+        if (apart != apart[0]).any():
+            return None
+        total += int(apart[0])
+    return total
+
+
+def _addresses(shape: tuple[int, ...], place: Placement) -> list[np.ndarray]:
+    """What each index along each dimension adds to an element's address, in elements."""
+    result = [np.zeros(extent, np.int64) for extent in shape]
+    steps, _ = strides(shape, place.layout, place.halo)
+    for factor, step in zip(place.layout.resolved(len(shape)), steps, strict=True):
+        before = place.halo[factor.dim][0] if place.halo else 0
+        index = (np.arange(shape[factor.dim]) + before) // factor.div
+        result[factor.dim] += (index % factor.mod if factor.mod else index) * step
+    return result

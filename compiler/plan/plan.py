@@ -1,0 +1,467 @@
+"""Graph plans: how a graph is cut into kernels, and how values lie between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilewright.compiler.errors import ArtifactError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.text import digest, parse_graph, print_graph
+from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.ops.control import branch_slots, loop_form
+from tilewright.compiler.ops.labels import labels_of, list_of
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.placement import Placement
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.runtime.labels import Labels
+from tilewright.compiler.sizes import (
+    Dimension,
+    at,
+    is_open,
+    open_size,
+    parse_size,
+    replaced,
+    typical_sizes,
+)
+
+PLAN_SCHEMA = 2
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """Run a workload's kernel: `inputs[i]` of the graph enters as the workload's input i.
+
+    `sizes` are the graph's names of the workload's open dimensions, in the order of
+    `workload.dimensions`.
+    """
+
+    workload: Workload
+    inputs: tuple[str, ...]
+    output: str
+    sizes: tuple[str, ...] = ()
+
+    def at(self, values: Mapping[str, int]) -> KernelStep:
+        """The step at these sizes of the graph's dimensions, by name."""
+        own = (dimension.name for dimension in self.workload.dimensions)
+        known = {name: values[outer] for name, outer in zip(own, self.sizes, strict=True)}
+        return KernelStep(self.workload.at(known), self.inputs, self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """`output` is in memory as soon as `inputs` are: nothing runs.
+
+    A reshape is its input's bytes, a slice is a part of them, and a concatenation is its pieces,
+    written side by side. `offsets[i]` is where input i starts, in bytes after the output's start:
+    below zero where the output is a part of the input.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """Run a function of the C runtime with these parameters (`runtime/native_functions.py`).
+
+    Inputs and output lie in rows without a halo. There is no workload, and nothing to tune.
+    """
+
+    function: str
+    parameters: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Run a body as often as values at run time decide (`compiler.ops.control.LoopForm`).
+
+    `inputs` are the number of steps, whether to begin, the states and what the body captures. All
+    of them, and the body's outputs, lie in rows without a halo.
+
+    Attributes:
+        decides: whether the first output of the body says if another step follows.
+        states: how many values each step hands to the next one: the body's next outputs.
+        rows: which of the body's outputs are collected, by position.
+        most: the most steps that there can be; None where nothing bounds them.
+        expected: an estimate of how many steps there will be.
+        offsets: where the results start in `output`, a block of bytes.
+    """
+
+    body: GraphPlan
+    decides: bool
+    states: int
+    rows: tuple[int, ...]
+    most: int | None
+    expected: int
+    offsets: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchStep:
+    """Run one of two bodies: `inputs` are the condition and what the bodies capture.
+
+    `offsets` say where the results of either start in `output`, a block of bytes.
+    """
+
+    then: GraphPlan
+    otherwise: GraphPlan
+    offsets: tuple[int, ...]
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalStep:
+    """End the run with an error: the branch that has this step cannot be run."""
+
+    message: str
+    output: str
+    inputs: tuple[str, ...] = ()
+
+
+Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
+
+
+def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
+    """The plans that a step runs, in order; most have none."""
+    match step:
+        case LoopStep():
+            return (step.body,)
+        case BranchStep():
+            return (step.then, step.otherwise)
+        case _:
+            return ()
+
+
+def expected_runs(step: Step) -> int:
+    """An estimate of how often a step runs each of its bodies, at least once."""
+    return max(step.expected, 1) if isinstance(step, LoopStep) else 1
+
+
+def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
+    """The step of a node with bodies, whose plans are given in the order of its attributes."""
+    if node.op == "loop":
+        form = loop_form(node.attrs)
+        (body,) = plans
+        offsets = tuple(slot.offset for slot in form.slots)
+        return LoopStep(
+            body,
+            form.decides,
+            form.states,
+            form.rows,
+            form.most,
+            form.expected_steps,
+            offsets,
+            node.inputs,
+            node.output,
+        )
+    offsets = tuple(slot.offset for slot in branch_slots(node.attrs))
+    otherwise, then = plans
+    return BranchStep(then, otherwise, offsets, node.inputs, node.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """An input of a graph that an output continues along `axis`; both are buffers with room.
+
+    `before` and `after` are how many rows the caller's arrays have; `room` is the dimension that
+    their buffers are longer by.
+    """
+
+    input: str
+    output: str
+    axis: int
+    before: int
+    after: int
+    room: Dimension
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """The optimised graph (relayouts are `identity` nodes), its steps in order, and placements.
+
+    `placements` covers every graph input and every step's output; inputs and outputs of the graph
+    are row-major without a halo. Constants have none: each kernel packs its own.
+    """
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    placements: Mapping[str, Placement]
+    growing: tuple[Growth, ...] = ()
+    """Inputs that outputs continue; in `graph` both are buffers."""
+
+    @property
+    def natives(self) -> tuple[NativeStep, ...]:
+        """The steps that run a native function, in order, those of bodies among them."""
+        return tuple(step for step, _ in self.walk() if isinstance(step, NativeStep))
+
+    @property
+    def kernels(self) -> tuple[KernelStep, ...]:
+        """The steps that run a kernel, in order, those of bodies among them."""
+        return tuple(step for step, _ in self.walk() if isinstance(step, KernelStep))
+
+    def walk(self) -> Iterator[tuple[Step, int]]:
+        """Every step, before the steps of its bodies, and how often it is expected to run."""
+        for step in self.steps:
+            yield step, 1
+            for body in bodies_of(step):
+                times = expected_runs(step)
+                yield from ((inner, times * count) for inner, count in body.walk())
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The open dimensions, by name, those of rooms among them."""
+        return self.graph.dimensions
+
+    @property
+    def rooms(self) -> tuple[Dimension, ...]:
+        """The dimensions that no input states: what buffers of growing caches are longer by."""
+        return tuple(dict.fromkeys(growth.room for growth in self.growing))
+
+    def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of dimensions by name, with those of rooms: there is no room that is not named, as
+        in a run of its own."""
+        return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
+
+    def caller_shape(self, value: str) -> tuple[int, ...]:
+        """The shape of an input or output as the caller has it."""
+        shape = self.graph.types[value].shape
+        for growth in self.growing:
+            for name, rows in ((growth.input, growth.before), (growth.output, growth.after)):
+                if name == value:
+                    return (*shape[: growth.axis], rows, *shape[growth.axis + 1 :])
+        return shape
+
+    def typical(self) -> GraphPlan:
+        """The plan at typical sizes, also of rooms."""
+        return self.at(typical_sizes(*map(open_size, self.dimensions)))
+
+    def at(self, values: Mapping[str, int]) -> GraphPlan:
+        """The plan with a number in place of each open size, for dimensions by name."""
+        if not self.dimensions:
+            return self
+        values = self.with_rooms(values)
+
+        def number(size: int) -> int:
+            return at(size, values)
+
+        def step_at(step: Step) -> Step:
+            match step:
+                case KernelStep():
+                    return step.at(values)
+                case LoopStep():
+                    bare = replaced(replace(step, body=_EMPTY), number)
+                    return replace(bare, body=step.body.at(values))
+                case BranchStep():
+                    split = replaced(replace(step, then=_EMPTY, otherwise=_EMPTY), number)
+                    then, otherwise = step.then.at(values), step.otherwise.at(values)
+                    return replace(split, then=then, otherwise=otherwise)
+                case _:
+                    return replaced(step, number)
+
+        return GraphPlan(
+            self.graph.at(values),
+            tuple(map(step_at, self.steps)),
+            self.placements,
+            replaced(self.growing, number),
+        )
+
+    def counted(self, output: str) -> int | None:
+        """The dimension of a graph output whose extent is known only at run time; None without one.
+
+        The output's type states the largest extent.
+        """
+        node = self.graph.producer(output)
+        axis = node.attr("axis") if node is not None and node.op == "trim" else None
+        return int(axis) if isinstance(axis, int) else None
+
+    def labels(self, port: str) -> Labels | None:
+        """What a graph input or output stands for; None where it is plain numbers."""
+        if port in self.graph.inputs:
+            readers = map(labels_of, self.graph.consumers(port))
+            return next((labels for labels in readers if labels is not None), None)
+        return labels_of(self._says(port))
+
+    def part_of(self, output: str) -> str | None:
+        """The list of which a graph output is an element; None where it is one by itself."""
+        return list_of(self._says(output))
+
+    def _says(self, output: str) -> Node | None:
+        """The node that may say what a graph output stands for; one of unknown size is trimmed
+        after that."""
+        node = self.graph.producer(output)
+        return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
+
+    def tasks(self) -> list[tuple[Workload, int]]:
+        """What is tuned, each once, and how often a run needs it, in order of first use: workloads,
+        or the pieces of one whose range is cut (`compiler.plan.intervals`).
+
+        A workload in a loop counts as often as the loop is expected to run it.
+        """
+        counts: dict[Workload, int] = {}
+        for step, times in self.walk():
+            if isinstance(step, KernelStep):
+                counts[step.workload] = counts.get(step.workload, 0) + times
+        parts: dict[Workload, int] = {}
+        for workload, count in counts.items():
+            for piece in pieces(workload):
+                parts[piece.workload] = parts.get(piece.workload, 0) + count
+        return list(parts.items())
+
+    def constants(self) -> Mapping[str, np.ndarray]:
+        """All constants by digest, those of bodies among them: what `from_json` asks for."""
+        return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
+
+    def to_json(self, *, digests: bool = True) -> dict[str, Any]:
+        """Plain data for `json`; constants larger than a few elements are named by digest.
+
+        `digests` is passed on to `print_graph`.
+        """
+        workloads = {
+            step.workload.key: step.workload.text()
+            for step in self.steps
+            if isinstance(step, KernelStep)
+        }
+        steps: list[dict[str, Any]] = []
+        for step in self.steps:
+            match step:
+                case KernelStep():
+                    kernel = {
+                        "kernel": step.workload.key,
+                        "inputs": list(step.inputs),
+                        "output": step.output,
+                    }
+                    steps.append(kernel | ({"sizes": list(step.sizes)} if step.sizes else {}))
+                case ViewStep():
+                    steps.append(
+                        {
+                            "view": list(step.inputs),
+                            "output": step.output,
+                            "offsets": list(map(_size_to_json, step.offsets)),
+                        }
+                    )
+                case NativeStep():
+                    steps.append(
+                        {
+                            "native": step.function,
+                            "parameters": list(map(_size_to_json, step.parameters)),
+                            "inputs": list(step.inputs),
+                            "output": step.output,
+                        }
+                    )
+                case RefusalStep():
+                    steps.append({"refusal": step.message, "output": step.output})
+                case LoopStep() | BranchStep():
+                    steps.append(
+                        {
+                            "bodies": [body.to_json(digests=digests) for body in bodies_of(step)],
+                            "output": step.output,
+                        }
+                    )
+        return {
+            "schema": PLAN_SCHEMA,
+            "graph": print_graph(self.graph, digests=digests),
+            "workloads": workloads,
+            "steps": steps,
+            "placements": {
+                value: {"layout": str(place.layout), "halo": [list(pair) for pair in place.halo]}
+                for value, place in self.placements.items()
+            },
+            **(
+                {"growing": [_growth_to_json(each) for each in self.growing]}
+                if self.growing
+                else {}
+            ),
+        }
+
+    @staticmethod
+    def from_json(
+        data: Mapping[str, Any], constants: Mapping[str, np.ndarray] | None = None
+    ) -> GraphPlan:
+        """Read what `to_json` gives; `constants` resolves the digests in the graph's text.
+
+        Raises:
+            ArtifactError: if the data is of another version or incomplete.
+        """
+        if data.get("schema") != PLAN_SCHEMA:
+            raise ArtifactError(f"graph plan: schema {data.get('schema')}, expected {PLAN_SCHEMA}")
+        try:
+            workloads = {key: Workload.parse(text) for key, text in data["workloads"].items()}
+            graph = parse_graph(data["graph"], constants)
+            steps: list[Step] = []
+            known = {dimension.name: dimension for dimension in graph.dimensions}
+
+            def whole(size: int | str) -> int:
+                return parse_size(size, known) if isinstance(size, str) else int(size)
+
+            for step in data["steps"]:
+                if "bodies" in step:
+                    node = graph.producer(step["output"])
+                    if node is None or len(node.bodies) != len(step["bodies"]):
+                        raise ValueError(f"no node with bodies makes '{step['output']}'")
+                    plans = [GraphPlan.from_json(body, constants) for body in step["bodies"]]
+                    steps.append(control_step(node, plans[:: 1 if node.op == "loop" else -1]))
+                elif "view" in step:
+                    offsets = tuple(map(whole, step["offsets"]))
+                    steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
+                elif "refusal" in step:
+                    steps.append(RefusalStep(str(step["refusal"]), step["output"]))
+                elif "native" in step:
+                    parameters = tuple(map(whole, step["parameters"]))
+                    inputs = tuple(step["inputs"])
+                    steps.append(NativeStep(step["native"], parameters, inputs, step["output"]))
+                else:
+                    inputs, sizes = tuple(step["inputs"]), tuple(step.get("sizes", ()))
+                    workload = workloads[step["kernel"]]
+                    if len(sizes) != len(workload.dimensions) or not set(sizes) <= set(known):
+                        raise ValueError(f"sizes {sizes} of the kernel of '{step['output']}'")
+                    steps.append(KernelStep(workload, inputs, step["output"], sizes))
+            placements = {
+                value: Placement(
+                    Layout.parse(place["layout"]),
+                    tuple((int(before), int(after)) for before, after in place["halo"]),
+                )
+                for value, place in data["placements"].items()
+            }
+            growing = tuple(
+                Growth(
+                    str(each["input"]),
+                    str(each["output"]),
+                    int(each["axis"]),
+                    whole(each["before"]),
+                    whole(each["after"]),
+                    known.get(each["room"]) or Dimension(str(each["room"]), 0),
+                )
+                for each in data.get("growing", ())
+            )
+            return GraphPlan(graph, tuple(steps), placements, growing)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"graph plan: malformed: {error}") from error
+
+
+_EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
+
+
+def _size_to_json(size: int) -> int | str:
+    return str(size) if is_open(size) else size
+
+
+def _growth_to_json(growth: Growth) -> dict[str, Any]:
+    return {
+        "input": growth.input,
+        "output": growth.output,
+        "axis": growth.axis,
+        "before": _size_to_json(growth.before),
+        "after": _size_to_json(growth.after),
+        "room": growth.room.name,
+    }

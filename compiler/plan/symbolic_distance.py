@@ -1,0 +1,98 @@
+"""Where a box of a tensor starts in a buffer whose extents are known at run time only.
+
+An address is a sum over dimensions, and along a dimension a sum over the factors of the layout.
+What `compiler.plan.placement.distance` finds by writing all addresses out is compared here factor
+by factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from tilewright.compiler.loops.layout import Factor, Layout, strides
+from tilewright.compiler.sizes import always_less, exact_quotient, is_open
+
+Halo = tuple[tuple[int, int], ...]
+
+_Along = tuple[list[tuple[Factor, int]], int]
+"""The factors of one dimension with their strides, and the zeros before its first element."""
+
+
+def open_distance(
+    whole_shape: tuple[int, ...],
+    whole: tuple[Layout, Halo],
+    shape: tuple[int, ...],
+    part: tuple[Layout, Halo],
+    start: tuple[int, ...],
+) -> int | None:
+    """As `compiler.plan.placement.distance`, for all sizes; None if it is not known to be one for
+    each."""
+    total = 0
+    outer, inner = _along(whole_shape, *whole), _along(shape, *part)
+    for dim, (extent, first) in enumerate(zip(shape, start, strict=True)):
+        if extent == 0:
+            return None
+        if is_open(extent) or is_open(first):
+            apart = _by_factors(outer[dim], inner[dim], first, extent)
+        else:
+            apart = _by_index(outer[dim], inner[dim], first, extent)
+        if apart is None:
+            return None
+        total += apart
+    return total
+
+
+def _along(shape: tuple[int, ...], layout: Layout, halo: Halo) -> Sequence[_Along]:
+    result: list[_Along] = [([], halo[dim][0] if halo else 0) for dim in range(len(shape))]
+    steps, _ = strides(shape, layout, halo)
+    for factor, step in zip(layout.resolved(len(shape)), steps, strict=True):
+        result[factor.dim][0].append((factor, step))
+    return result
+
+
+def _by_index(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
+    """The difference of the addresses, if it is the same at each of a known number of indices."""
+    if _is_plain(outer) and _is_plain(inner):
+        return _by_factors(outer, inner, first, extent)
+    apart = _address(outer, first) - _address(inner, 0)
+    others = range(1, extent)
+    same = all(_address(outer, first + i) - _address(inner, i) == apart for i in others)
+    return apart if same else None
+
+
+def _is_plain(along: _Along) -> bool:
+    return all(factor.div == 1 and factor.mod is None for factor, _ in along[0])
+
+
+def _address(along: _Along, index: int) -> int:
+    factors, before = along
+    total = 0
+    for factor, step in factors:
+        place = (index + before) // factor.div
+        total += (place % factor.mod if factor.mod else place) * step
+    return total
+
+
+def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | None:
+    """The difference, if both have the same factors and the box is moved by whole slices."""
+    shift = first + outer[1] - inner[1]
+    total = 0
+    for (factor, step), (other, inner_step) in zip_longest(outer[0], inner[0], fillvalue=_NONE):
+        if (factor.div, factor.mod) != (other.div, other.mod):
+            return None
+        slices = exact_quotient(shift, factor.div * (factor.mod or 1))
+        if slices is None:
+            return None
+        total += 0 if factor.mod else slices * step
+        if step == inner_step:
+            continue
+        if extent == 1:  # slices may be any distance apart: there is one
+            place = inner[1] // factor.div
+            total += (place % factor.mod if factor.mod else place) * (step - inner_step)
+        elif inner[1] or not always_less(extent - 1, factor.div):
+            return None
+    return total
+
+
+_NONE = (Factor(-1, 0), 0)

@@ -1,0 +1,190 @@
+"""Memory of plans whose sizes are known at run time only: which buffer lies on which others.
+
+An arena of fixed sizes is planned by offsets (`compiler.plan.memory`). Here the same plan is made
+at typical sizes, and an order is kept of it: of two buffers that live at one time, the one that
+lay lower lies below for all sizes. A buffer starts where the highest of those below it ends. So
+buffers never overlap, whatever the sizes are, and the arena is as tight as planned where they are
+typical.
+
+The arena of a body is no buffer: its buffers stand in its place, on whatever it lay on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilewright.compiler.plan.memory import (
+    ArenaBuffer,
+    MayAlias,
+    MemoryPlan,
+    SharedBytes,
+    collect_buffers,
+    place,
+)
+from tilewright.compiler.plan.plan import GraphPlan, bodies_of
+from tilewright.compiler.plan.regions import ALIGNMENT_BYTES
+from tilewright.compiler.sizes import at, typical, typical_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StackedBuffer:
+    """A span of the arena. `bytes` is a multiple of 64; `below` are the numbers of the buffers that
+    it lies on, all of them smaller than its own."""
+
+    bytes: int
+    below: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackedMemory:
+    """Where the values of a graph plan live, for all sizes.
+
+    `starts` says in which buffer a value lies and how many bytes after its start; `shared` holds,
+    for each step, the buffers that live only while it runs, without the arenas of bodies. `roots`
+    is as in `MemoryPlan`. `bodies` are the plans of the bodies, in the buffers of the whole.
+    """
+
+    buffers: tuple[StackedBuffer, ...]
+    starts: Mapping[str, tuple[int, int]]
+    roots: Mapping[str, str]
+    shared: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    bodies: Mapping[int, tuple[StackedMemory, ...]] = field(default_factory=dict)
+
+    def at(self, values: Mapping[str, int]) -> MemoryPlan:
+        """The arena at these sizes of the dimensions, by name."""
+        offsets: list[int] = []
+        ends: list[int] = []
+        for buffer in self.buffers:
+            offsets.append(max((ends[number] for number in buffer.below), default=0))
+            ends.append(offsets[-1] + at(buffer.bytes, values))
+        return self.placed(offsets, max(ends, default=0), lambda after: at(after, values))
+
+    def placed(
+        self, offsets: Sequence[int], arena: int, number: Callable[[int], int] = lambda size: size
+    ) -> MemoryPlan:
+        """The plan with the buffers at these offsets; `number` makes what a size becomes.
+
+        Bodies share the arena: each starts where it does.
+        """
+        shared = {
+            step: (*((0,) if step in self.bodies else ()), *(offsets[n] for n in numbers))
+            for step, numbers in self.shared.items()
+        }
+        return MemoryPlan(
+            arena,
+            {v: offsets[buffer] + number(after) for v, (buffer, after) in self.starts.items()},
+            self.roots,
+            shared,
+            {
+                step: tuple(body.placed(offsets, 0, number) for body in bodies)
+                for step, bodies in self.bodies.items()
+            },
+        )
+
+    def renumbered(
+        self, numbers: Sequence[int], buffers: tuple[StackedBuffer, ...] = ()
+    ) -> StackedMemory:
+        """The plan whose buffers have other numbers; without them, they are those of another."""
+        return StackedMemory(
+            buffers,
+            {value: (numbers[n], after) for value, (n, after) in self.starts.items()},
+            self.roots,
+            {step: tuple(numbers[n] for n in each) for step, each in self.shared.items()},
+            {
+                step: tuple(body.renumbered(numbers) for body in each)
+                for step, each in self.bodies.items()
+            },
+        )
+
+
+def stack_memory(
+    plan: GraphPlan,
+    shared_bytes: SharedBytes | None = None,
+    may_alias: MayAlias | None = None,
+) -> StackedMemory:
+    """Put the buffers of a plan in order. The arguments are those of `plan_memory`.
+
+    Raises:
+        ValueError: if the plan's views contradict each other.
+    """
+    bodies = {
+        position: tuple(stack_memory(body, shared_bytes) for body in bodies_of(step))
+        for position, step in enumerate(plan.steps)
+        if bodies_of(step)
+    }
+    arenas = {step: tuple(map(_typical_bytes, each)) for step, each in bodies.items()}
+    found = collect_buffers(plan, shared_bytes, may_alias, arenas)
+    sizes = [-(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for buffer in found.buffers]
+    trial = [
+        ArenaBuffer(typical(size), buffer.first, buffer.last)
+        for size, buffer in zip(sizes, found.buffers, strict=True)
+    ]
+    place(trial)
+    order = sorted(range(len(trial)), key=lambda number: (trial[number].offset, number))
+    ranks = {number: rank for rank, number in enumerate(order)}
+    stacked: list[StackedBuffer] = []
+    under: list[set[int]] = []  # of each buffer, all that lie below it, however far down
+    for number in order:
+        buffer = trial[number]
+        beside = [
+            rank
+            for rank, other in enumerate(order[: len(stacked)])
+            if trial[other].first <= buffer.last and trial[other].last >= buffer.first
+        ]
+        direct = [rank for rank in beside if not any(rank in under[high] for high in beside)]
+        stacked.append(StackedBuffer(sizes[number], tuple(direct)))
+        under.append(set(beside).union(*(under[rank] for rank in direct)))
+    held = {ranks[found.temporary[step][0]]: step for step in bodies}
+    return _with_bodies(
+        StackedMemory(
+            tuple(stacked),
+            {value: (ranks[number], after) for value, (number, after) in found.starts.items()},
+            found.roots,
+            {
+                step: tuple(ranks[n] for n in numbers[1 if step in bodies else 0 :])
+                for step, numbers in found.temporary.items()
+            },
+        ),
+        {number: (step, bodies[step]) for number, step in held.items()},
+    )
+
+
+def _with_bodies(
+    memory: StackedMemory, arenas: Mapping[int, tuple[int, tuple[StackedMemory, ...]]]
+) -> StackedMemory:
+    """The buffers of bodies in place of their arenas; `arenas` says which buffers are arenas, and
+    of which step's bodies."""
+    if not arenas:
+        return memory
+    buffers: list[StackedBuffer] = []
+    above: list[tuple[int, ...]] = []  # for each old buffer, the new ones that lie uppermost in it
+    numbers: list[int] = []
+    bodies: dict[int, tuple[StackedMemory, ...]] = {}
+    for number, buffer in enumerate(memory.buffers):
+        below = tuple(dict.fromkeys(top for low in buffer.below for top in above[low]))
+        numbers.append(len(buffers))
+        if number not in arenas:
+            above.append((len(buffers),))
+            buffers.append(StackedBuffer(buffer.bytes, below))
+            continue
+        step, each = arenas[number]
+        tops: list[int] = []
+        moved = []
+        for body in each:
+            first = len(buffers)
+            own = [first + n for n in range(len(body.buffers))]
+            covered = {low for inner in body.buffers for low in inner.below}
+            tops += [first + n for n in range(len(body.buffers)) if n not in covered]
+            for inner in body.buffers:
+                inside = tuple(first + low for low in inner.below)
+                buffers.append(StackedBuffer(inner.bytes, inside or below))
+            moved.append(body.renumbered(own))
+        bodies[step] = tuple(moved)
+        above.append(tuple(tops) or below)
+    return replace(memory.renumbered(numbers, tuple(buffers)), bodies=bodies)
+
+
+def _typical_bytes(memory: StackedMemory) -> int:
+    sizes = typical_sizes(*(buffer.bytes for buffer in memory.buffers))
+    return memory.at(sizes).arena_bytes

@@ -1,0 +1,364 @@
+"""Views: concatenations, slices and transposes that cost nothing: what they give lies in place.
+
+Before:                                     After:
+    {conv}: a; {conv}: b                        {conv}: a; {conv}: b, each writing into y
+    {concat(a, b)}: y                           y is there
+
+A piece of a concatenation that a kernel writes can be written where it belongs, if the pieces lie
+one after the other in memory: along channels where the batch is 1, along the outermost dimension
+otherwise. A piece that cannot (an input, a constant, a value with another place already) is copied
+there alone. A slice whose elements lie together is read where it is, and so are rows of channels
+that an image lies in (`passes/turns.py`). In a dense block (Huang et
+al., 2017) all features then lie in one buffer that grows by what each layer adds. Also called
+memory-efficient concatenation, or concat elimination (TensorRT).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.compiler import ops
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.ops.attributes import integer, ints
+from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.passes.layout_options import Demand, LayoutChoice, channels_last
+from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.plan.placement import Placement, distance, same_bytes
+from tilewright.compiler.plan.regions import ALIGNMENT_BYTES, Region, Regions
+from tilewright.compiler.plan.workload import Halo, stored_bytes
+from tilewright.compiler.sizes import OpenSizeError, typical
+
+ROW = Placement()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece of a concatenation: the value that lies there, and the element that it starts at.
+
+    `value` is the operand, or a copy of it under a name of its own.
+    """
+
+    value: str
+    start: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """`part` is the box of `whole` that starts at `start`."""
+
+    whole: str
+    part: str
+    start: tuple[int, ...]
+
+
+class Views:
+    """The concatenations and slices of a graph that are views, given its groups and their layouts.
+
+    Attributes:
+        concats: for each concatenation that is a view (by its output), a slot for each operand.
+        slices: the slices that are views (by their output), and where they start. Slices and
+            concatenations in `copied` are no views.
+        turned: the transposes that are views, by their output.
+        types: of all values of the graph, and of the copies.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        work: Sequence[tuple[Group, LayoutChoice]],
+        copied: Container[str] = (),
+    ) -> None:
+        self._graph = graph
+        self._copied = copied
+        self.types: dict[str, TensorType] = dict(graph.types)
+        self._places: dict[str, Placement] = dict.fromkeys(graph.inputs, ROW)
+        self._regions = Regions()
+        self._links: dict[str, list[_Link]] = {}
+        self._dense: set[str] = set()
+        self._written: set[str] = set()
+        self._rows: dict[str, str] = {}
+        self._fixed = _fixed(graph, work)
+        self.concats: dict[str, tuple[PlacedPiece, ...]] = {}
+        self.slices: dict[str, tuple[int, ...]] = {}
+        self.turned: set[str] = set()
+        self._turns = turns(graph)
+        for value in graph.inputs:
+            self._add(value, ROW, written=True)
+        for group, choice in work:
+            self._enter(group, choice)
+
+    def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
+        """The zeros to keep around each value that a group makes.
+
+        All values of a region have one halo, so that their strides agree. Values that are reshaped,
+        results of native operators and the caller's values have none: a reader that wants one gets
+        a copy. A region has none either if the zeros of all its values would take more than the
+        copies, or would lie on a neighbour's elements.
+        """
+        result: dict[str, Halo] = {}
+        done: set[int] = set()
+        for value in self._places:
+            region = self._regions.of(value)
+            if id(region) in done:
+                continue
+            done.add(id(region))
+            halo = self._halo(region, wishes)
+            result.update(dict.fromkeys(region.members, halo))
+        return result
+
+    def _enter(self, group: Group, choice: LayoutChoice) -> None:
+        """Decide whether a group's output is a view, and of what."""
+        output, (node, *more) = group.output, group.nodes
+        place = ROW if self._graph.returns(output) else Placement(choice.output)
+        if group.is_native:
+            self._add(output, place, written=True)
+            self._dense.add(output)
+        elif group.is_view:
+            self._reshape(node)
+        elif node.name in self._turns and self._is_turned(node, choice):
+            self._turn(node, place)
+        elif not more and node.op == "concat" and not self._moves(output):
+            self._concat(node, place)
+        elif not more and node.op == "slice" and not self._moves(output):
+            self._slice(node, place)
+        else:
+            self._add(output, place, written=True)
+            if not more and node.op == "identity" and self._graph.returns(output):
+                self._rows.setdefault(node.inputs[0], output)  # a row-major copy of the operand
+
+    def _moves(self, value: str) -> bool:
+        """Whether a concatenation or a slice is a kernel, wherever its operands lie."""
+        return value in self._fixed or value in self._copied
+
+    def _add(self, value: str, place: Placement, *, written: bool) -> None:
+        self._places[value] = place
+        self._regions.add(value, self._bytes(value, place), written=written)
+        if written:
+            self._written.add(value)
+
+    def _bytes(self, value: str, place: Placement) -> int:
+        return stored_bytes(self.types[value], place.layout, place.halo)
+
+    def _named(self, base: str, like: str) -> str:
+        """A new name for a copy of a value."""
+        name = fresh(base, self.types)
+        self.types[name] = self.types[like]
+        return name
+
+    def _reshape(self, node: Node) -> None:
+        """The bytes of its operand, or some of them; of its operand's rows, where it does not lie
+        in rows."""
+        (source,), output = node.inputs, node.output
+        if source not in self._places:  # a constant, which is copied to be reshaped
+            self._add(output, ROW, written=True)
+            return
+        if not same_bytes(self.types[source].shape, self._places[source], ROW):
+            if source not in self._rows:
+                self._rows[source] = self._named(f"{source}.rows", source)
+                self._add(self._rows[source], ROW, written=True)
+            source = self._rows[source]
+        if source in self._fixed:
+            self._fixed.add(output)
+        self._add(output, ROW, written=False)
+        self._dense |= {source, output}
+        self._regions.join(source, output, view_offset(node))
+
+    def _is_turned(self, node: Node, choice: LayoutChoice) -> bool:
+        """Whether a transpose gives the bytes of its operand, as that lies."""
+        (source,), output = node.inputs, node.output
+        held, wish = self._places.get(source), choice.demands[source].layout
+        last = channels_last(len(self.types[output].shape))
+        if held is None or wish is None or output in self._fixed or self._graph.returns(source):
+            return False
+        return held == Placement(wish) and {wish, choice.output} == {ROW_MAJOR, last}
+
+    def _turn(self, node: Node, place: Placement) -> None:
+        (source,), output = node.inputs, node.output
+        if source in self._fixed:
+            self._fixed.add(output)
+        self._add(output, place, written=False)
+        self._dense |= {source, output}
+        self._regions.join(source, output, 0)
+        self.turned.add(output)
+
+    def _slice(self, node: Node, place: Placement) -> None:
+        link = _Link(node.inputs[0], node.output, ints(node.attrs, "starts"))
+        apart = None
+        if (
+            self._places.get(link.whole) == place
+            and link.whole not in self._fixed
+            and set(ints(node.attrs, "steps")) == {1}
+        ):
+            apart = self._apart(link, place)
+        self._add(link.part, place, written=apart is None)
+        if apart is not None:
+            self.slices[link.part] = link.start
+            self._join(link, apart)
+
+    def _concat(self, node: Node, place: Placement) -> None:
+        output = node.output
+        slots = self._slots(node)
+        offsets = [self._apart(_Link(output, slot.value, slot.start), place) for slot in slots]
+        known = [offset for offset in offsets if offset is not None]
+        direct: list[bool] = []
+        if slots and len(known) == len(slots):
+            direct = self._direct(slots, known, place)
+        self._add(output, place, written=not any(direct))
+        if not any(direct):
+            return
+        placed: list[PlacedPiece] = []
+        for slot, offset, in_place in zip(slots, known, direct, strict=True):
+            value = slot.value
+            if not in_place or not can_join(self._regions, output, value, offset):
+                value = self._named(f"{output}.piece", value)
+                self._add(value, place, written=True)
+            self._join(_Link(output, value, slot.start), offset)
+            placed.append(PlacedPiece(value, slot.start))
+        self.concats[output] = tuple(placed)
+
+    def _slots(self, node: Node) -> list[PlacedPiece]:
+        """Where the operands start; nothing if one of them is empty."""
+        pieces = ops.get(node.op).pieces
+        assert pieces is not None
+        boxes = pieces([self.types[v] for v in node.inputs], node.attrs)
+        if len(boxes) != len(node.inputs):
+            return []
+        return [PlacedPiece(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
+
+    def _apart(self, link: _Link, place: Placement) -> int | None:
+        """Bytes from a whole to its part where both lie so; None if the part is no such box."""
+        types = self.types
+        elements = distance(
+            types[link.whole].shape, place, types[link.part].shape, place, link.start
+        )
+        if elements is None:
+            return None
+        apart = elements * types[link.whole].dtype.bytes
+        return apart if apart % ALIGNMENT_BYTES == 0 else None
+
+    def _join(self, link: _Link, apart: int) -> None:
+        self._regions.join(link.whole, link.part, apart)
+        for value in (link.whole, link.part):
+            self._links.setdefault(value, []).append(link)
+
+    def _direct(
+        self, slots: Sequence[PlacedPiece], offsets: Sequence[int], place: Placement
+    ) -> list[bool]:
+        """Which pieces can be written in place.
+
+        A region is placed as a whole: it must not reach into the slots of pieces outside of it.
+        """
+        spans = [
+            (offset, offset + self._bytes(slot.value, place))
+            for slot, offset in zip(slots, offsets, strict=True)
+        ]
+        together: dict[tuple[int, int], list[int]] = {}
+        for number, (slot, offset) in enumerate(zip(slots, offsets, strict=True)):
+            held = self._places.get(slot.value)
+            if held is None or slot.value in self._fixed:
+                continue
+            if same_bytes(self.types[slot.value].shape, held, place):
+                region = self._regions.of(slot.value)
+                shift = offset - region.members[slot.value]
+                together.setdefault((id(region), shift), []).append(number)
+        direct = [False] * len(slots)
+        for (_, shift), numbers in together.items():
+            region = self._regions.of(slots[numbers[0]].value)
+            try:
+                reached = {
+                    number
+                    for low, high in region.spans
+                    for number in _overlapped(spans, low + shift, high + shift)
+                }
+            except OpenSizeError:  # which slots the region reaches into depends on the run
+                continue
+            if reached <= set(numbers):
+                for number in numbers:
+                    direct[number] = True
+        return direct
+
+    def _halo(self, region: Region, wishes: Mapping[str, Sequence[Demand]]) -> Halo:
+        if any(value in self._fixed or value in self._dense for value in region.members):
+            return ()
+        halo: Halo = ()
+        copies = 0
+        for value in region.members:
+            wanted: Halo = ()
+            for wish in wishes.get(value, ()):
+                if wish.halo and self._agrees(value, wish):
+                    wanted = union(wanted, wish.halo)
+            if wanted:
+                halo = union(halo, wanted)
+                dense = self._places[value]
+                copies += self._bytes(value, dense)
+                copies += self._bytes(value, Placement(dense.layout, wanted))
+        if not halo or len(region.members) == 1:
+            return halo
+        return halo if self._holds(tuple(region.members), halo, copies) else ()
+
+    def _agrees(self, value: str, wish: Demand) -> bool:
+        if wish.layout is None:
+            return True
+        shape = self.types[value].shape
+        return same_bytes(shape, self._places[value], Placement(wish.layout))
+
+    def _holds(self, members: Sequence[str], halo: Halo, copies: int) -> bool:
+        """Whether a region's values keep their distances with a halo, for less than `copies` bytes
+        of zeros."""
+        regions = Regions()
+        zeros = 0
+        places = {v: Placement(self._places[v].layout, halo) for v in members}
+        for value in members:
+            written = value in self._written
+            regions.add(value, self._bytes(value, places[value]), written=written)
+            if written:
+                size = self._bytes(value, self._places[value])
+                zeros += self._bytes(value, places[value]) - size
+        for value in members:
+            for link in self._links.get(value, ()):
+                apart = self._apart(link, places[link.whole])
+                if apart is None or not can_join(regions, link.whole, link.part, apart):
+                    return False
+                regions.join(link.whole, link.part, apart)
+        return typical(zeros - copies) <= 0
+
+
+def can_join(regions: Regions, whole: str, part: str, apart: int) -> bool:
+    """As `Regions.can_join`, for all sizes."""
+    try:
+        return regions.can_join(whole, part, apart)
+    except OpenSizeError:  # that depends on the run
+        return False
+
+
+def view_offset(node: Node) -> int:
+    """Where the bytes of a view start in those of its operand."""
+    return integer(node.attrs, "offset", 0)
+
+
+def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
+    """Values in the caller's buffers: inputs, outputs, and what is reshaped to an output."""
+    fixed = {*graph.inputs, *graph.outputs}
+    for group, _ in reversed(work):
+        if group.is_view and group.output in fixed:
+            fixed.add(group.inputs[0])
+    return fixed
+
+
+def _overlapped(slots: Sequence[tuple[int, int]], low: int, high: int) -> range:
+    """The slots, which are sorted and disjoint, that a span of bytes reaches into."""
+    first = bisect_left(slots, low, key=lambda slot: slot[1] - 1)
+    last = bisect_left(slots, high, key=lambda slot: slot[0])
+    return range(first, last)
+
+
+def union(first: Halo, second: Halo) -> Halo:
+    """The smallest halo that covers both."""
+    if not first or not second:
+        return first or second
+    return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,106 @@
+"""Plans to artifact folders, which NumPy alone can load."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
+from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
+from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.timings import Timings, timed
+
+
+def save_artifact(
+    plans: Mapping[Sizes, GraphPlan],
+    builder: ProgramBuilder,
+    folder: str | Path,
+    ports: OpenPorts | None = None,
+    timings: Timings | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
+) -> tuple[CompiledProgram, ...]:
+    """Compile a plan for each combination of sizes into one artifact, which NumPy alone can load.
+
+    Weights are written while the next are packed, and flushed to the disk during `check`.
+
+    Args:
+        plans: by sizes; `()` where no dimension is named.
+        builder: what the plans are built with.
+        folder: where the artifact goes.
+        ports: the open dimensions of inputs and outputs.
+        timings: counts the time of every stage.
+        check: called with the artifact before it is put at its place; if `check` raises, it is not
+            put there.
+
+    Raises:
+        CompilerError: if a workload does not compile, the folder cannot be written, or from
+            `check`.
+    """
+    return _saved(list(plans.items()), builder, folder, ports, None, timings, check)
+
+
+def save_stages(
+    plans: Sequence[GraphPlan],
+    stages: DataCut[int],
+    builder: ProgramBuilder,
+    folder: str | Path,
+    ports: OpenPorts,
+    timings: Timings | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
+) -> tuple[CompiledProgram, ...]:
+    """As `save_artifact`, for a model that is cut: `stages` have the numbers of the plans."""
+    return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
+
+
+def _saved(
+    plans: Sequence[tuple[Sizes, GraphPlan]],
+    builder: ProgramBuilder,
+    folder: str | Path,
+    ports: OpenPorts | None,
+    stages: DataCut[int] | None,
+    timings: Timings | None,
+    check: Callable[[Artifact], object],
+) -> tuple[CompiledProgram, ...]:
+    with ArtifactWriter(folder) as writer:
+        builder = builder.into(writer.weights)
+        builder.reserve([plan for _, plan in plans])
+        compiled = [builder.build(plan) for _, plan in plans]
+        details = {
+            "codegen_version": CODEGEN_VERSION,
+            "target_key": builder.target.key,
+            "threads": builder.threads,
+            "numerics": builder.numerics,
+            "schedules": {
+                key: {
+                    "schedule": schedule.to_json(),
+                    "tuned": key in program.tuned,
+                    "kernel": program.described[key][0],
+                    "operators": program.described[key][1],
+                }
+                for program in compiled
+                for key, schedule in program.schedules.items()
+            },
+        }
+        objects = dict.fromkeys(code for program in compiled for code in program.objects)
+        if not objects:  # nothing is left to compute: a library without code
+            objects[backend_of(builder.target).compile("", builder.target)] = None
+        with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
+            library = Path(work) / "kernels.so"
+            backend_of(builder.target).link(list(objects), library)
+            code = library.read_bytes()
+        programs = [
+            SizedProgram(sizes, made.program)
+            for (sizes, _), made in zip(plans, compiled, strict=True)
+        ]
+        with timed(timings, "write"):
+            made = writer.finish(programs, code, builder.target.to_json(), details, ports, stages)
+        check(made)
+        with timed(timings, "write"):
+            writer.publish()
+    return tuple(compiled)

@@ -1,0 +1,174 @@
+"""From one workload and one schedule to object code: the steps of every candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tilewright.compiler.codegen.backend import KernelCode, backend_of
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.loops.expr import Role, Tensor
+from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.runtime.kernel import (
+    ABI_VERSION,
+    BufferRole,
+    BufferSpec,
+    KernelSpec,
+    StageSpec,
+)
+from tilewright.compiler.schedule.kernel import Kernel
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule
+from tilewright.compiler.sizes import dimensions, open_sizes
+from tilewright.compiler.targets.target import Target
+from tilewright.compiler.timings import Timings, timed
+
+CODEGEN_VERSION = "25"
+"""Raised when equal schedules may give other code; kept with every record."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredKernel:
+    """A loop nest, what it looks like from outside, and its code before it is compiled.
+
+    `digest` is that of `KernelCode`: equal code has one. `operators` are those of the workload.
+    """
+
+    nest: LoopNest
+    spec: KernelSpec
+    text: str
+    digest: str
+    operators: tuple[str, ...]
+
+    def assembly(self, target: Target) -> str:
+        """The compiled code as text, with comments that mark its loops."""
+        return backend_of(target).assembly(self.text, target)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltKernel:
+    """A compiled kernel."""
+
+    object: bytes
+    spec: KernelSpec
+    nest: LoopNest
+    digest: str
+
+
+def lower_workload(
+    workload: Workload,
+    schedule: Schedule,
+    target: Target,
+    threads: int = 1,
+    timings: Timings | None = None,
+) -> LoweredKernel:
+    """Lower a schedule to the text that the target's back end compiles.
+
+    Symbols are named after the code, so that kernels of one program and candidates of one batch
+    link together, and equal code needs to be compiled and linked only once.
+
+    Raises:
+        ScheduleError: if the schedule does not fit the workload or the target.
+        CompilerError: if the target cannot compute in a type of the workload.
+    """
+    with timed(timings, "lower"):
+        kernel = lower_schedule(workload, schedule, target, threads)
+    with timed(timings, "emit LLVM IR"):
+        with _naming(workload.operators):
+            code = backend_of(target).lower(kernel.nest, target)
+        nest = replace(kernel.nest, name=code.name)
+        spec = kernel_spec(kernel, code, workload)
+    return LoweredKernel(nest, spec, code.text, code.digest, workload.operators)
+
+
+def compile_lowered(
+    lowered: LoweredKernel, target: Target, timings: Timings | None = None
+) -> BuiltKernel:
+    """Compile a lowered kernel to an object file.
+
+    Raises:
+        CompilerError: if LLVM refuses the code.
+    """
+    with _naming(lowered.operators):
+        code = backend_of(target).compile(lowered.text, target, timings)
+    return BuiltKernel(code, lowered.spec, lowered.nest, lowered.digest)
+
+
+def build_kernel(
+    workload: Workload,
+    schedule: Schedule,
+    target: Target,
+    threads: int = 1,
+    timings: Timings | None = None,
+) -> BuiltKernel:
+    """Compile a schedule to an object file.
+
+    Raises:
+        ScheduleError: if the schedule does not fit.
+        CompilerError: if LLVM refuses the code.
+    """
+    return compile_lowered(
+        lower_workload(workload, schedule, target, threads, timings), target, timings
+    )
+
+
+@contextmanager
+def _naming(operators: Sequence[str]) -> Iterator[None]:
+    """Name the workload in what a back end refuses."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except CompilerError as error:
+        raise CompilerError(f"the fused workload of {', '.join(operators)}: {error}") from error
+
+
+def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
+    """The kernel from outside: boundaries as the workload has them, weights as it packs them."""
+    sources, transforms = dict(kernel.sources), dict(kernel.transforms)
+    buffers = []
+    for tensor in kernel.nest.buffers:
+        source = sources.get(tensor.name, -1)
+        match tensor.role:
+            case Role.INPUT:
+                boundary = workload.inputs[source]
+            case Role.OUTPUT:
+                boundary = workload.output
+            case _:
+                transform = transforms.get(tensor.name)
+                buffers.append(
+                    replace(
+                        _buffer(tensor, source),
+                        einsum=transform.subscripts if transform else "",
+                        matrices=transform.matrices if transform else (),
+                        parts=transform.parts if transform else (),
+                    )
+                )
+                continue
+        whole = replace(
+            tensor, shape=boundary.type.shape, layout=boundary.layout, halo=boundary.halo
+        )
+        buffers.append(_buffer(whole, source))
+    stages = tuple(StageSpec(stage.symbol, stage.extent) for stage in code.stages)
+    spec = KernelSpec(
+        ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes, code.sizes
+    )
+    for size in open_sizes((spec.stages, spec.buffers, spec.scratch_bytes)):
+        if unread := set(dimensions(size)) - set(spec.sizes):
+            raise ScheduleError(f"no loop of the kernel has size {min(map(str, unread))}")
+    return spec
+
+
+def _buffer(tensor: Tensor, source: int) -> BufferSpec:
+    return BufferSpec(
+        tensor.name,
+        BufferRole(tensor.role.value),
+        tensor.dtype,
+        tensor.shape,
+        str(tensor.layout),
+        tensor.halo,
+        tensor.bytes,
+        source,
+    )

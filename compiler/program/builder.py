@@ -1,0 +1,330 @@
+"""From a graph plan and schedules to a program: kernels, packed weights, memory."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+
+from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.plan.intervals import SizeSplit, leaves
+from tilewright.compiler.plan.memory import MemoryPlan, SharedBytes, plan_memory
+from tilewright.compiler.plan.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    bodies_of,
+)
+from tilewright.compiler.plan.symbolic_memory import stack_memory
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.drawn_integers import drawn_integers
+from tilewright.compiler.program.emitter import ProgramEmitter, shared_bytes
+from tilewright.compiler.program.kernels import (
+    KernelCache,
+    KernelCompiler,
+    KernelTree,
+    ScheduleSource,
+    weights_of,
+)
+from tilewright.compiler.program.slices import slices_of
+from tilewright.compiler.runtime.kernel import aligned_bytes
+from tilewright.compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.program import Port, Program, Slot, slot_start
+from tilewright.compiler.runtime.weights import PackedWeights, WeightBlock
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.targets.target import Target
+from tilewright.compiler.timings import Timings, timed
+
+KERNEL_LIMIT = 2048
+"""Kernels that differ, in one program. Models have tens; this many of the smallest take 8 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProgram:
+    """A program with everything that running or saving it needs.
+
+    `schedules` says for each workload key what was compiled; `tuned` which of them a source knew.
+    Kernels whose code is equal share an object. `described` has for each workload key the name of
+    the kernel in the program, and its operators.
+    """
+
+    program: Program
+    weights: Bytes
+    objects: tuple[bytes, ...]
+    schedules: Mapping[str, Schedule]
+    tuned: frozenset[str]
+    target: Target
+    described: Mapping[str, tuple[str, tuple[str, ...]]]
+
+
+def build_program(
+    plan: GraphPlan,
+    source: ScheduleSource | None,
+    target: Target,
+    threads: int = 1,
+    numerics: str = "fast",
+    weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
+) -> CompiledProgram:
+    """Compile every workload of a plan and lay out its memory: a `ProgramBuilder` used once.
+
+    Raises:
+        CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` differ, or
+            the weights do not fit the limit.
+    """
+    builder = ProgramBuilder(source, target, threads, numerics, weight_limit_bytes, timings)
+    return builder.build(plan)
+
+
+class ProgramBuilder:
+    """Builds programs that share kernels and packed weights: one model at one or several sizes.
+
+    A thread has LLVM compile what is lowered, while the calling one lowers the next workload and
+    packs weights. What comes out does not depend on which of them is faster.
+
+    A schedule that the source knows but that no longer fits gives way to the default. If packed
+    weights would take more than the limit, the largest that an algorithm expands (Winograd,
+    Strassen) take one that expands them less, or are stored plainly. With `any_rows`, untuned
+    workloads get schedules whose code and packed weights serve other numbers of rows too.
+    """
+
+    def __init__(
+        self,
+        source: ScheduleSource | None,
+        target: Target,
+        threads: int = 1,
+        numerics: str = "fast",
+        weight_limit_bytes: int | None = None,
+        timings: Timings | None = None,
+        *,
+        any_rows: bool = False,
+        kernels: KernelCache | None = None,
+    ) -> None:
+        """`kernels` holds what other builders have compiled or are compiling."""
+        self.target = target
+        self.threads = threads
+        self.numerics = numerics
+        self._source = source
+        self._compiler = KernelCompiler(target, threads, timings, kernels, any_rows=any_rows)
+        self._limit = weight_limit_bytes
+        self._timings = timings
+        self._built: dict[Workload, KernelTree] = {}
+        self._weights: PackedWeights | None = None
+
+    def variant(self, source: ScheduleSource | None) -> ProgramBuilder:
+        """A builder with other schedules; the two share equal kernels and equal packed weights."""
+        other = copy(self)
+        other._source = source
+        other._built = {}
+        return other
+
+    def into(self, weights: PackedWeights) -> ProgramBuilder:
+        """A builder of the same programs that packs into other weights."""
+        other = copy(self)
+        other._weights = weights
+        return other
+
+    def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
+        """Compile the kernels of several plans, and have one block that holds all their weights.
+
+        If no block has so much room, a new one is made, `spare` times as large.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
+        needed = sum(_weight_capacity(plan, self.kernels(plan)) for plan in plans)
+        self._have_room(needed, spare)
+
+    def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
+        """The program of a plan. Its weights go into the block of the programs before it.
+
+        If the block is full, a new one is made, `spare` times as large as this plan needs.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
+        built = self.kernels(plan)
+        weights = self._have_room(_weight_capacity(plan, built), spare)
+        program = self._program(plan, built, weights)
+        if self._limit is not None and weights.bytes > self._limit:
+            raise _over_limit(weights.bytes, self._limit)
+        kernels = [kernel for tree in built.values() for kernel in leaves(tree)]
+        return CompiledProgram(
+            program,
+            weights.built(),
+            self._compiler.objects(kernel.lowered for kernel in kernels),
+            {key: kernel.schedule for kernel in kernels for key in kernel.keys},
+            frozenset(key for kernel in kernels if kernel.known for key in kernel.keys),
+            self.target,
+            {
+                key: (kernel.lowered.spec.name, kernel.lowered.operators)
+                for kernel in kernels
+                for key in kernel.keys
+            },
+        )
+
+    def _have_room(self, needed: int, spare: int) -> PackedWeights:
+        if self._weights is None or self._weights.room < needed:
+            self._weights = WeightBlock(spare * needed)
+        return self._weights
+
+    def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
+        """The kernels of each workload of a plan, and which sizes each is for.
+
+        Raises:
+            CompilerError: see `build_program`.
+        """
+        workloads = list(dict.fromkeys(step.workload for step in plan.kernels))
+        if len(workloads) > KERNEL_LIMIT:
+            raise InvalidModelError(
+                f"model '{plan.graph.name}' is {len(workloads)} kernels that differ, "
+                f"at most {KERNEL_LIMIT} are compiled"
+            )
+        with self._compiler as compiler:
+            built: dict[Workload, KernelTree] = {}
+            for workload in workloads:
+                with _told_by_names(plan, workload):
+                    built[workload] = self._built.get(workload) or compiler.lower(
+                        workload, self._source, self.numerics
+                    )
+            if self._limit is not None:
+                _limit_weights(plan, built, compiler, self._limit, self.numerics)
+        self._built |= built
+        return built
+
+    def _program(
+        self, plan: GraphPlan, built: Mapping[Workload, KernelTree], weights: PackedWeights
+    ) -> Program:
+        dimensions = plan.dimensions
+        with timed(self._timings, "memory plan"):
+            known = {dimension.name: dimension for dimension in dimensions}
+            memory, slots = _memory(
+                plan, lambda step: shared_bytes(step, built[step.workload], known)
+            )
+        emitter = ProgramEmitter(built, weights, self._timings, dimensions)
+        calls = emitter.whole(plan, memory)
+        return Program(
+            plan.graph.name,
+            tuple(_port(plan, name) for name in plan.graph.inputs),
+            tuple(_port(plan, name) for name in plan.graph.outputs),
+            tuple(emitter.kernels),
+            calls,
+            memory.arena_bytes,
+            weights.bytes,
+            slots,
+            slices_of(plan, self.target.core),
+        )
+
+
+@contextmanager
+def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
+    """An error about a workload's own dimensions (s0) says the names that the graph has for them,
+    and which value is computed."""
+    try:
+        yield
+    except CompilerError as error:
+        if not workload.dimensions:
+            raise
+        steps = (step for step, _ in plan.walk() if isinstance(step, KernelStep))
+        step = next(step for step in steps if step.workload == workload)
+        own = (dimension.name for dimension in workload.dimensions)
+        names = dict(zip(own, step.sizes, strict=True))
+        text = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), str(error))
+        kind = OpenSizeError if isinstance(error, OpenSizeError) else CompilerError
+        raise kind(f"'{step.output}': {text}") from error
+
+
+def _limit_weights(
+    plan: GraphPlan,
+    built: dict[Workload, KernelTree],
+    compiler: KernelCompiler,
+    limit: int,
+    numerics: str,
+) -> None:
+    """Give up kernels that pack weights in their own way for some sizes, then expansions, largest
+    first and one step at a time (two levels of Strassen, one, none), until all packed weights fit.
+    """
+    counts = Counter(step.workload for step in plan.kernels)
+
+    def large_first(workloads: Iterable[Workload]) -> list[Workload]:
+        return sorted(workloads, key=lambda w: -_weight_bytes(built[w]) * counts[w])
+
+    def total() -> int:
+        return sum(_weight_bytes(tree) * counts[w] for w, tree in built.items())
+
+    several = [w for w, tree in built.items() if isinstance(tree, SizeSplit) and weights_of(tree)]
+    for workload in large_first(several):
+        if total() <= limit:
+            return
+        built[workload] = compiler.lower(workload, None, numerics, cut=False)
+    expanded = [w for w, tree in built.items() if _is_expanded(tree)]
+    while expanded and total() > limit:
+        workload, *_ = large_first(expanded)
+        before = _weight_bytes(built[workload])
+        built[workload] = compiler.plainer(workload, numerics, before)
+        if not _is_expanded(built[workload]) or _weight_bytes(built[workload]) >= before:
+            expanded.remove(workload)
+    if total() > limit:
+        raise _over_limit(total(), limit)
+
+
+def _over_limit(total: int, limit: int) -> CompilerError:
+    return CompilerError(f"the packed weights take {total} bytes, the limit is {limit}")
+
+
+def _is_expanded(tree: KernelTree) -> bool:
+    """Whether an algorithm packs more than the weights themselves."""
+    return any(buffer.einsum for buffer in weights_of(tree))
+
+
+def _weight_bytes(tree: KernelTree) -> int:
+    return sum(buffer.bytes for buffer in weights_of(tree))
+
+
+def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
+    """Where values lie; with open sizes, in slots of the arena."""
+    if not plan.dimensions:
+        return plan_memory(plan, shared_bytes), ()
+    stacked = stack_memory(plan, shared_bytes)
+    starts = [slot_start(number) for number in range(len(stacked.buffers))]
+    return stacked.placed(starts, 0), tuple(
+        Slot(buffer.bytes, buffer.below) for buffer in stacked.buffers
+    )
+
+
+def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, KernelTree]) -> int:
+    """What the packed weights of a plan take if no two kernels share one."""
+    total = 0
+    for step in plan.steps:
+        match step:
+            case KernelStep():
+                total += sum(aligned_bytes(b.bytes) for b in weights_of(built[step.workload]))
+            case NativeStep() | LoopStep() | BranchStep():
+                constants = [v for v in step.inputs if v in plan.graph.constants]
+                total += sum(aligned_bytes(plan.graph.types[v].bytes) for v in constants)
+        total += sum(_weight_capacity(body, built) for body in bodies_of(step))
+    return total
+
+
+def _port(plan: GraphPlan, name: str) -> Port:
+    kind = plan.graph.types[name]
+    shape, room = plan.caller_shape(name), None
+    if shape != kind.shape:
+        axis = next(d for d, extent in enumerate(kind.shape) if extent != shape[d])
+        room = axis, kind.shape[axis]
+    return Port(
+        name,
+        kind.dtype,
+        shape,
+        plan.counted(name),
+        plan.labels(name),
+        room,
+        plan.part_of(name),
+        drawn_integers(plan.graph, name) if name in plan.graph.inputs else None,
+    )

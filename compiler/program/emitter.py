@@ -1,0 +1,288 @@
+"""The steps of a plan as the instructions of a program: where every buffer of every step lies.
+
+A body of control flow is a plan of its own. Its inputs and outputs are places that the step around
+it gives, and its arena is a part of that of the plan around it, so that the instructions of bodies
+are instructions like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.plan.intervals import RangePiece, SizeSplit, leaves
+from tilewright.compiler.plan.memory import MemoryPlan, may_overwrite
+from tilewright.compiler.plan.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    RefusalStep,
+    ViewStep,
+    bodies_of,
+)
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.kernels import KernelTree
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
+from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.program import (
+    ENDLESS,
+    Branch,
+    BufferRef,
+    BufferSpace,
+    Copy,
+    Instruction,
+    KernelCall,
+    Loop,
+    NativeCall,
+    Refuse,
+    SizeBranch,
+)
+from tilewright.compiler.runtime.weights import PackedWeights
+from tilewright.compiler.sizes import Dimension, open_size, substituted
+from tilewright.compiler.timings import Timings, timed
+
+
+class ProgramEmitter:
+    """Instructions of one program; `kernels` are those that they call, each with its number."""
+
+    def __init__(
+        self,
+        built: Mapping[Workload, KernelTree],
+        weights: PackedWeights,
+        timings: Timings | None = None,
+        dimensions: Iterable[Dimension] = (),
+    ) -> None:
+        """`dimensions` are those of the plan that are open."""
+        self.kernels: dict[KernelSpec, int] = {}
+        self._dimensions = {dimension.name: dimension for dimension in dimensions}
+        self._built = built
+        self._weights = weights
+        self._timings = timings
+
+    def whole(self, plan: GraphPlan, memory: MemoryPlan) -> tuple[Instruction, ...]:
+        """The instructions of a plan whose inputs and outputs are the caller's."""
+        ports = {v: BufferRef(BufferSpace.INPUT, i) for i, v in enumerate(plan.graph.inputs)}
+        ports |= {v: BufferRef(BufferSpace.OUTPUT, i) for i, v in enumerate(plan.graph.outputs)}
+        return self._steps(_Places(plan, memory, ports, 0))
+
+    def _steps(self, places: _Places) -> tuple[Instruction, ...]:
+        calls: list[Instruction] = []
+        for position, step in enumerate(places.plan.steps):
+            match step:
+                case KernelStep():
+                    tree = self._built[step.workload]
+                    calls.append(self._kernels(tree, step, places, position))
+                case NativeStep():
+                    calls.append(self._native(step, places))
+                case LoopStep():
+                    calls += self._loop(step, places, position)
+                case BranchStep():
+                    calls.append(self._branch(step, places, position))
+                case RefusalStep():
+                    calls.append(Refuse(step.message))
+                case ViewStep():
+                    pass  # nothing runs
+                case _:
+                    assert_never(step)
+        return tuple(calls)
+
+    def _kernels(
+        self, tree: KernelTree, step: KernelStep, places: _Places, position: int
+    ) -> KernelCall | SizeBranch:
+        """The call of a step's kernel, or of that which the sizes choose."""
+        if isinstance(tree, SizeSplit):
+            return SizeBranch(
+                self._dimensions[step.sizes[tree.position]],
+                tree.last,
+                (self._kernels(tree.below, step, places, position),),
+                (self._kernels(tree.above, step, places, position),),
+            )
+        spec, known = tree.lowered.spec, self._dimensions
+        sizes = tuple(in_graph(step, open_size(d), known, tree.piece) for d in spec.sizes)
+        number = self.kernels.setdefault(spec, len(self.kernels))
+        with timed(self._timings, "pack weights"):
+            refs = tuple(self._buffer(b, tree.piece, step, places, position) for b in spec.buffers)
+        return KernelCall(number, refs, sizes)
+
+    def _buffer(
+        self,
+        buffer: BufferSpec,
+        piece: RangePiece,
+        step: KernelStep,
+        places: _Places,
+        position: int,
+    ) -> BufferRef:
+        match buffer.role:
+            case BufferRole.INPUT:
+                return places.value(step.inputs[buffer.source])
+            case BufferRole.OUTPUT:
+                return places.value(step.output)
+            case BufferRole.WEIGHT:
+                array = places.plan.graph.constants[step.inputs[buffer.source]]
+                return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
+            case BufferRole.SHARED:
+                # A kernel has at most one such buffer: the packed operand.
+                sizes = shared_bytes(step, self._built[step.workload], self._dimensions)
+                own = in_graph(step, buffer.bytes, self._dimensions, piece)
+                return places.temporary(position)[sizes.index(own)]
+
+    def _native(self, step: NativeStep, places: _Places) -> NativeCall:
+        """The inputs, constants as they are, the output, and its count where it has one."""
+        refs = [self._operand(v, places) for v in step.inputs]
+        refs.append(places.value(step.output))
+        if native_signature(step.function, step.parameters).counts:
+            refs.append(BufferRef(BufferSpace.COUNT, places.plan.graph.outputs.index(step.output)))
+        return NativeCall(step.function, step.parameters, tuple(refs))
+
+    def _operand(self, name: str, places: _Places) -> BufferRef:
+        """Where an operand lies that no kernel packs: a constant as it is."""
+        array = places.plan.graph.constants.get(name)
+        if array is None:
+            return places.value(name)
+        kind = places.plan.graph.types[name]
+        buffer = BufferSpec(
+            name, BufferRole.WEIGHT, kind.dtype, kind.shape, str(ROW_MAJOR), (), kind.bytes
+        )
+        return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
+
+    def _loop(self, step: LoopStep, places: _Places, position: int) -> list[Instruction]:
+        """The first states are copied to where the body reads them. After each step its rows go
+        where they are stacked, and what it gives becomes the next states."""
+        block = places.value(step.output)
+        counter, going, *results = (_after(block, offset) for offset in step.offsets)
+        trips, begin, *given = (self._operand(v, places) for v in step.inputs)
+        states, rows = results[: step.states], results[step.states :]
+        graph = step.body.graph
+        sizes = [graph.types[value].bytes for value in graph.outputs]
+        kept = [*([going] if step.decides else []), *states]
+        arena, *made = places.temporary(position)
+        inside = places.inside(position, 0, {}, arena)
+        direct = [inside.may_replace(k, k - step.decides) for k in range(len(kept))]
+        for k, state in enumerate(kept):
+            if direct[k]:
+                made[k] = state
+        entering = [counter, *states, *given[step.states :]]
+        inside.ports.update(zip(graph.inputs, entering, strict=True))
+        inside.ports.update(zip(graph.outputs, made, strict=True))
+        body = list(self._steps(inside))
+        for row, whole in zip(step.rows, rows, strict=True):
+            parameters = 0 if step.most is None else step.most, sizes[row]
+            body.append(NativeCall("put", parameters, (made[row], counter, whole)))
+        body += [
+            Copy(state, new, size)
+            for state, new, size, done in zip(kept, made, sizes, direct, strict=False)
+            if not done
+        ]
+        first = [
+            Copy(going, begin, 1),
+            *(
+                Copy(state, source, size)
+                for state, source, size in zip(states, given, sizes[step.decides :], strict=False)
+            ),
+        ]
+        most = ENDLESS if step.most is None else step.most
+        return [*first, Loop(counter, trips, going, most, tuple(body))]
+
+    def _branch(self, step: BranchStep, places: _Places, position: int) -> Branch:
+        """Both bodies write the results where they belong."""
+        block = places.value(step.output)
+        condition, *given = (self._operand(v, places) for v in step.inputs)
+        results = [_after(block, offset) for offset in step.offsets]
+        (arena,) = places.temporary(position)
+        bodies = []
+        for number, body in enumerate((step.then, step.otherwise)):
+            ports = dict(zip(body.graph.inputs, given, strict=True))
+            ports |= zip(body.graph.outputs, results, strict=True)
+            bodies.append(self._steps(places.inside(position, number, ports, arena)))
+        return Branch(condition, *bodies)
+
+
+def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
+    """The sizes of what the kernels of a step share among threads while they run, each once: one of
+    them runs."""
+    sizes = [
+        in_graph(step, buffer.bytes, known, kernel.piece)
+        for kernel in leaves(tree)
+        for buffer in kernel.lowered.spec.buffers
+        if buffer.role is BufferRole.SHARED
+    ]
+    return list(dict.fromkeys(sizes))
+
+
+def in_graph(
+    step: KernelStep, size: int, known: Mapping[str, Dimension], piece: RangePiece | None = None
+) -> int:
+    """A size of a step's workload, or of a piece of it, in sizes of the graph, whose dimensions are
+    known."""
+    dimensions, names = step.workload.dimensions, step.sizes
+    if piece is not None:
+        dimensions = piece.workload.dimensions
+        names = tuple(step.sizes[position] for position in piece.positions)
+    own = zip(dimensions, names, strict=True)
+    stood_for = {dimension: open_size(known[name]) for dimension, name in own}
+    return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the values of a plan lie.
+
+    `ports` says it of the plan's inputs and outputs; the plan's arena starts at `base` of the
+    program's.
+    """
+
+    plan: GraphPlan
+    memory: MemoryPlan
+    ports: dict[str, BufferRef]
+    base: int
+
+    def value(self, name: str) -> BufferRef:
+        port = self.ports.get(self.memory.roots[name])
+        if port is not None:
+            return port
+        return BufferRef(BufferSpace.ARENA, self.base + self.memory.offsets[name])
+
+    def temporary(self, position: int) -> Sequence[BufferRef]:
+        """What lives only while a step runs."""
+        shared = self.memory.shared[position]
+        return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
+
+    def may_replace(self, output: int, state: int) -> bool:
+        """Whether a loop's body may write an output over the state that it becomes. The first step
+        that writes the output may read of the state only the element that it writes, and no later
+        step may read the state. A negative state stands for the condition that another step
+        follows, which no body reads."""
+        if state < 0:
+            return True
+        plan, roots = self.plan, self.memory.roots
+        held = plan.graph.inputs[1 + state]
+        target = roots[plan.graph.outputs[output]]
+        steps = [(i, s) for i, s in enumerate(plan.steps) if not isinstance(s, ViewStep)]
+        first = next(i for i, s in steps if roots[s.output] == target)
+        readers = [
+            (position, operand)
+            for position, step in steps
+            for operand, value in enumerate(step.inputs)
+            if roots.get(value) == held and position >= first
+        ]
+        return all(
+            position == first and may_overwrite(plan, position, operand)
+            for position, operand in readers
+        )
+
+    def inside(
+        self, position: int, body: int, ports: dict[str, BufferRef], arena: BufferRef
+    ) -> _Places:
+        """The places of a step's body."""
+        step = self.plan.steps[position]
+        plan = bodies_of(step)[body]
+        return _Places(plan, self.memory.bodies[position][body], ports, arena.offset)
+
+
+def _after(block: BufferRef, offset: int) -> BufferRef:
+    """A part of a block in the arena."""
+    return BufferRef(block.space, block.offset + offset)

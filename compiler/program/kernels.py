@@ -1,0 +1,275 @@
+"""The kernels of workloads: which schedules they have, and their code, compiled once each.
+
+A workload of open sizes may have several, each for a part of its sizes (`compiler.plan.intervals`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol, TypeAlias
+
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.plan.intervals import (
+    Box,
+    RangePiece,
+    SizeSplit,
+    boxes,
+    changed,
+    holds,
+    leaves,
+    merged,
+    piece_of,
+)
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import (
+    BuiltKernel,
+    LoweredKernel,
+    compile_lowered,
+    lower_workload,
+)
+from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
+from tilewright.compiler.targets.target import Target
+from tilewright.compiler.timings import Timings, timed
+
+
+class ScheduleSource(Protocol):
+    """Where tuned schedules come from; the tuning database is one."""
+
+    def best(
+        self, workload_key: str, target_key: str, threads: int, numerics: str
+    ) -> Schedule | None:
+        """The best schedule known, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledKernel:
+    """A kernel for a piece of a workload.
+
+    `known` says whether a source knew the schedule; `keys` are those of what is tuned for it: more
+    than one where neighbours came out the same.
+    """
+
+    piece: RangePiece
+    lowered: LoweredKernel
+    schedule: Schedule
+    known: bool
+    keys: tuple[str, ...]
+
+
+KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
+"""The kernels of a workload, and which sizes each is for."""
+
+
+def weights_of(tree: KernelTree) -> tuple[BufferSpec, ...]:
+    """The packed weights of a workload's kernels; those that several pack alike once."""
+    buffers = (buffer for kernel in leaves(tree) for buffer in kernel.lowered.spec.buffers)
+    found = (replace(b, name="") for b in buffers if b.role is BufferRole.WEIGHT)
+    return tuple(dict.fromkeys(found))
+
+
+class KernelCache:
+    """Kernels of one process: no builder compiles what another has compiled. Texts are not kept.
+
+    `compiled` holds futures of compiled code by its digest.
+    """
+
+    def __init__(self) -> None:
+        self.compiled: dict[str, Future[BuiltKernel]] = {}
+        self._lowered: dict[tuple[Workload, Schedule, str, int], LoweredKernel] = {}
+
+    def find(
+        self, workload: Workload, schedule: Schedule, target: Target, threads: int
+    ) -> LoweredKernel | None:
+        """A kernel that is compiled or being compiled."""
+        found = self._lowered.get((workload, schedule, target.key, threads))
+        return found if found is not None and found.digest in self.compiled else None
+
+    def keep(
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        target: Target,
+        threads: int,
+        kernel: LoweredKernel,
+    ) -> LoweredKernel:
+        """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
+        specification: (1, 64, 3136) is (1, 64, 56, 56)."""
+        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, text="")
+        return kept
+
+    def forget_cancelled(self) -> None:
+        """Forget kernels whose compilation was cancelled."""
+        for digest in [d for d, code in self.compiled.items() if code.cancelled()]:
+            del self.compiled[digest]
+
+
+class KernelCompiler:
+    """Compiles workloads; kernels whose code comes out the same are compiled once.
+
+    A context: within it kernels are lowered, and a thread compiles them in that order. The thread
+    ends when it has compiled them all, which may be after the context; `objects` waits for it. More
+    threads would not help: llvmlite lets only one into LLVM. Python's own lock is free meanwhile.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        threads: int,
+        timings: Timings | None,
+        kernels: KernelCache | None,
+        *,
+        any_rows: bool,
+    ) -> None:
+        self._any_rows = any_rows
+        self._target = target
+        self._threads = threads
+        self._timings = timings
+        self._pool: ThreadPoolExecutor | None = None
+        self._kernels = kernels or KernelCache()
+
+    def __enter__(self) -> KernelCompiler:
+        self._pool = ThreadPoolExecutor(1, "tilewright-llvm")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._pool is not None
+        self._pool.shutdown(wait=False, cancel_futures=kind is not None)
+        self._pool = None
+        if kind is not None:
+            self._kernels.forget_cancelled()
+
+    def lower(
+        self,
+        workload: Workload,
+        source: ScheduleSource | None,
+        numerics: str,
+        *,
+        cut: bool = True,
+    ) -> KernelTree:
+        """The kernels of a workload with the best schedules known, or the first defaults that
+        lower. Unless its range may be `cut`, there is one.
+
+        Raises:
+            CompilerError: if it lowers with no schedule.
+        """
+        whole = workload.dimensions
+        found = boxes(workload) if cut else (whole,)
+        if len(found) == 1:
+            tried = self._schedules(workload, workload, source, numerics)
+            return self._first(piece_of(workload, whole), (workload.key,), tried)
+        parts = []
+        for box in found:
+            part = piece_of(workload, box).workload
+            first = next(self._schedules(part, workload, source, numerics))
+            parts.append((box, (part.key, first)))
+
+        def scheduled(leaf: tuple[Box, tuple[str, tuple[Schedule, bool]]]) -> ScheduledKernel:
+            box, (_, first) = leaf
+            served = [(key, chosen) for other, (key, chosen) in parts if holds(box, other)]
+            piece = piece_of(workload, box)
+            schedules = chain(
+                [(first[0], any(known for _, (_, known) in served))],
+                self._schedules(piece.workload, workload, None, numerics),
+            )
+            return self._first(piece, tuple(key for key, _ in served), schedules)
+
+        return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
+
+    def plainer(self, workload: Workload, numerics: str, below: int) -> KernelTree:
+        """The kernel of the default that packs the most weights of those preferred to storing them
+        plainly, but fewer bytes than `below`: one level of Strassen for two. Else the plain one.
+
+        Raises:
+            CompilerError: if it lowers with no schedule.
+        """
+        target, threads = self._target, self._threads
+        best: tuple[int, Schedule] | None = None
+        for schedule in untuned_schedules(
+            workload, target, threads, numerics, any_rows=self._any_rows
+        ):
+            try:
+                kernel = lower_schedule(workload, schedule, target, threads)
+            except ScheduleError:
+                continue
+            if not kernel.transforms:
+                break  # what comes behind it is slower
+            packed = sum(t.bytes for t in kernel.nest.buffers if t.role is Role.WEIGHT)
+            if packed < below and (best is None or packed > best[0]):
+                best = packed, schedule
+        if best is None:
+            # "strict" leaves out the algorithms that change rounding: they also expand the weights.
+            return self.lower(workload, None, "strict", cut=False)
+        return self._first(
+            piece_of(workload, workload.dimensions), (workload.key,), [(best[1], False)]
+        )
+
+    def _first(
+        self, piece: RangePiece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]
+    ) -> ScheduledKernel:
+        """A kernel with the first of the schedules that lowers."""
+        refused: list[str] = []
+        for schedule, known in schedules:
+            try:
+                return ScheduledKernel(
+                    piece, self._lower(piece.workload, schedule), schedule, known, keys
+                )
+            except ScheduleError as error:
+                refused.append(f"{schedule}: {error}")
+        operators = ", ".join(piece.workload.operators)
+        # a piece counts its own dimensions: what is told is the workload's
+        names = {f"s{own}": f"s{position}" for own, position in enumerate(piece.positions)}
+        why = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), refused[-1])
+        raise CompilerError(f"the fused workload of {operators} has no schedule ({why})")
+
+    def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
+        """The object code of kernels, that of equal ones once.
+
+        Raises:
+            CompilerError: if LLVM refuses the code.
+        """
+        digests = dict.fromkeys(kernel.digest for kernel in kernels)
+        with timed(self._timings, "wait for LLVM"):
+            return tuple(self._kernels.compiled[digest].result().object for digest in digests)
+
+    def _schedules(
+        self, part: Workload, whole: Workload, source: ScheduleSource | None, numerics: str
+    ) -> Iterator[tuple[Schedule, bool]]:
+        """What to try for a part of a workload's sizes, in order; whether the source knew it."""
+        target, threads = self._target, self._threads
+        with timed(self._timings, "schedules"):
+            best = source.best(part.key, target.key, threads, numerics) if source else None
+            if source and best is None and whole.dimensions:
+                # what is best at typical sizes has the knobs of the open workload
+                best = source.best(whole.typical().key, target.key, threads, numerics)
+        if best:
+            yield best, True
+        for workload in dict.fromkeys((whole, part)):
+            defaults = untuned_schedules(
+                workload, target, threads, numerics, any_rows=self._any_rows
+            )
+            while True:
+                with timed(self._timings, "schedules"):
+                    default = next(defaults, None)
+                if default is None:
+                    break
+                yield default, False
+
+    def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
+        kernels, target, threads = self._kernels, self._target, self._threads
+        found = kernels.find(workload, schedule, target, threads)
+        if found is not None:
+            return found
+        lowered = lower_workload(workload, schedule, target, threads, self._timings)
+        if lowered.digest not in kernels.compiled:
+            assert self._pool is not None
+            code = self._pool.submit(compile_lowered, lowered, target, self._timings)
+            kernels.compiled[lowered.digest] = code
+        return kernels.keep(workload, schedule, target, threads, lowered)

@@ -1,0 +1,177 @@
+"""Ranges of sizes with size hints, as users write them: `1..512@32:0.5,128:0.3`; or `@32,128`.
+
+Hints are the sizes at which a dimension is planned, measured and shown (`compiler.profile`). The
+share of a hint says how many runs have this size beside the other hints; without one it counts 1.
+Hints alone keep the range that the model or the default gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.ranges import SizeRange, as_range, default_range, parse_range
+
+Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
+"""Size hints of dimensions, by name, with the share of each."""
+
+MOST_STATED = 8
+"""Most hints of a dimension: each of them is measured for each candidate."""
+
+LARGEST_SHARE = 1e6
+
+LEAST_SHARE = 1e-6
+"""Of all runs: a size that fewer have would hardly count."""
+
+_HINT = re.compile(r"(\d{1,19})(?::(.*))?", re.ASCII)
+
+_SHARE = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HintedRange:
+    """Sizes of a dimension as a user writes them: a range, with size hints and the share of each,
+    or the hints alone."""
+
+    dimension: Dimension | None
+    hints: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """`1..512@8,128:0.5`, or `7` of one size."""
+        found = self.dimension
+        if found is not None and found.low == found.high:
+            return str(found.low * found.multiple)
+        listed = f"@{','.join(map(_hint_text, self.hints))}" if self.hints else ""
+        return f"{'' if found is None else found.range_text}{listed}"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The hints without their shares."""
+        return tuple(size for size, _ in self.hints)
+
+
+def as_hinted(name: str, given: SizeRange) -> HintedRange:
+    """Sizes as text with the hints that it states, or `as_range`.
+
+    Raises:
+        InvalidArgumentError: as `parse_hinted` and `as_range` do.
+    """
+    if isinstance(given, str):
+        return parse_hinted(name, given)
+    return HintedRange(as_range(name, given))
+
+
+def parse_hinted(name: str, text: str) -> HintedRange:
+    """Read what `parse_range` reads, with size hints behind a range: `1..512@32:0.5,128`; or the
+    hints alone: `@128`.
+
+    Raises:
+        InvalidArgumentError: if the text is none of these, a hint is not a size of the range, or a
+            share is impossible, naming the dimension.
+    """
+    ranged, at, listed = text.strip().partition("@")
+    dimension = parse_range(name, ranged) if ranged or not at else None
+    if not at:
+        return HintedRange(dimension)
+    if dimension is not None and dimension.low == dimension.high:
+        size = dimension.low * dimension.multiple
+        raise InvalidArgumentError(
+            f"dimension '{name}' has the one size {size}, which takes no hints: write {size}, or a "
+            f"range such as 1..512@{size}"
+        )
+    shares: dict[int, float] = {}
+    for part in listed.split(","):
+        size, share = _hint(name, part.strip())
+        if size in shares:
+            raise InvalidArgumentError(f"dimension '{name}': hint {size} is stated twice")
+        if dimension is not None and size not in dimension:
+            raise InvalidArgumentError(
+                f"dimension '{name}': hint {size} is not a size of {dimension.range_text}; give a "
+                "hint within the range, or a range that has it"
+            )
+        shares[size] = share
+    if len(shares) > MOST_STATED:
+        raise InvalidArgumentError(
+            f"dimension '{name}' has {len(shares)} hints, expected at most {MOST_STATED}"
+        )
+    least, total = min(shares, key=lambda size: shares[size]), sum(shares.values())
+    if shares[least] < LEAST_SHARE * total:
+        raise InvalidArgumentError(
+            f"dimension '{name}': the share of hint {least} is {shares[least]:g} of {total:g}, "
+            "expected at least a millionth of all; leave the hint out, or give it more"
+        )
+    default_range(name, shares)  # refuses what no dimension can have
+    return HintedRange(dimension, tuple(shares.items()))
+
+
+def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
+    """The hints of dimensions that state any, with their shares.
+
+    Raises:
+        InvalidArgumentError: if a range is malformed.
+    """
+    found = {
+        name: dict(hint for given in listed for hint in as_hinted(name, given).hints)
+        for name, listed in dims.items()
+    }
+    return {name: shares for name, shares in found.items() if shares}
+
+
+def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
+    """Sizes of one dimension, of which one may be a range: each once, a range as text.
+
+    A range of one number is that number.
+
+    Raises:
+        InvalidArgumentError: if one is no range or 0, or there are two ranges, or hints alone
+            beside sizes, naming the dimension.
+    """
+    ranges = [as_hinted(name, given) for given in listed]
+    if any(each.dimension is not None and each.dimension.high == 0 for each in ranges):
+        raise InvalidArgumentError(f"dimension '{name}' is 0, expected a size from 1")
+    chosen: dict[int | str, None] = dict.fromkeys(
+        d.low * d.multiple if (d := each.dimension) is not None and d.low == d.high else each.text
+        for each in ranges
+    )
+    texts = [size for size in chosen if isinstance(size, str)]
+    if len(texts) > 1:
+        raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
+    if len(chosen) > 1 and texts and texts[0].startswith("@"):
+        raise InvalidArgumentError(
+            f"dimension '{name}' has hints alone beside sizes: give the hints a range, such as "
+            f"1..512{texts[0]}"
+        )
+    return tuple(chosen)
+
+
+def _hint(name: str, text: str) -> tuple[int, float]:
+    """Read `32` or `32:0.5`. Raises InvalidArgumentError."""
+    match = _HINT.fullmatch(text)
+    if match is None:
+        raise InvalidArgumentError(
+            f"dimension '{name}': '{text[:80]}' is no size hint; write {name}=1..512@32,128 or "
+            f"{name}=@32:0.5,128:0.3"
+        )
+    size, share = int(match[1]), match[2]
+    if share is None:
+        return size, 1.0
+    weight = float(share) if _SHARE.fullmatch(share) else 0.0
+    if not 0 < weight <= LARGEST_SHARE:
+        raise InvalidArgumentError(
+            f"dimension '{name}': the share of hint {size} is '{share[:80]}', expected a number "
+            f"above 0 and at most {LARGEST_SHARE:.0f}, such as {size}:0.5"
+        )
+    return size, weight
+
+
+def _hint_text(hint: tuple[int, float]) -> str:
+    size, share = hint
+    if share == 1:
+        return str(size)
+    short = f"{share:g}"
+    return f"{size}:{short if float(short) == share else repr(share)}"

@@ -1,0 +1,354 @@
+"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`; the range
+of one that nobody gives any, and ranges within it (`hinted_ranges.py` adds size hints)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from math import log
+from operator import index
+from typing import TypeAlias, TypeVar
+
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.sizes import (
+    Dimension,
+    OpenSizeError,
+    bounds,
+    dimensions,
+    is_open,
+    open_size,
+    substituted,
+)
+
+T = TypeVar("T")
+
+SizeRange: TypeAlias = "int | str | range | Dimension"
+"""One size, or a range of them: as text, as Python's `range` (without its end), or as it is."""
+
+LARGEST_SIZE = 1 << 40
+"""No dimension is larger."""
+
+DEFAULT_LAST = 4096
+"""An open dimension that nobody gives a range has the sizes from 1 to this, or from 0 if it is the
+length of a cache."""
+
+MOST_NARROWINGS = 32
+"""Most attempts at a model with other ranges: each of them imports it."""
+
+_ANSWERS = 3
+"""Most answers to one question that are tried."""
+
+_FACTORS = (2, 4, 8, 16, 32, 64)
+"""Multiples that models ask for: how often they halve an image."""
+
+_RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
+
+
+def as_range(name: str, given: SizeRange) -> Dimension:
+    """The sizes that a dimension may have.
+
+    Raises:
+        InvalidArgumentError: if that is no range, naming the dimension.
+    """
+    match given:
+        case str():
+            return parse_range(name, given)
+        case Dimension():
+            return _within(Dimension(name, given.low, given.high, given.multiple))
+        case range(start=start, step=step):
+            if not given:
+                raise InvalidArgumentError(f"dimension '{name}': {given} has no sizes")
+            if step < 1 or start % step:
+                raise InvalidArgumentError(
+                    f"dimension '{name}': {given} does not begin with a multiple of its step"
+                )
+            return _of(name, start, given[-1], step)
+    try:
+        size = index(given)
+    except TypeError as error:
+        raise InvalidArgumentError(f"dimension '{name}': {given!r} is no integer") from error
+    if size < 0:
+        raise InvalidArgumentError(f"dimension '{name}' is {size}, less than nought")
+    return _of(name, size, size)
+
+
+def parse_range(name: str, text: str) -> Dimension:
+    """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (no bound).
+
+    Raises:
+        InvalidArgumentError: if the text is none of these, naming the dimension.
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgumentError(
+            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32 or 1.., "
+            "with hints 1..512@32,128 or @32:0.5,128:0.3"
+        )
+    first, dots, last, step = match.groups()
+    if not dots:
+        return _of(name, int(first), int(first))
+    return _of(name, int(first), int(last) if last else None, int(step) if step else 1)
+
+
+def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
+    """The sizes of an open dimension that nobody gives a range: with those that are to be `held`,
+    as size hints and samples have them.
+
+    Raises:
+        InvalidArgumentError: if nothing can have this name, or a size.
+    """
+    sizes = (1, DEFAULT_LAST, *held)
+    return _of(name, min(sizes), max(sizes))
+
+
+def default_ranges(
+    names: Iterable[str], held: Mapping[str, Iterable[int]] | None = None
+) -> dict[str, Dimension]:
+    """`default_range` of each name; `held` are sizes by name."""
+    sizes = held or {}
+    return {name: default_range(name, sizes.get(name, ())) for name in names}
+
+
+def within_defaults(
+    defaults: Mapping[str, Dimension],
+    attempt: Callable[[Mapping[str, Dimension]], T],
+    empty: Collection[str] = (),
+) -> T:
+    """What `attempt` gives for the default ranges of dimensions, narrowed to what it can decide.
+
+    A model whose table has 512 positions asks whether a sequence is longer: then it is not. One
+    whose images are halved and doubled again takes those of even extents. Those that may be `empty`
+    begin at 0, if that can be decided. The answer that leaves the most sizes is tried first. Where
+    the model is invalid with it, the next one is: 64 reflected samples need 65 of them.
+
+    Raises:
+        OpenSizeError: if no narrower ranges decide what is asked. Of several questions it is the
+            last one that single sizes answer.
+        InvalidModelError: if the model is invalid in all of them.
+    """
+    ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
+    untried = [ranges]
+    unanswered: CompilerError | None = None
+    for number in range(MOST_NARROWINGS):
+        ranges = untried.pop()
+        try:
+            return attempt(ranges)
+        except OpenSizeError as error:
+            narrower = narrowings(ranges, error)
+            if not narrower and any(d.low == 0 for d in ranges.values()):
+                narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
+            if not narrower and (unanswered is None or _has_solutions(error)):
+                unanswered = error
+            untried += reversed(narrower[:_ANSWERS])
+        except InvalidModelError as error:
+            if number == 0:
+                raise  # at no size
+            unanswered = unanswered or error
+        if not untried:
+            break
+    raise unanswered or OpenSizeError(
+        f"{MOST_NARROWINGS} narrower ranges leave something undecided"
+    )
+
+
+def _has_solutions(error: OpenSizeError) -> bool:
+    """Whether two sizes must be equal, which single sizes may be."""
+    return is_open(error.unequal) and not error.may_differ
+
+
+def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:
+    """The best of `narrowings`; None if there are none."""
+    return next(iter(narrowings(ranges, error)), None)
+
+
+def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[dict[str, Dimension]]:
+    """Ranges within these that decide what was asked, those with the most sizes first.
+
+    Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
+    a question for equality, multiples of a power of two. What may also never be equal has first and
+    last sizes, too, and neighbours with one quotient.
+    """
+    found: list[dict[str, Dimension] | None] = []
+    for question in filter(is_open, (error.undecided, error.unequal)):
+        asked = {name: d for name, d in ranges.items() if d in dimensions(question)}
+        for chosen in (*({name: d} for name, d in asked.items()), asked):
+            if question is error.undecided:
+                found.append(_first(chosen, question))
+                if not error.never_above:
+                    found.append(_last(chosen, question))
+                continue
+            found.append(_multiples(chosen, question))
+            if error.may_differ:
+                found.append(_between(chosen, question))
+                for side in (question, -question):
+                    found += [_first(chosen, side + 1), _last(chosen, side)]
+    narrower: list[dict[str, Dimension]] = []
+    for each in found:
+        if each is not None and {**ranges, **each} not in narrower:
+            narrower.append({**ranges, **each})
+    return sorted(narrower, key=_choices, reverse=True)
+
+
+def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
+    """What to add to an error about ranges: which narrower ones answer the question, if any do."""
+    narrower = narrowed(ranges, error) if isinstance(error, OpenSizeError) else None
+    return "" if narrower is None else decides_text(ranges, narrower)
+
+
+def decides_text(ranges: Mapping[str, Dimension], narrower: Mapping[str, Dimension]) -> str:
+    """What to add to an error about ranges that narrower ones avoid."""
+    changed = [f"--dim {n}={d.range_text}" for n, d in narrower.items() if d != ranges[n]]
+    return f"; {' '.join(changed)} decides it"
+
+
+def _choices(ranges: Mapping[str, Dimension]) -> float:
+    """How many sizes are left, by orders of magnitude: 1 to 512 are more than 513 to 4096."""
+    return sum(
+        log((d.high + 1 if d.high is not None else LARGEST_SIZE) / max(d.low, 1))
+        for d in ranges.values()
+    )
+
+
+def _bounds_within(
+    chosen: Mapping[str, Dimension], changed: Mapping[str, Dimension], size: int
+) -> tuple[float, float]:
+    """The bounds of a size if the chosen dimensions have other ranges."""
+    own = {chosen[name]: d for name, d in changed.items()}
+
+    def other(dimension: Dimension) -> int:
+        d = own.get(dimension, dimension)
+        return open_size(d) // dimension.multiple
+
+    return bounds(substituted(size, other))
+
+
+def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The most first sizes for which a difference is never above 0."""
+    least, most = _span(chosen)
+
+    def first(last: int) -> dict[str, Dimension]:
+        return {
+            name: replace(d, high=max(d.low, min(d.high or last, last)))
+            for name, d in chosen.items()
+        }
+
+    last = _turning(least, most, lambda n: _bounds_within(chosen, first(n), difference)[1] <= 0)
+    return first(last) if last > least else None
+
+
+def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The most last sizes for which a difference is always above 0."""
+    least, most = _span(chosen)
+
+    def later(start: int) -> dict[str, Dimension]:
+        return {
+            name: replace(d, low=max(d.low, start if d.high is None else min(start, d.high)))
+            for name, d in chosen.items()
+        }
+
+    start = -_turning(-most, -least, lambda n: _bounds_within(chosen, later(-n), difference)[0] > 0)
+    return later(start) if start < most else None
+
+
+def _span(chosen: Mapping[str, Dimension]) -> tuple[int, int]:
+    return min((d.low for d in chosen.values()), default=0), max(
+        (d.high or 0 for d in chosen.values()), default=0
+    )
+
+
+def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The last number from `low` on for which something holds; `low` if it holds for none."""
+    low, high = low + 1, high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if holds(middle) else (low, middle)
+    return low - 1
+
+
+def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The dimensions in the smallest power of two of which the difference is always 0."""
+    for factor in _FACTORS:
+        changed = {}
+        for name, d in chosen.items():
+            high = None if d.high is None else d.high // factor
+            low = -(-d.low // factor)
+            if high is not None and high < low:
+                return None
+            changed[name] = Dimension(name, low, high, factor * d.multiple)
+        if _bounds_within(chosen, changed, difference) == (0, 0):
+            return changed
+    return None
+
+
+def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The sizes of one dimension, more than one, at which the difference is always 0: 192 to 703
+    samples are one window of 512."""
+    if len(chosen) != 1:
+        return None
+    found = (_where_zero(chosen, side) for side in (difference, -difference))
+    return next((each for each in found if each is not None), None)
+
+
+def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
+    """The last of the first sizes of one dimension for which a difference is never above 0, as far
+    as it is 0."""
+    ((name, dimension),) = (_first(chosen, difference) or chosen).items()
+    if dimension.high is None:
+        return None
+
+    def later(start: int) -> dict[str, Dimension]:
+        return {name: replace(dimension, low=start)}
+
+    def holds(negated: int) -> bool:
+        return _bounds_within(chosen, later(-negated), difference)[0] >= 0
+
+    start = -_turning(-dimension.high, 1 - dimension.low, holds)
+    found = later(start)
+    is_zero = _bounds_within(chosen, found, difference) == (0, 0)
+    return found if start < dimension.high and is_zero else None
+
+
+def turning_point(difference: int) -> tuple[Dimension, int] | None:
+    """Where a difference that depends on one dimension goes from above 0 to 0 and below, or back:
+    the dimension and its first size of the latter part; None where that is not found.
+    """
+    found = dimensions(difference)
+    if len(found) != 1 or found[0].multiple != 1:
+        return None
+    (dimension,) = found
+    low, high = dimension.low, LARGEST_SIZE if dimension.high is None else dimension.high
+
+    def above(size: int) -> bool:
+        return substituted(difference, lambda _: size) > 0
+
+    first = above(low)
+    if above(high) == first:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if above(middle) == first else (low, middle)
+    return dimension, high
+
+
+def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:
+    if step < 1:
+        raise InvalidArgumentError(f"dimension '{name}': a multiple is at least 1, not {step}")
+    for end in (first, last):
+        if end is not None and end % step:
+            raise InvalidArgumentError(f"dimension '{name}': {end} is no multiple of {step}")
+    if last is not None and last < first:
+        raise InvalidArgumentError(f"dimension '{name}': {first}..{last} has no sizes")
+    try:
+        return _within(Dimension(name, first // step, None if last is None else last // step, step))
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from error
+
+
+def _within(dimension: Dimension) -> Dimension:
+    ends = (dimension.low, dimension.high or 0, 1)
+    if max(ends) * dimension.multiple > LARGEST_SIZE:
+        raise InvalidArgumentError(
+            f"dimension '{dimension.name}': {dimension.range_text} has sizes above {LARGEST_SIZE}"
+        )
+    return dimension

@@ -1,0 +1,167 @@
+"""All stages of a model that can be foreseen: what an artifact of a model that is cut holds.
+
+Behind a cut these are: sizes above 0, on each side of every number that the model compares one
+with; each size 0 alone, and all of them; every value of the truth values that decide a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
+from tilewright.compiler.sizes.ranges import default_range
+from tilewright.compiler.specialise.jit import PROGRAMS_LIMIT, RestCut, Stager
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+MOST_TRUTHS = 4
+"""So many truth values of one cut have every combination compiled."""
+
+
+def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) -> None:
+    """Make all stages of a model that can be foreseen, and leave no others in the cuts.
+
+    Without `behind`, those before the first cut alone.
+
+    Raises:
+        CompilerError: if no stage of a cut compiles but those of sizes 0, or nothing serves the
+            sizes that data may decide: there are too many, or numbers that are no sizes decide.
+    """
+    waiting: list[DataCut[P]] = [first]
+    while waiting:
+        cut = waiting.pop()
+        cut.made = _stages(stager, cut)
+        if behind:
+            waiting += [stage.behind for stage in cut.made.values() if stage.behind is not None]
+
+
+def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
+    """The stages behind a cut. A part of the sizes without one leaves the others: the model
+    contradicts itself there, or no program serves them, which a run is told."""
+    tried: dict[Facts, DataStage[P] | None] = {}
+    first: CompilerError | None = None
+    while True:
+        wanted = {cut.facts(values): values for values in _cases(cut)}
+        if len(wanted) > PROGRAMS_LIMIT:
+            raise _too_many(len(wanted))
+        fresh = [facts for facts in wanted if facts not in tried]
+        if not fresh:
+            made = {f: stage for f in wanted if (stage := tried[f]) is not None}
+            if first is not None and not any(all(size for _, size in f.sizes) for f in made):
+                raise first  # what is made is for sizes of nothing alone
+            return made
+        for facts in fresh:
+            try:
+                found = _tried(stager, cut, facts, wanted[facts])
+            except OutOfMemoryError:
+                raise
+            except CompilerError as error:
+                found, first = None, first or error
+            if found is None and cut.facts(wanted[facts]) != facts:
+                break  # its range was parted: there are other cases now
+            tried[facts] = found
+
+
+def _tried(
+    stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
+) -> DataStage[P] | None:
+    """A stage; None if its range was parted.
+
+    Raises:
+        OutOfMemoryError: if there is no room to compile it.
+        CompilerError: why there is none, such as that the model contradicts itself there.
+    """
+    found = stager.make(cut, facts, values)
+    reason, cut.reason = cut.reason, ""
+    if reason:
+        raise InvalidArgumentError(
+            f"no program serves what the data decide ({reason}): such a model compiles where it "
+            "runs"
+        )
+    return found
+
+
+def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
+    """Values that lead to each program; of most only the shape is looked at."""
+    crossings = cut.reads.crossings
+    given = isinstance(cut, RestCut) and cut.is_first
+    names = dict.fromkeys(
+        name for c in crossings for name in (*(d for d in c.dims if isinstance(d, str)), *_own(c))
+    )
+    parts = [_parts(cut, name) for name in names]
+    combinations = [dict(zip(names, each, strict=True)) for each in _products(parts)]
+    base = combinations[0]
+    if not given and names:  # the caller's own dimensions have the sizes of their ranges
+        combinations += [{**base, name: 0} for name in names]
+        combinations.append(dict.fromkeys(names, 0))
+    truths = [c for c in crossings if c.deciding and not _own(c)]
+    for crossing in (c for c in crossings if c.deciding):
+        varies = any(isinstance(dim, str) for dim in crossing.dims)
+        is_truth = crossing.dtype is DType.BOOL and _count(crossing) <= MOST_TRUTHS
+        if varies or (crossing in truths and not is_truth):
+            raise InvalidArgumentError(
+                f"'{crossing.name}' decides by its values, of {crossing.dtype}: such a model "
+                "compiles where it runs"
+            )
+    choices = [list(product((True, False), repeat=_count(c))) for c in truths]
+    for sizes in combinations:
+        for chosen in _products(choices):
+            yield {
+                c.name: _array(c, sizes, dict(zip(truths, chosen, strict=True))) for c in crossings
+            }
+
+
+def _products(parts: list[list[T]]) -> list[tuple[T, ...]]:
+    count = prod(map(len, parts))
+    if count > PROGRAMS_LIMIT:
+        raise _too_many(count)
+    return list(product(*parts))
+
+
+def _too_many(count: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the data decide between {count} programs behind one cut, an artifact holds at most "
+        f"{PROGRAMS_LIMIT}: such a model compiles where it runs"
+    )
+
+
+def _own(crossing: Crossing) -> tuple[str, ...]:
+    """The names of the elements that are sizes."""
+    if not crossing.deciding or crossing.dtype.numpy.kind not in "iu" or not _count(crossing):
+        return ()
+    return tuple(f"{crossing.label}_{k}" for k in range(_count(crossing)))
+
+
+def _count(crossing: Crossing) -> int:
+    """How many elements a deciding value has."""
+    return prod(dim for dim in crossing.dims if isinstance(dim, int))
+
+
+def _parts(cut: DataCut[P], name: str) -> list[int]:
+    """A size in each part of a dimension's range."""
+    whole = cut.reads.ranges.get(name) or default_range(name)
+    least = max(whole.low, 1) * whole.multiple
+    inside = (end for end in sorted(cut.ends.get(name, ())) if end > least and end in whole)
+    return [least, *inside]
+
+
+def _array(
+    crossing: Crossing, sizes: Mapping[str, int], truths: Mapping[Crossing, tuple[bool, ...]]
+) -> Array:
+    """An array with these sizes, which takes no memory."""
+    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims]
+    numpy = crossing.dtype.numpy
+    if crossing in truths:
+        return np.array(truths[crossing], numpy).reshape(shape)
+    if own := _own(crossing):
+        return np.array([sizes[name] for name in own], numpy).reshape(shape)
+    return np.broadcast_to(np.zeros((), numpy), shape)

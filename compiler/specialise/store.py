@@ -1,0 +1,402 @@
+"""Compiled models that the processes of a machine share: what one has compiled, the next one loads.
+
+A model is kept as an artifact, under the digest of all that its code depends on: the model's bytes,
+the options, the processor, and the compiler itself. Loading one reads no ONNX and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+import numpy as np
+
+from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.ports import Sizes
+from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.sizes.hinted_ranges import as_hinted
+from tilewright.compiler.sizes.ranges import as_range
+from tilewright.compiler.specialise.cache_folder import KeptFolder
+from tilewright.compiler.specialise.requested_schedules import AskedSchedules, check_answers
+from tilewright.compiler.targets.detection import this_device
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from tilewright.compiler.driver import Model
+    from tilewright.compiler.frontend.model_file import ReadModel
+    from tilewright.compiler.runtime.stages import StagedExecutable
+
+    Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
+
+FORMAT = 1
+ARTIFACT, DETAILS = "artifact", "details.json"
+
+FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
+DEFAULT_LIMIT_BYTES = 4 << 30
+
+MOST_LOOKS = 3
+"""At an entry that others replace while it is read."""
+
+
+def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
+    """Where this user's models are kept: `$TILEWRIGHT_KEPT_FOLDER`, or `tilewright/compiled` in
+    `$XDG_CACHE_HOME` or ~/.cache. None if the variable is set to nothing, or the user has no home.
+
+    Raises:
+        InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is no number of bytes.
+    """
+    stated = environment.get(FOLDER)
+    if stated == "":
+        return None
+    limit = environment.get(LIMIT, str(DEFAULT_LIMIT_BYTES))
+    if not (limit.isascii() and limit.isdigit()):
+        raise InvalidArgumentError(f"{LIMIT} is '{limit}', expected a number of bytes")
+    if stated:
+        return KeptFolder(stated, int(limit))
+    base = environment.get("XDG_CACHE_HOME", "")
+    try:
+        caches = Path(base) if base else Path.home() / ".cache"
+    except RuntimeError:  # a container may run as a user whom nobody knows
+        return None
+    return KeptFolder(caches / "tilewright" / "compiled", int(limit))
+
+
+class KeptModels:
+    """Compiles models that are not kept, and keeps what it compiled.
+
+    A model is kept if it is a file, bytes, or a message whose tensors are arrays apart from it; if
+    it has one program; and if no plans of others are used: nobody knows whether they are the same
+    the next time. A source of schedules is asked again for what it said, and must say the same.
+
+    Args:
+        folder: where they are; None keeps nothing.
+    """
+
+    def __init__(self, folder: KeptFolder | None) -> None:
+        self._folder = folder
+
+    def compile(self, model: Model, options: CompileOptions) -> Compiled:
+        """The kept model, or the one that is compiled and kept now.
+
+        Raises:
+            CompilerError: naming what is wrong with the model or the options.
+        """
+        options.machine()  # what is impossible is said before a large file is read
+        source = None if self._folder is None else _Source.of(model)
+        if source is None or options.planner is not None:
+            with _naming_packages():
+                from tilewright.compiler.driver import compile_with
+
+            return compile_with(model, options)
+        key = _key(source.digest, options)
+        return self._load(key, source, options) or self._make(key, source, options)
+
+    def tuned(self, model: Model, options: CompileOptions) -> Compiled | None:
+        """What `keep_tuned` kept, in whichever process; None if it did not."""
+        source = None if self._folder is None else _Source.of(model)
+        if source is None:
+            return None
+        return self._load(_key(source.digest, options, tuned=True), source, options, tuned=True)
+
+    def keep_tuned(
+        self, model: Model, options: CompileOptions, make: Callable[[Path | None], Compiled]
+    ) -> Compiled:
+        """Keep a program that was tuned for a model and options, instead of what was kept before,
+        which others find until then.
+
+        Args:
+            make: compiles it, with an artifact in a folder; it is given None where none is kept.
+        """
+        source = None if self._folder is None else _Source.of(model)
+        if source is None or self._folder is None:
+            return make(None)
+        with _naming_packages():
+            from tilewright.compiler.frontend.model_file import read_model
+            from tilewright.compiler.frontend.tensors import external_files
+
+        locations = external_files(read_model(source.model).proto)
+        key = _key(source.digest, options, tuned=True)
+        return self._keep(key, source, locations, make, replacing=True) or make(None)
+
+    def _load(
+        self, key: str, source: _Source, options: CompileOptions, *, tuned: bool = False
+    ) -> Compiled | None:
+        if self._folder is None:
+            return None
+        for _ in range(MOST_LOOKS):
+            entry = self._folder.find(key)
+            if entry is None:
+                return None
+            identity, found = _state_of(entry)[:2], None
+            # it is damaged, or another process is removing it
+            with suppress(
+                ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError
+            ):
+                found = self._opened(entry, source, options, tuned=tuned)
+            if _state_of(entry)[:2] == identity:
+                if found is None:
+                    self._folder.remove(key)
+                return found
+            # another process has replaced it: what was read may be of the one and of the other
+        return None
+
+    def _opened(
+        self, entry: Path, source: _Source, options: CompileOptions, *, tuned: bool
+    ) -> Compiled:
+        """The program of an entry; raises in many ways if that is damaged, or does not hold."""
+        details = json.loads((entry / DETAILS).read_bytes())
+        beside = source.states(details["files"])
+        if not source.has(details["files"]):
+            raise ArtifactError("its external data has changed")
+        if options.schedules is not None and not tuned:
+            check_answers(details["schedules"], options.schedules)
+        artifact = read_artifact(entry / ARTIFACT)
+        program = artifact.executable(options.threads)
+        if not artifact.ports.open:
+            return program
+        ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
+        reason = details["reason"]
+        if not isinstance(reason, str):
+            raise TypeError("a reason is a text")
+
+        def made(sizes: Sizes) -> Executable:
+            """A program of its own for sizes that the kept one does not serve."""
+            source.check_same(beside)
+            dims = {**options.dims, **dict(sizes)}
+            found = self.compile(source.model, replace(options, dims=dims))
+            assert isinstance(found, Executable)
+            return found
+
+        own = options.own_sizes
+        return SizedExecutable(
+            artifact.ports, made, ranges=ranges, ranged=program, reason=reason, own=own
+        )
+
+    def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
+        with _naming_packages():
+            from tilewright.compiler.driver import compile_read, reading
+            from tilewright.compiler.frontend.tensors import external_files
+
+        read = reading(source.model, options)
+        asked = None if options.schedules is None else AskedSchedules(options.schedules)
+        given = replace(options, schedules=asked)
+        made = self._keep(
+            key,
+            source,
+            external_files(read[0].proto),
+            lambda into: compile_read(read, given, into),
+            asked,
+        )
+        return made or compile_read(reading(source.model, options), options)
+
+    def _keep(
+        self,
+        key: str,
+        source: _Source,
+        locations: Sequence[str],
+        compiling: Callable[[Path], Compiled],
+        asked: AskedSchedules | None = None,
+        *,
+        replacing: bool = False,
+    ) -> Compiled | None:
+        """What was compiled, whether or not it could be kept; None if it was not compiled."""
+        assert self._folder is not None
+        made: list[Compiled] = []
+        beside, files = source.states(locations), source.digests(locations)
+
+        def make(folder: Path) -> None:
+            made.append(compiling(folder / ARTIFACT))
+            source.check_same(beside)
+            if not (folder / ARTIFACT).exists():
+                raise ArtifactError("it has more than one program")
+            ranged = made[0] if isinstance(made[0], SizedExecutable) else None
+            ranges = {} if ranged is None else {n: d.range_text for n, d in ranged.ranges.items()}
+            reason = "" if ranged is None else ranged.reason
+            details: dict[str, object] = {"files": files, "ranges": ranges, "reason": reason}
+            if asked is not None:
+                details["schedules"] = asked.answers()
+            (folder / DETAILS).write_text(json.dumps(details))
+
+        with suppress(ArtifactError, ChangedModelError):
+            self._folder.keep(key, make, replacing=replacing)
+        return made[0] if made else None
+
+
+@contextmanager
+def _naming_packages() -> Iterator[None]:
+    """Say how to install what an import does not find."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"tilewright.compile_model needs the package '{error.name}': "
+            "pip install 'tilewright[compiler]' has it",
+            name=error.name,
+        ) from error
+
+
+class ChangedModelError(InvalidModelError):
+    """A model's file is not what it was when it was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A model that can be told from others.
+
+    Attributes:
+        model: a file, its bytes, or a message whose tensors are all apart from it.
+        digest: SHA-256 (hex) of the bytes.
+        state: of the file when it was read: where it lies, its size, when it changed.
+    """
+
+    model: Path | bytes | ReadModel
+    digest: str
+    state: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> _Source | None:
+        """None if it is no file or bytes, or cannot be read, which the import can say better."""
+        if isinstance(model, bytes | bytearray | memoryview):
+            return cls(bytes(model), hashlib.sha256(model).hexdigest())
+        if _is_whole(model):
+            return cls(model, _digest_of_parts(model))
+        if not isinstance(model, str | os.PathLike):
+            return None
+        path = Path(model)
+        try:
+            if not path.is_file():  # what comes through a pipe can be read once
+                return None
+            with path.open("rb") as file:
+                state = _state(os.fstat(file.fileno()))
+                return cls(path, hashlib.file_digest(file, "sha256").hexdigest(), state)
+        except (OSError, ValueError):
+            return None
+
+    def digests(self, locations: Iterable[str]) -> dict[str, str]:
+        """SHA-256 (hex) of files beside the model; empty for one that cannot be read, or lies
+        elsewhere: the import refuses it, but a digest of it may take for ever."""
+        if not isinstance(self.model, Path):
+            return {}
+        folder = self.model.resolve().parent
+        return {location: _digest(folder, location) for location in locations}
+
+    def has(self, files: Mapping[str, str]) -> bool:
+        """Whether the files beside the model have these digests."""
+        return self.digests(files) == dict(files)
+
+    def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """The states of files beside the model; empty for one that is not there."""
+        if not isinstance(self.model, Path):
+            return {}
+        folder = self.model.resolve().parent
+        return {location: _state_of(folder / location) for location in locations}
+
+    def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ChangedModelError if the file has changed since it was read, or those beside it
+        have other states."""
+        if not isinstance(self.model, Path):
+            return
+        if _state_of(self.model) != self.state:
+            raise ChangedModelError(f"'{self.model}' has changed since it was compiled")
+        for location, state in beside.items():
+            if _state_of(self.model.resolve().parent / location) != state:
+                raise ChangedModelError(
+                    f"'{location}' beside '{self.model}' has changed since it was compiled"
+                )
+
+
+def _is_whole(model: Model) -> TypeGuard[ReadModel]:
+    """Whether a message that was read has all its tensors apart, so that they are hashed where they
+    lie."""
+    tensors = getattr(model, "tensors", None)
+    if tensors is None:
+        return False
+    read = cast("ReadModel", model)
+    return all(each.name in tensors for each in read.proto.graph.initializer)
+
+
+def _digest_of_parts(model: ReadModel) -> str:
+    """Of the message, and of each tensor with its name, type and shape."""
+    digest = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
+    for name, tensor in sorted(model.tensors.items()):
+        array = np.ascontiguousarray(tensor.array)
+        digest.update(f"{name} {tensor.dtype} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    try:
+        return _state(path.stat())
+    except (OSError, ValueError):
+        return ()
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _digest(folder: Path, location: str) -> str:
+    try:
+        path = (folder / location).resolve()
+        if not (path.is_relative_to(folder) and path.is_file()):
+            return ""
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError, RuntimeError):  # the last of links in a circle
+        return ""
+
+
+def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
+    """Of all that the code of a model depends on. What comes to naught in another process, such as
+    the order of the dimensions, is left out."""
+    device = this_device()
+    parts = {
+        "format": FORMAT,
+        "compiler": _compiler_digest(),
+        "model": model,
+        "target": options.machine().key,
+        "device": [device.processor, [asdict(cache) for cache in device.caches]],
+        "threads": options.threads,
+        "dims": sorted((n, as_hinted(n, given).text) for n, given in options.dims.items()),
+        "numerics": options.numerics,
+        "weight_limit_bytes": options.weight_limit_bytes,
+        "precision": str(options.precision),
+        "schedules": options.schedules is not None and not tuned,
+        "tuned": tuned,
+        "own_sizes": sorted(sorted(sizes) for sizes in options.own_sizes),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def _compiler_digest() -> str:
+    """Of the compiler's own files, by their sizes and times: who works on it compiles again."""
+    root = Path(__file__).parents[1]
+    files = [
+        (path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+        if path.suffix in (".py", ".so") and (status := path.stat())
+    ]
+    # wheels may give all their files one time
+    versions = [_version(name) for name in ("tilewright", "numpy", "llvmlite")]
+    return hashlib.sha256(json.dumps([files, versions]).encode()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

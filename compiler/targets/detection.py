@@ -1,0 +1,110 @@
+"""Which code a device runs, found from its facts alone, without LLVM or trial runs of code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.targets.core_kinds import CoreKind, find_kinds, read_processors
+from tilewright.compiler.targets.device import DeviceFacts, available_cores, find_device
+from tilewright.compiler.targets.families import families, family_of
+from tilewright.compiler.targets.target import Target
+
+
+@cache
+def this_device() -> DeviceFacts:
+    """The facts of this machine, read once."""
+    return named_device()
+
+
+def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
+    """As `find_device`, with the name of the cores."""
+    kinds = core_kinds(root, cores)
+    return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")
+
+
+def core_kinds(
+    root: Path = Path("/"), cores: Collection[int] | None = None
+) -> tuple[CoreKind, ...]:
+    """The kinds of these cores, or of those that this process may use, the fastest first."""
+    usable = available_cores() if cores is None else cores
+    return find_kinds(root, read_processors(root), usable)
+
+
+def core_name(processor: str) -> str:
+    """What people call a core (`cortex-a78`): else the target that describes it, else what the
+    operating system says of it."""
+    for family in families():
+        name = family.core_names.get(processor) or family.named(processor)
+        if name:
+            return name
+    return processor
+
+
+def core_label(kind: CoreKind) -> str:
+    """`cortex-a76@2.4`: the name of a kind of cores and their highest clock in GHz, as known."""
+    name = core_name(kind.processor)
+    return f"{name}@{kind.hertz / 1e9:.1f}" if name and kind.hertz else name
+
+
+def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
+    """LLVM's names of the features that a device lacks for code of its own architecture, and the
+    length of vectors that it has not."""
+    family = target.family
+    missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
+    told = family.told(facts.processor, facts.features)
+    known = max((family.scalable.get(name, 0) for name in told), default=0)
+    if target.register_bits > (facts.vector_bits or known):
+        return (*missing, f"vectors of {target.register_bits} bits")
+    return missing
+
+
+def can_run(target: Target, facts: DeviceFacts) -> bool:
+    """Whether a device has the architecture, the operating system and every feature of a target.
+
+    A device that states no features runs only targets that need none.
+    """
+    same = family_of(facts.architecture) is target.family
+    if not (same and facts.system and facts.system.lower() in target.triple):
+        return False
+    return bool(facts.features) and not missing_features(target, facts)
+
+
+def best_target(facts: DeviceFacts) -> tuple[Target, str]:
+    """The best described target for a device, and a sentence that says why it is that one.
+
+    This is the target that describes its CPU. If the CPU hides features that its kind has, it is
+    the one that describes the same CPU with fewer; if there is none, the strongest baseline that
+    the CPU runs.
+
+    Raises:
+        UnknownTargetError: if the device runs none.
+    """
+    family = family_of(facts.architecture)
+    who = f"'{facts.model or facts.processor}'"
+    if family is None:
+        raise UnknownTargetError(f"no target family describes {who} ({facts.architecture})")
+    able = {target.name: target for target in family.targets if can_run(target, facts)}
+    name = family.named(facts.processor)
+    if name in able:
+        return able[name], f"{who} is described as {name}"
+    described = next((target for target in family.targets if target.name == name), None)
+    if described is not None:
+        lacking = ", ".join(missing_features(described, facts))
+        reason = f"is described as {name}, but lacks {lacking}"
+        alike = [target for target in able.values() if target.cpu == described.cpu]
+        if alike:
+            fewer = max(alike, key=lambda target: len(target.features))
+            return fewer, f"{who} {reason}: {fewer.name} is the same CPU without them"
+    else:
+        reason = "is described by no target"
+    best = next((able[n] for n in reversed(family.baselines) if n in able), None)
+    if best is None:
+        raise UnknownTargetError(
+            f"{who} ({facts.architecture}, {facts.system or 'unknown system'}) runs none of the "
+            f"described targets: {', '.join(target.name for target in family.targets)}"
+        )
+    return best, f"{who} {reason}: {best.name} is the best baseline that it runs"

@@ -1,0 +1,285 @@
+"""Facts of the machine that kernels run on: what it is, found without LLVM.
+
+Only the standard library is used, so that a device needs nothing else. Everything is read from the
+operating system at the time of the call; what it does not say is empty or 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.targets.core_kinds import (
+    Processor,
+    find_kinds,
+    read_integer,
+    read_processors,
+    read_text,
+)
+from tilewright.compiler.targets.families import family_of
+
+_LARGEST = 1 << 62
+_LONGEST_TEXT = 500
+_MOST_ITEMS = 2000
+"""Limits of what is believed of a device: numbers, characters of a name, features or caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One cache as one core sees it: `kind` is data, instruction or unified."""
+
+    level: int
+    kind: str
+    bytes: int
+    ways: int
+    line_bytes: int
+    shared_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A machine.
+
+    If its cores differ, `processor`, `caches`, `governor` and `core` describe the fastest kind.
+
+    Attributes:
+        model: the name of the CPU, or of the board, for people.
+        architecture: as the operating system calls it (`x86_64`, `aarch64`, `AMD64`).
+        system: `Linux`, `Darwin`...
+        cores: logical cores that this process may run on.
+        physical_cores: cores of the machine without their hyper-threads.
+        memory_bytes: main memory.
+        governor: the clock governor of the first core.
+        caches: of one core.
+        processor: what identifies the core, as the CPU gives it: vendor, family, model and stepping
+            (`GenuineIntel-6-85-4`), implementer and part (`0x41-0xd0c`), or microarchitecture,
+            vendor and number (`sifive,u74-mc 0x489-0x8000000000000007`).
+        features: instruction-set features that all cores have, sorted, by the operating system's
+            names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
+        microcode: its revision, where the CPU has one (`0xa101148`).
+        core: which cores kernels run on, with their highest clock in GHz (`cortex-a76@2.4`); empty
+            where nothing names them.
+        vector_bits: length of a vector register, where the device decides it (SVE, RISC-V's V); 0
+            where it has none, or the operating system does not say.
+    """
+
+    model: str
+    architecture: str
+    system: str
+    cores: int
+    physical_cores: int
+    memory_bytes: int
+    governor: str
+    caches: tuple[Cache, ...]
+    processor: str = ""
+    features: tuple[str, ...] = ()
+    microcode: str = ""
+    core: str = ""
+    vector_bits: int = 0
+
+    def cache(self, level: int) -> Cache | None:
+        """The data cache of a level, None if there is none."""
+        found = (c for c in self.caches if c.level == level and c.kind != "instruction")
+        return next(found, None)
+
+    def cache_bytes(self, level: int) -> int:
+        """Size of the data cache of a level, 0 if there is none."""
+        found = self.cache(level)
+        return found.bytes if found else 0
+
+    def brief(self) -> DeviceFacts:
+        """The same without features: what goes into every measurement."""
+        return replace(self, features=())
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form that `from_json` reads back to an equal value.
+
+        If there are no features, their list is left out.
+        """
+        data = {**asdict(self), "caches": [asdict(cache) for cache in self.caches]}
+        data["features"] = list(self.features)
+        return {key: value for key, value in data.items() if key != "features" or value}
+
+    @classmethod
+    def from_json(cls, data: object) -> DeviceFacts:
+        """Read what `to_json` wrote, on this machine or another, in this version or an older one.
+
+        Raises:
+            InvalidFactsError: naming the fact that is missing, unknown, of another type or beyond
+                all sense.
+        """
+        facts = _fields(data, "device facts")
+        if "caches" not in facts:
+            raise InvalidFactsError("device facts: 'caches' is missing")
+        caches = _items(facts.pop("caches"), "caches")
+        older = facts.pop("cpu_flags", ())  # the former name of `features`
+        features = _items(facts.pop("features", older), "features")
+        return _made(
+            cls,
+            {
+                "processor": "",
+                "microcode": "",
+                "core": "",
+                "vector_bits": 0,
+                **facts,
+                "caches": tuple(
+                    _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
+                ),
+                "features": tuple(sorted({_text(name, "a feature") for name in features})),
+            },
+            "device facts: ",
+        )
+
+
+def _fields(data: object, what: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidFactsError(f"{what}: this is no mapping")
+    return dict(data)
+
+
+def _items(value: object, what: str) -> Sequence[object]:
+    if not isinstance(value, (list, tuple)):
+        raise InvalidFactsError(f"device facts: {what} is no list")
+    if len(value) > _MOST_ITEMS:
+        raise InvalidFactsError(f"device facts: {what} has {len(value)} items")
+    return value
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidFactsError(f"device facts: {what} is no text")
+    if len(value) > _LONGEST_TEXT:
+        raise InvalidFactsError(f"device facts: {what} has {len(value)} characters")
+    return value
+
+
+_Kind = TypeVar("_Kind", Cache, DeviceFacts)
+
+
+def _made(kind: type[_Kind], fields: dict[str, Any], where: str) -> _Kind:
+    """A dataclass of texts, numbers and tuples that were checked, from its fields."""
+    types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
+    for name in sorted({*types} ^ {str(key) for key in fields}):
+        wrong = "is missing" if name in types else "is not known"
+        raise InvalidFactsError(f"{where}'{name[:_LONGEST_TEXT]}' {wrong}")
+    for name, value in fields.items():
+        if types[name] == "str":
+            _text(value, name)
+        elif types[name] == "int" and not (type(value) is int and 0 <= value <= _LARGEST):
+            raise InvalidFactsError(f"{where}{name} is no number that a machine has")
+    return kind(**fields)
+
+
+def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
+    """The facts of this machine, or of some of its cores; of its features those that the system
+    grants this process.
+
+    Args:
+        root: the folder that holds `proc` and `sys`.
+        cores: numbers of the cores that code will run on; None: all that this process may use.
+    """
+    processors = read_processors(root)
+    usable = available_cores() if cores is None else {*cores}
+    kinds = find_kinds(root, processors, usable)
+    number = kinds[0].cores[0] if kinds else 0
+    lead = processors.get(number, {})
+    known = [p for n, p in processors.items() if cores is None or n in usable]
+    cpu = root / f"sys/devices/system/cpu/cpu{number}"
+    return DeviceFacts(
+        model=_model(root, lead),
+        architecture=platform.machine(),
+        system=platform.system(),
+        cores=len(usable),
+        physical_cores=_physical_cores(known),
+        memory_bytes=_memory_bytes(root),
+        governor=read_text(cpu / "cpufreq/scaling_governor"),
+        caches=tuple(filter(None, map(_cache, sorted((cpu / "cache").glob("index*"))))),
+        processor=kinds[0].processor if kinds else "",
+        features=_granted(_features(known)),
+        microcode=lead.get("microcode", ""),
+        vector_bits=8 * read_integer(root / "proc/sys/abi/sve_default_vector_length"),
+    )
+
+
+def available_cores() -> set[int]:
+    """The logical cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _granted(features: tuple[str, ...]) -> tuple[str, ...]:
+    family = family_of(platform.machine())
+    if family is None:
+        return features
+    known = {theirs: ours for ours, theirs in family.linux_features.items()}
+    refused = family.refused({known[name] for name in features if name in known})
+    return tuple(name for name in features if known.get(name) not in refused)
+
+
+def _features(processors: Sequence[Processor]) -> tuple[str, ...]:
+    """The features that every processor has, by Linux's names."""
+    found: set[str] | None = None
+    for processor in processors:
+        names = set(processor.get("flags", processor.get("features", "")).split())
+        letters, *extensions = processor.get("isa", "").lower().split("_")
+        names.update(letters.removeprefix("rv64").removeprefix("rv32"), filter(None, extensions))
+        found = names if found is None else found & names
+    return tuple(sorted(found or ()))
+
+
+def _model(root: Path, processor: Processor) -> str:
+    """The name on the box: x86 says it in cpuinfo, boards with Arm cores in the device tree."""
+    if "model name" in processor:
+        return processor["model name"]
+    board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
+    if "cpu part" in processor:
+        part = f"implementer {processor.get('cpu implementer', '?')} part {processor['cpu part']}"
+        return f"{board} ({part})" if board else part
+    return board or processor.get("uarch", "") or platform.processor()
+
+
+def _physical_cores(processors: Sequence[Processor]) -> int:
+    """Cores without their hyper-threads, if cpuinfo tells them apart."""
+    cores = {
+        (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}
+    }
+    return len(cores) or len(processors) or os.cpu_count() or 1
+
+
+def _memory_bytes(root: Path) -> int:
+    for line in read_text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cache(folder: Path) -> Cache | None:
+    """A cache from its folder in /sys, None if its size is unknown."""
+    size = read_text(folder / "size")
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    if not size[:-1].isdecimal() or size[-1] not in units:
+        return None
+    return Cache(
+        level=read_integer(folder / "level"),
+        kind=read_text(folder / "type").lower(),
+        bytes=int(size[:-1]) * units[size[-1]],
+        ways=read_integer(folder / "ways_of_associativity"),
+        line_bytes=read_integer(folder / "coherency_line_size"),
+        shared_by=_listed(read_text(folder / "shared_cpu_list")),
+    )
+
+
+def _listed(ranges: str) -> int:
+    """How many numbers a list like `0-3,8` holds."""
+    count = 0
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count

@@ -1,0 +1,502 @@
+"""CPU families: all that the compiler knows of an architecture, one module each.
+
+A module has `FAMILY`, and nothing lists it. What is common to all CPUs is in the code that asks;
+what differs is data here, so that no other module needs a table by architecture. Nothing here
+imports more than the standard library and NumPy: devices read these descriptions too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilewright.compiler.dtypes import DType
+
+if TYPE_CHECKING:
+    from tilewright.compiler.targets.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CoreModel:
+    """The properties of a core from which a kernel's time is estimated (`tuner.analysis.estimate`).
+
+    Attributes:
+        fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
+            passes. Likewise `load_units` and `store_units`.
+        fma_latency: cycles until a sum can be added to again.
+        narrow_loads: loads of single elements a cycle, also those that are spread over a vector.
+        reorder_buffer: operations in flight; 0 for a core that works in order.
+        cache_bytes: first, second and third level, where the device does not say; a missing level
+            repeats the one inside it. Untuned schedules are always chosen for these.
+        level1_ways: lines that a set of the first level holds.
+        bytes_per_cycle: what second level, third level and memory deliver to one core.
+        tile_cycles: to start and end a register tile that has loops: a mispredicted loop end, a
+            drained pipe. `written_out_cycles` is the same of a tile without loops.
+        iteration_cycles: of a run-time loop around the innermost points; most of it runs beside the
+            multiply-adds.
+        extremum_latency: of a maximum, in multiply-adds: a comparison and a selection.
+        ending_cycles: latency of an operation at the end of a sum.
+        spill_cycles: to store a vector to the stack and load it again.
+        set_miss_cycles: a load waits so long for each row beyond the ways of its set, and two more.
+        panel_bytes: the largest panel of weights that is taken to stay in the first level while
+            tiles of rows pass. On a core of 48 KiB, 48 instead of 32 led to tiles 8 % slower.
+        crossing_load: what a vector that lies in two cache lines costs in addition, in loads;
+            `crossing_store` in stores.
+        weight_macs: multiplications in the time in which one float32 weight comes from memory.
+        strassen_rows: rows from which on Strassen's algorithm gains, at least.
+        strassen_levels: how often products are cut into seven where that may gain, at most.
+        translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
+        level2_ways: lines that a set of the second level holds.
+        prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
+            hardware, also where nobody measured it.
+        load_slots: what a load beside multiply-adds costs, in multiply-adds: most of it is hidden.
+        sums_share: of the registers, what the sums of a register tile should take.
+        prefetch_rows: rows of a tile that gains from asking, where no other tile reads the same
+            weights. With fewer, weights are read as fast as the memory gives them.
+    """
+
+    fma_units: float
+    fma_bits: int
+    fma_latency: float
+    load_units: float
+    load_bits: int
+    store_units: float
+    store_bits: int
+    narrow_loads: float
+    reorder_buffer: int
+    cache_bytes: tuple[int, int, int]
+    level1_ways: int
+    bytes_per_cycle: tuple[float, float, float]
+    tile_cycles: float
+    weight_macs: float
+    written_out_cycles: float = 2.0
+    iteration_cycles: float = 0.25
+    extremum_latency: float = 2.0
+    ending_cycles: float = 3.0
+    spill_cycles: float = 3.0
+    set_miss_cycles: float = 0.2
+    panel_bytes: int = 32 << 10
+    crossing_load: float = 1.2
+    crossing_store: float = 1.0
+    translated_pages: int = 2048
+    level2_ways: int = 16
+    strassen_rows: int = 48
+    strassen_levels: int = 1
+    prefetch_bytes: int = 0
+    prefetch_rows: int = 2
+    load_slots: float = 0.15
+    sums_share: float = 0.62
+
+    def narrowed(self, vector_bits: int) -> CoreModel:
+        """The same core running code for vectors of so many bits: pipes that are wider have no more
+        to do, and while a weight comes there is time for fewer products."""
+        if self.fma_bits <= vector_bits:
+            return self
+        macs = self.weight_macs * vector_bits / self.fma_bits
+        return replace(self, fma_bits=vector_bits, weight_macs=macs)
+
+    @property
+    def cached_weight_macs(self) -> float:
+        """Multiplications in the time in which one float32 weight comes from the third level."""
+        macs_per_cycle = self.fma_units * self.fma_bits / 32
+        return macs_per_cycle * 4 / self.bytes_per_cycle[1]
+
+    @property
+    def set_stride(self) -> int:
+        """Addresses this many bytes apart fall into the same set of the first-level cache."""
+        return self.cache_bytes[0] // self.level1_ways
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much of one kind the second-level cache holds beside the others: half of it."""
+        return self.cache_bytes[1] // 2
+
+    @property
+    def reread_bytes(self) -> int:
+        """How much can be read again and again at little cost: twice the second level, if the third
+        holds that."""
+        return min(2 * self.cache_bytes[1], self.cache_bytes[2])
+
+
+@dataclass(frozen=True, slots=True)
+class DotInstruction:
+    """`accumulator + sum(left[i] * right[i])` over groups of narrow elements.
+
+    Operands are vectors of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side.
+
+    Attributes:
+        feature: the LLVM feature that has it; "": every target does.
+        operand: the type in which the intrinsic takes the elements of its operands.
+        intrinsic: number of accumulators -> LLVM's name, ascending.
+        accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
+            sums are added to it.
+        reversed: whether it takes them in the opposite order, the accumulator last.
+        seven_bits: whether it multiplies only `left` elements whose eighth bit is clear.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    operand: DType
+    intrinsic: tuple[tuple[int, str], ...]
+    accumulates: bool = True
+    reversed: bool = False
+    seven_bits: bool = False
+
+
+MATRIX_BITS = 128
+"""Of the vectors that a MatrixInstruction takes: two rows of 8 bytes, or four sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideningProduct:
+    """`int32(left[i]) * int32(right[i])` of vectors of int16, by an instruction that widens them.
+
+    Attributes:
+        feature: the LLVM feature that has it; "" where every target of the family does.
+        intrinsic: LLVM's name; "" where LLVM takes it for a product of what is widened, and one
+            factor may be a scalar that is loaded by itself.
+        lanes: of the intrinsic; 0: any.
+    """
+
+    feature: str = ""
+    intrinsic: str = ""
+    lanes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixInstruction:
+    """`sums[i, j] += sum(left[i, k] * right[j, k])`: matrices of two rows each in one vector.
+
+    The rows of `left` and of `right` are 8 bytes of narrow elements, the four sums have 32 bits:
+    those of the first row of `left` first.
+
+    Attributes:
+        feature: the LLVM feature that has it.
+        intrinsic: LLVM's name; it takes the sums, then the operands.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    intrinsic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TileProduct:
+    """`sums[i, j] += sum(left[i, k] * right[k, j])` over registers that hold matrices.
+
+    A row of `right` has the elements of four bytes of a row of `left`, for each sum side by side.
+
+    Attributes:
+        feature: the LLVM feature that has it.
+        intrinsic: LLVM's name; it takes the numbers of three registers: sums, left, right.
+    """
+
+    feature: str
+    left: DType
+    right: DType
+    accumulator: DType
+    intrinsic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TileRegisters:
+    """Registers that hold matrices, and LLVM's intrinsics for them.
+
+    Attributes:
+        feature: the LLVM feature that has them.
+        count, rows, row_bytes: how many there are, and how large each may be.
+        row_cycles: cycles until the core takes the next row of a left factor.
+        latency: cycles until a product can be added to again.
+        shapes: rows, and bytes in a row, of each register in use -> what `configure` reads.
+        configure: takes a pointer to the shapes. It sets every register to zero.
+        release: ends the use of the registers.
+        zero: takes a register's number.
+        load, store: take a register's number, a pointer, and the bytes from one row to the next.
+        products: what multiplies them.
+    """
+
+    feature: str
+    count: int
+    rows: int
+    row_bytes: int
+    row_cycles: float
+    latency: float
+    shapes: Callable[[Sequence[tuple[int, int]]], bytes]
+    configure: str
+    release: str
+    zero: str
+    load: str
+    store: str
+    products: tuple[TileProduct, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneIntrinsic:
+    """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
+
+    `constants` follow the operands: type and value of each.
+    """
+
+    feature: str
+    lanes: int
+    name: str
+    constants: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLookup:
+    """An LLVM intrinsic `name(left, positions, right)` on vectors of bytes.
+
+    Each byte of `positions` picks one of the bytes of both tables: by its low bits, as many as
+    number them.
+    """
+
+    feature: str
+    bytes: int
+    name: str
+
+
+LEAST_SCALABLE_BITS = 128
+"""Of vector registers whose length the device decides: SVE and RISC-V's V demand it."""
+
+_NEVER = re.compile(r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblySyntax:
+    """How LLVM prints vector registers, the stack, stores and fused operations.
+
+    `vector`, `stack`, `frame` and `store_operands` are searched in an instruction's operands, `fma`
+    and `store_name` in its name. `frame` counts in functions that have a line of `frame_setup`.
+    `register` finds a vector register by any of its names: its `kind` and `number`. `parts` says of
+    which kinds several, numbered on, lie in one register.
+    """
+
+    vector: re.Pattern[str] = _NEVER
+    stack: re.Pattern[str] = _NEVER
+    frame: re.Pattern[str] = _NEVER
+    frame_setup: re.Pattern[str] = _NEVER
+    store_operands: re.Pattern[str] = _NEVER
+    store_name: re.Pattern[str] = _NEVER
+    register: re.Pattern[str] = _NEVER
+    parts: Mapping[str, int] = field(default_factory=dict)
+    fma: re.Pattern[str] = re.compile(r"^v?fn?m(add|sub|acc|sac)")
+
+
+@dataclass(frozen=True, slots=True)
+class StackScan:
+    """Positions of instructions that access the stack, ascending; first and last byte of loops."""
+
+    accesses: list[int]
+    loops: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A CPU family.
+
+    Attributes:
+        name: as it stands first in LLVM's triples.
+        machines: what operating systems call the architecture, in lower case.
+        targets: the described targets.
+        baselines: names of targets that are no CPU's, the weakest first.
+        processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
+        core_names: `DeviceFacts.processor` -> the name of the core, for people; `processors` names
+            cores by what LLVM schedules them as.
+        linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" where Linux
+            has none. Features that are not here cannot be detected, or do not change kernels.
+        known_features: name of a target -> features that its CPUs have and Linux does not report.
+        implied_features: name of an LLVM CPU -> features that it turns on beside those of a target.
+        core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
+            the CPU.
+        detect: the host as a target from LLVM's triple, CPU and features (True: present); None
+            where LLVM tells less than Linux does.
+        dot: instructions that add products of narrow elements, the best first.
+        matrix: instructions that multiply small matrices of narrow elements.
+        tiles: registers that hold matrices, and what multiplies them; None without any.
+        scale: intrinsics for `x * 2**n`.
+        conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
+            float32 and back ("": every target has them); others are converted by integer
+            arithmetic.
+        fused: 16-bit floats -> the feature that multiplies and adds vectors of them with one
+            rounding; others take that way through float32.
+        masked: features that load and store vectors under a mask made at run time, with the fewest
+            bytes of an element.
+        syntax: of assembly text.
+        scan_stack: finds accesses to the stack in object code; None where nothing does.
+        granted: features, by LLVM's names, that a process has once the system grants them.
+        ask: asks the system for these; whether it grants them. Where the CPU has none, it does not.
+        elf_machine: `e_machine` of an ELF header; 0 where objects are none.
+        code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
+            register allocation, which out-of-order cores do not need.
+        relocation: LLVM's relocation model.
+        pointer_bytes: of an address.
+        rounding: the feature whose instructions round floats to integers; None: there are none.
+        scalable: features whose registers are as long as the device makes them -> the least bits
+            that they promise; 0: those of the target's vectors. Every device has 128.
+        lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
+            where they do not.
+        lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
+            all lanes; "": every target's do.
+        scalars_ahead: the feature that loads a number into all lanes ("": every target does), and
+            how many scalars LLVM loads ahead without it, each in a register until it is spread.
+        pointer_reach: bytes from a pointer that its loads reach at no cost, two of them together
+            where one instruction loads two vectors, but no index is added; 0 where an index is, so
+            that loops need no pointers of their own.
+        vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
+        helpers: functions that the architecture's ABI promises for what has no instructions.
+        c_target: what zig calls it, for a C library that it names.
+        modules: whether programs are modules that JavaScript runs, and no process loads a library.
+        fma_intrinsic: what LLVM makes the target's multiply-add of.
+        holds_sums: whether LLVM moves a sum of products to where it is read last, away from where
+            it is written in the text: it nests the steps of an unrolled loop in one another, whose
+            factors then all wait in registers.
+        extrema_of_nan: whether an instruction gives the larger or smaller of two floats, and NaN if
+            one of them is.
+        narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
+            these to uint8, all with saturation; None where there are none.
+        joined: the feature whose instructions work on several vectors together, and on how many
+            bits at most: neighbouring vectors of a tile share scalars, addresses and branches.
+        scalar_factors: the feature that multiplies vectors by scalars in registers of their own;
+            "": none does.
+        nearest: the feature that rounds a vector of floats to the nearest integers as it converts
+            it, and whose extrema take a number before NaN; "": no instruction does.
+        widening: the multiplication of int16 in int32; None where that is no faster than to widen
+            them first.
+        splits_pairs: whether an instruction makes a vector of every second element of two others.
+        saturates: whether the instructions that convert floats to integers of 32 bits and more
+            saturate.
+    """
+
+    name: str
+    machines: tuple[str, ...]
+    targets: tuple[Target, ...]
+    baselines: tuple[str, ...]
+    core: CoreModel
+    processors: Mapping[str, str] = field(default_factory=dict)
+    core_names: Mapping[str, str] = field(default_factory=dict)
+    linux_features: Mapping[str, str] = field(default_factory=dict)
+    known_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    implied_features: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cores: Mapping[str, CoreModel] = field(default_factory=dict)
+    detect: Callable[[str, str, Mapping[str, bool]], Target] | None = None
+    dot: tuple[DotInstruction, ...] = ()
+    matrix: tuple[MatrixInstruction, ...] = ()
+    tiles: TileRegisters | None = None
+    scale: tuple[LaneIntrinsic, ...] = ()
+    conversions: Mapping[DType, str] = field(default_factory=dict)
+    fused: Mapping[DType, str] = field(default_factory=dict)
+    lookup: tuple[ByteLookup, ...] = ()
+    masked: tuple[tuple[str, int], ...] = ()
+    syntax: AssemblySyntax = AssemblySyntax()
+    scan_stack: Callable[[bytes], StackScan] | None = None
+    granted: tuple[str, ...] = ()
+    ask: Callable[[], bool] | None = None
+    elf_machine: int = 0
+    code_level: int = 2
+    relocation: str = "pic"
+    pointer_bytes: int = 8
+    rounding: str | None = ""
+    scalable: Mapping[str, int] = field(default_factory=dict)
+    lane_factor_bits: int = 0
+    lone_factors: str = ""
+    scalars_ahead: tuple[str, int] = ("", 1)
+    vscale_bits: int = 0
+    pointer_reach: int = 0
+    helpers: frozenset[str] = frozenset()
+    c_target: str = ""
+    modules: bool = False
+    fma_intrinsic: str = "llvm.fma"
+    holds_sums: bool = False
+    extrema_of_nan: bool = False
+    narrows: tuple[str, str, str] | None = None
+    widening: WideningProduct | None = None
+    joined: tuple[str, int] = ("", 0)
+    scalar_factors: str = ""
+    nearest: str = ""
+    splits_pairs: bool = False
+    saturates: bool = True
+
+    def named(self, processor: str) -> str:
+        """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""
+        found = (name for text, name in self.processors.items() if re.search(text, processor))
+        return next(found, "")
+
+    def told(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
+        """LLVM's names of the features that a CPU has, according to Linux and to its name."""
+        present = frozenset(linux_names)
+        found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
+        return frozenset({*found, *self.known_features.get(self.named(processor), ())})
+
+    def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
+        """The length of scalable registers that code relies on; 0 where every device has it.
+
+        Args:
+            switches: in LLVM's notation ("+sve", "-gfni").
+            vector_bits: of the code's vectors.
+        """
+        asked = {switch[1:] for switch in switches if switch.startswith("+")}
+        promised = (least or vector_bits for name, least in self.scalable.items() if name in asked)
+        longest = max(promised, default=0)
+        return longest if longest > LEAST_SCALABLE_BITS else 0
+
+    def refused(self, features: Collection[str]) -> frozenset[str]:
+        """Those of these features, by LLVM's names, that the system does not grant this process."""
+        asked = frozenset(features) & {*self.granted}
+        return frozenset() if not asked or (self.ask is not None and self.ask()) else asked
+
+    def missing(
+        self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
+    ) -> tuple[str, ...]:
+        """Features that code asks for and a CPU lacks; what cannot be detected counts as present.
+
+        If the operating system names no features, none can be detected.
+
+        Args:
+            cpu: LLVM's name of the CPU that the code was made for.
+            switches: in LLVM's notation ("+avx2", "-gfni").
+            processor: `DeviceFacts.processor`.
+            linux_names: `DeviceFacts.features`.
+        """
+        if not linux_names:
+            return ()
+        asked = [switch[1:] for switch in switches if switch.startswith("+")]
+        told = self.told(processor, linux_names)
+        return tuple(
+            name
+            for name in dict.fromkeys((*asked, *self.implied_features.get(cpu, ())))
+            if name in self.linux_features and name not in told
+        )
+
+
+def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
+    """Detected features as LLVM's switches, sorted; absent ones are turned off by name.
+
+    A hypervisor may hide an instruction set that the CPU's name implies.
+    """
+    return tuple(sorted(f"{'+' if present else '-'}{name}" for name, present in features.items()))
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """Every family, by the names of their modules."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{name}").FAMILY for name in names)
+
+
+@cache
+def family_of(machine: str) -> Family | None:
+    """The family of an architecture, by an operating system's name for it or LLVM's; None if no
+    module describes it."""
+    name = machine.lower()
+    found = (family for family in families() if name in (family.name, *family.machines))
+    return next(found, None)

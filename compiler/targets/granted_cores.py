@@ -1,0 +1,41 @@
+"""How many cores a process may keep busy, which is fewer than there are in a container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from tilewright.compiler.targets.core_kinds import read_text
+from tilewright.compiler.targets.device import available_cores
+
+
+def granted_cores(root: Path = Path("/")) -> int:
+    """The cores that this process may run on, but no more than the CPU time that its control groups
+    grant (Linux, both versions of them), rounded down; at least 1."""
+    granted = float(len(available_cores()))
+    for group in _control_groups(root):
+        for words in (
+            read_text(group / "cpu.max").split(),
+            [read_text(group / f"cpu.cfs_{each}_us").strip() for each in ("quota", "period")],
+        ):
+            if len(words) == 2 and all(_is_number(word) for word in words):
+                granted = min(granted, int(words[0]) / max(1, int(words[1])))
+    return max(1, int(granted))
+
+
+def _control_groups(root: Path) -> Sequence[Path]:
+    """The folders of the control groups that limit this process: its own and those around it."""
+    found: list[Path] = []
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        inner = PurePosixPath("/", *(part for part in PurePosixPath(name).parts if part != ".."))
+        mount = root / "sys/fs/cgroup" / controllers
+        found += [mount / each.relative_to("/") for each in (inner, *inner.parents)]
+    return found
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 19

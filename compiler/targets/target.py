@@ -1,0 +1,376 @@
+"""What code is generated for: an instruction set with its vector width and registers.
+
+A target says nothing about a machine's cores or caches; those are facts of a device (`device.py`).
+Descriptions live in `compiler/targets/families/`, one module a CPU family, and are found by
+themselves: adding a family is adding a file. `detection.py` finds the target of a device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.targets.families import (
+    MATRIX_BITS,
+    ByteLookup,
+    CoreModel,
+    DotInstruction,
+    Family,
+    MatrixInstruction,
+    TileProduct,
+    TileRegisters,
+    WideningProduct,
+    families,
+    family_of,
+)
+
+KEY_VERSION = 1
+"""Part of every key; raised when the meaning of a field changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A code-generation target.
+
+    `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts
+    registers of `vector_bits` each. `fma` says whether the target has a fused multiply-add
+    instruction: without one, `llvm.fma` is a call into a C library that a kernel does not have.
+    `abi` is LLVM's ABI name, where the triple leaves a choice (RISC-V).
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    vector_bits: int
+    vector_registers: int
+    fma: bool = True
+    abi: str = ""
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (hex) of everything that shapes the code; the name is only a label."""
+        return _key(self)
+
+    @property
+    def arch(self) -> str:
+        """The first part of the triple: `x86_64`, `aarch64`, `riscv64`, `wasm32`."""
+        return self.triple.partition("-")[0]
+
+    @property
+    def family(self) -> Family:
+        """The CPU family, with all that differs between architectures.
+
+        Raises:
+            UnknownTargetError: if no module of `compiler.targets.families` describes it.
+        """
+        family = family_of(self.arch)
+        if family is None:
+            raise UnknownTargetError(
+                f"target '{self.name}': no target family describes '{self.arch}'"
+            )
+        return family
+
+    @property
+    def register_bits(self) -> int:
+        """The length of scalable registers that its code relies on; 0 where every device has it."""
+        return self.family.register_bits(self.features, self.vector_bits)
+
+    @property
+    def core(self) -> CoreModel:
+        """The model of a core from which a kernel's time is estimated."""
+        return _core(self)
+
+    @property
+    def lane_factors(self) -> int:
+        """How many neighbouring scalars one load brings as factors of vectors."""
+        bits = self.family.lane_factor_bits
+        return bits // 32 if bits == self.vector_bits else 1
+
+    def scalar_loads(self, rows: int, vectors: int) -> float:
+        """Loads of a step of a register tile that bring the scalars of its rows.
+
+        Where neighbours come together, a row's next ones wait in a register for unrolled steps: as
+        many rows have one as sums and panels leave registers, but for one that is loaded ahead.
+        """
+        spare = self.vector_registers - rows * vectors - vectors - 1
+        together = self.lane_factors
+        return rows - max(0, min(rows, spare)) * (1 - 1 / together)
+
+    def keeps_sums(self, rows: int, vectors: int) -> bool:
+        """Whether the sums of a register tile stay in their registers through unrolled steps.
+
+        Where a factor for all lanes has to be in a register of its own, and one vector alone reads
+        it, LLVM puts the sum into that register, and the next step's into another one.
+        """
+        if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
+            return True
+        return self.family.lone_factors == "" or self.has(self.family.lone_factors)
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether one instruction loads a number into all lanes, or multiplies by it."""
+        feature, _ = self.family.scalars_ahead
+        return not feature or self.has(feature)
+
+    def joined(self, vectors: int) -> int:
+        """How many neighbouring ones of so many vectors an instruction works on together."""
+        feature, bits = self.family.joined
+        most = bits // self.vector_bits if self.has(feature) else 0
+        return most if most > 0 and vectors % most == 0 else 1
+
+    @property
+    def multiplies_scalars(self) -> bool:
+        """Whether an instruction multiplies a vector by a scalar that takes no vector register."""
+        return self.has(self.family.scalar_factors)
+
+    def factor_registers(self, rows: int, vectors: int) -> int:
+        """Registers of a step of a register tile beside its sums and the row of a panel.
+
+        One holds a scalar for all lanes, but where instructions take it from elsewhere. Where a
+        load does not spread it, LLVM loads those of the next rows ahead; a product that no
+        instruction adds takes the scalar's place once its last vector is multiplied.
+        """
+        if self.multiplies_scalars:
+            return 0
+        if self.broadcasts:
+            return 1
+        _, ahead = self.family.scalars_ahead
+        return min(rows, ahead) + (not self.fma and vectors > 1)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether instructions round floats to integers; elsewhere additions do."""
+        feature = self.family.rounding
+        return feature is not None and (not feature or self.has(feature))
+
+    @property
+    def backend(self) -> str:
+        """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
+        return "cpu"
+
+    @property
+    def feature_text(self) -> str:
+        """The features as LLVM takes them."""
+        return ",".join(self.features)
+
+    def lanes(self, dtype: DType) -> int:
+        """Elements of this type in one vector register."""
+        return self.vector_bits // (dtype.bytes * 8)
+
+    def has(self, feature: str) -> bool:
+        """Whether the target turns on this feature, given by its LLVM name (`avx512vnni`)."""
+        return f"+{feature}" in self.features
+
+    def dot(
+        self,
+        left: DType,
+        right: DType,
+        accumulator: DType,
+        lanes: int,
+        *,
+        seven_bits: bool = False,
+    ) -> DotInstruction | None:
+        """The best instruction that adds products of these types, in order, to so many sums; with
+        `seven_bits`, one that has only those of left elements of seven bits."""
+        for found in self.family.dot:
+            types = found.left, found.right, found.accumulator
+            reaches = found.intrinsic[-1][0] >= lanes and found.seven_bits == seven_bits
+            there = not found.feature or self.has(found.feature)
+            if types == (left, right, accumulator) and reaches and there:
+                return found
+        return None
+
+    def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
+        """The instruction that multiplies two rows of the one type by two of the other, where such
+        a pair of rows is a vector of the target."""
+        for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
+            types = found.left, found.right, found.accumulator
+            if types == (left, right, accumulator) and self.has(found.feature):
+                return found
+        return None
+
+    @property
+    def tiles(self) -> TileRegisters | None:
+        """The registers that hold matrices; None where there are none."""
+        found = self.family.tiles
+        return found if found is not None and self.has(found.feature) else None
+
+    def tile_product(self, left: DType, right: DType, accumulator: DType) -> TileProduct | None:
+        """The instruction that multiplies registers of matrices of these types, in order."""
+        for found in self.tiles.products if self.tiles is not None else ():
+            types = found.left, found.right, found.accumulator
+            if types == (left, right, accumulator) and self.has(found.feature):
+                return found
+        return None
+
+    @property
+    def widening(self) -> WideningProduct | None:
+        """The multiplication of vectors of int16 in int32; None where there is none."""
+        found = self.family.widening
+        return (
+            found if found is not None and (not found.feature or self.has(found.feature)) else None
+        )
+
+    @property
+    def takes_elements(self) -> bool:
+        """Whether scalars of groups that stand for all lanes are factors one by one."""
+        return self.widening is not None and not self.widening.intrinsic
+
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Whether an instruction adds products of bytes, of whatever signs, to int32."""
+        lanes = self.lanes(DType.INT32)
+        both = (DType.UINT8, DType.INT8)
+        return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
+
+    def factor(self, stored: DType) -> DType | None:
+        """The type in which stored integers are multiplied.
+
+        For bytes, by bytes of int8: their own type if an instruction takes that or none takes the
+        other one. For 16 bits, by others of int16: that, or None where no instruction adds their
+        products to a sum, so that floats are as fast.
+        """
+        if stored in (DType.UINT16, DType.INT16):
+            pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
+            return DType.INT16 if pair is not None and pair.accumulates else None
+        lanes, (unsigned, signed) = self.lanes(DType.INT32), (DType.UINT8, DType.INT8)
+        taken = [t for t in (unsigned, signed) if self.dot(t, signed, DType.INT32, lanes)]
+        return stored if stored in taken or not taken else taken[0]
+
+    def masks(self, dtype: DType) -> bool:
+        """Whether vectors of this type are loaded and stored under a mask made at run time."""
+        return any(
+            self.has(feature) and least <= dtype.bytes for feature, least in self.family.masked
+        )
+
+    @property
+    def lookup(self) -> ByteLookup | None:
+        """The instruction that looks up vectors of bytes in half a table of 256."""
+        for found in self.family.lookup:
+            if self.has(found.feature) and self.vector_bits >= 8 * found.bytes:
+                return found
+        return None
+
+    def narrowed(self, vector_bits: int) -> Target:
+        """The same instruction set with narrower vectors, named `name:bits`.
+
+        Raises:
+            UnknownTargetError: if the width is not a power of two from 64 up to `vector_bits`.
+        """
+        if vector_bits == self.vector_bits:
+            return self
+        if not 64 <= vector_bits < self.vector_bits or vector_bits & (vector_bits - 1):
+            raise UnknownTargetError(
+                f"target '{self.name}' has no vectors of {vector_bits} bits, "
+                f"its own have {self.vector_bits}"
+            )
+        # AVX-512VL encodes all 32 registers at every width; no other set changes the count.
+        return replace(self, name=f"{self.name}:{vector_bits}", vector_bits=vector_bits)
+
+    def runs_on(self, host: Target) -> bool:
+        """Whether code for this target runs on `host`: same architecture, no feature missing."""
+        wanted = {f for f in self.features if f.startswith("+")}
+        same = self.triple.split("-")[::2] == host.triple.split("-")[::2]
+        return same and wanted <= set(host.features) and self.vector_bits <= host.vector_bits
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form that `from_json` reads back to an equal value."""
+        return {**asdict(self), "features": list(self.features)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Target:
+        """Read what `to_json` wrote.
+
+        Raises:
+            UnknownTargetError: if a field is missing, unknown or of another type.
+        """
+        try:
+            target = cls(**{**data, "features": tuple(data["features"])})
+        except (TypeError, KeyError) as error:
+            raise UnknownTargetError(f"not a target description: {error}") from error
+        texts = (target.name, target.triple, target.cpu, target.abi, *target.features)
+        numbers = (target.vector_bits, target.vector_registers)
+        if not (all(isinstance(t, str) for t in texts) and all(type(n) is int for n in numbers)):
+            raise UnknownTargetError(f"not a target description: '{target.name}' has a wrong type")
+        return target
+
+
+@cache
+def _key(target: Target) -> str:
+    parts = {k: v for k, v in target.to_json().items() if k != "name"}
+    text = json.dumps([KEY_VERSION, parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def resolve_target(name: str) -> Target:
+    """The target of this name: `host`, a described one, or either with narrower vectors.
+
+    Args:
+        name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
+
+    Raises:
+        UnknownTargetError: if no description has the name, it has no such vectors, or `host` is
+            asked for on a machine that no family describes.
+    """
+    base, colon, bits = name.partition(":")
+    if base == "host":
+        target = host_target()
+    elif base in (known := known_targets()):
+        target = known[base]
+    else:
+        near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnknownTargetError(
+            f"unknown target '{base}': {hint}`tilewright targets` lists all {len(known)}"
+        )
+    if not colon:
+        return target
+    if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
+        raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
+    return target.narrowed(int(bits))
+
+
+@cache
+def _core(target: Target) -> CoreModel:
+    family = target.family
+    return family.cores.get(target.cpu, family.core).narrowed(target.vector_bits)
+
+
+@cache
+def known_targets() -> Mapping[str, Target]:
+    """Every described target by its name."""
+    return {target.name: target for family in families() for target in family.targets}
+
+
+@cache
+def host_target() -> Target:
+    """The target of this machine, with the features that its CPU and operating system allow.
+
+    LLVM is asked where it is installed and knows this CPU; else the best described target is taken.
+
+    Raises:
+        UnknownTargetError: if no family describes this machine.
+    """
+    # Imported late: `detection` imports this module, and llvmlite is an extra.
+    from tilewright.compiler.targets.detection import best_target, this_device
+
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return best_target(this_device())[0]
+    triple = llvm.get_process_triple()
+    family = family_of(triple.partition("-")[0])
+    if family is None or family.detect is None:
+        return best_target(this_device())[0]
+    features = dict(llvm.get_host_cpu_features())
+    present = [name for name, has in features.items() if has]
+    features |= dict.fromkeys(family.refused(present), False)
+    return family.detect(triple, llvm.get_host_cpu_name(), features)

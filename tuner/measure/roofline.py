@@ -1,0 +1,337 @@
+"""What a machine allows a kernel, and the code that measures it.
+
+The roofline of Williams, Waterman and Patterson (2009): a kernel takes at least as long as its
+arithmetic at the peak rate and at least as long as its bytes at the rate of the memory that they
+come from. `compiler.runtime.speeds` times the code that is made here.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewright.compiler.codegen.backend import backend_of
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.speeds import (
+    CHAINS,
+    DOTS,
+    PEAK_ROUNDS,
+    PEAK_SAMPLES,
+    Level,
+    Probes,
+    Speeds,
+)
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.families import TileRegisters
+from tilewright.compiler.targets.target import Target
+
+__all__ = [
+    "Level", "Speeds", "TimeBound", "bound", "dots", "loaded_probes", "measure_speeds",
+    "probe_library",
+]  # fmt: skip
+
+CACHE_LEVELS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBound:
+    """The least time that the machine allows: the larger of the two, and which it is."""
+
+    compute_seconds: float
+    memory_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_seconds, self.memory_seconds)
+
+    @property
+    def limit(self) -> str:
+        """`compute` or `memory`."""
+        return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
+
+
+def bound(
+    speeds: Speeds,
+    flops: float,
+    weight_bytes: int,
+    value_bytes: int,
+    all_weight_bytes: int,
+    threads: int = 1,
+    dot: tuple[str, int] = ("", 1),
+) -> TimeBound:
+    """The least time of one kernel of a model.
+
+    A model's weights are read once a run, so they come from the level that holds all of them; the
+    values that kernels hand on come from the level that holds what this kernel touches. Several
+    threads are taken to be that many times as fast: no kernel can be faster than that.
+
+    Args:
+        speeds: of one core.
+        flops: operations that the kernel executes.
+        weight_bytes: packed weights that it reads.
+        value_bytes: what it reads and writes besides.
+        all_weight_bytes: packed weights of the whole model.
+        threads: cores that share the work.
+        dot: the narrow type whose products are added in groups, and of how many. Where its peak was
+            not measured, a group takes as long as one product of float32.
+    """
+    name, group = dot
+    rate = speeds.dots.get(name, speeds.flops_per_second * group)
+    memory = weight_bytes / speeds.level_for(all_weight_bytes).bytes_per_second
+    memory += value_bytes / speeds.level_for(weight_bytes + value_bytes).bytes_per_second
+    return TimeBound(flops / rate / threads, memory / threads)
+
+
+def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
+    """Measure this machine; takes about a second.
+
+    Args:
+        target: what code is generated for; it must run here.
+        device: this machine, for the sizes of its caches.
+    """
+    with loaded_probes(target) as probes:
+        return probes.speeds(cache_sizes(device), device.memory_bytes)
+
+
+def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
+    """Bytes of its data caches, the first level first; 0 where there is none."""
+    return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
+
+
+def probe_library(target: Target) -> bytes:
+    """The code of `peak`, `read` and `dots` as a shared library, for a device elsewhere.
+
+    Raises:
+        LinkerError: if no linker of this machine links for the target.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work) / "probes.so"
+        link_shared(_objects(target), path)
+        return path.read_bytes()
+
+
+def vector_bytes(target: Target) -> int:
+    """Bytes of the vectors that the probes work on."""
+    return target.lanes(DType.FLOAT32) * DType.FLOAT32.bytes
+
+
+def peak_ir(target: Target) -> str:
+    """LLVM IR of `void peak(int64_t rounds, float *memory)`; memory: 3 vectors, 64-byte aligned.
+
+    A loop of independent fused multiply-adds on registers, nothing else.
+    """
+    lanes = target.lanes(DType.FLOAT32)
+    vector = _vector(DType.FLOAT32, lanes)
+    return _peak_ir("peak", vector, vector, f"llvm.fmuladd.v{lanes}f32")
+
+
+@dataclass(frozen=True, slots=True)
+class DotPeak:
+    """An intrinsic that adds products of a narrow type to sums, as fast as the target can.
+
+    `groups` are those of `speeds.DOTS` that it multiplies for each sum of a vector. In registers of
+    matrices that is one pass over all of them.
+    """
+
+    intrinsic: str
+    accumulator: DType
+    operand: DType
+    groups: int
+    in_tiles: bool = False
+
+
+def dots(target: Target) -> dict[str, DotPeak]:
+    """The best instruction for products of each narrow type (`speeds.DOTS`) of the target."""
+    both = (DType.UINT8, DType.INT8)
+    types = {
+        "int8": [(x, y, DType.INT32) for x in both for y in both],
+        "bfloat16": [(DType.BFLOAT16, DType.BFLOAT16, DType.FLOAT32)],
+    }
+    found = {}
+    for name in DOTS:
+        peaks = (_peak(target, *each) for each in types[name])
+        if best := max(filter(None, peaks), key=lambda peak: peak.groups, default=None):
+            found[name] = best
+    return found
+
+
+def _peak(target: Target, left: DType, right: DType, sums: DType) -> DotPeak | None:
+    matrix, lanes = target.matrix(left, right, sums), target.lanes(DType.FLOAT32)
+    tiles, product = target.tiles, target.tile_product(left, right, sums)
+    if tiles is not None and product is not None:
+        width = tiles.row_bytes // sums.bytes
+        vectors = (tiles.count - 2) * tiles.rows * width // lanes
+        return DotPeak(product.intrinsic, sums, left, vectors * width // CHAINS, in_tiles=True)
+    if matrix is not None:
+        return DotPeak(matrix.intrinsic, sums, left, 2)
+    dot = target.dot(left, right, sums, lanes)
+    if dot is None or not dot.accumulates or lanes not in dict(dot.intrinsic):
+        return None
+    return DotPeak(dict(dot.intrinsic)[lanes], sums, dot.operand, 1)
+
+
+def dot_peak_ir(target: Target, name: str) -> str:
+    """LLVM IR of `peak` by the instruction of a narrow type in `dots`, as `peak_NAME`.
+
+    Where an instruction multiplies several groups, there are as many fewer of them in so many
+    rounds.
+    """
+    found, lanes = dots(target)[name], target.lanes(DType.FLOAT32)
+    if found.in_tiles and target.tiles is not None:
+        return _tile_peak_ir(f"peak_{name}", target.tiles, found)
+    sums = _vector(found.accumulator, lanes)
+    factors = _vector(found.operand, 4 * lanes // found.operand.bytes)
+    return _peak_ir(f"peak_{name}", sums, factors, found.intrinsic, found.groups)
+
+
+def _tile_peak_ir(symbol: str, tiles: TileRegisters, found: DotPeak) -> str:
+    """A loop over all registers of matrices but two, whose product is added to each of them."""
+    left, right = tiles.count - 2, tiles.count - 1
+    shapes = tiles.shapes([(tiles.rows, tiles.row_bytes)] * tiles.count)
+    content = "".join(f"\\{byte:02X}" for byte in shapes)
+    number = "i8 immarg"
+    lines = [
+        f'@shapes_{symbol} = private constant [{len(shapes)} x i8] c"{content}", align 64',
+        f"declare void @{tiles.configure}(ptr)",
+        f"declare void @{tiles.release}()",
+        f"declare void @{tiles.zero}({number})",
+        f"declare void @{found.intrinsic}({number}, {number}, {number})",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) nounwind {{",
+        "entry:",
+        f"  call void @{tiles.configure}(ptr @shapes_{symbol})",
+        *(f"  call void @{tiles.zero}(i8 {i})" for i in range(tiles.count)),
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
+        *(f"  call void @{found.intrinsic}(i8 {i}, i8 {left}, i8 {right})" for i in range(left)),
+        f"  %next = add i64 %i, {found.groups}",
+        "  %more = icmp ult i64 %next, %rounds",
+        "  br i1 %more, label %loop, label %exit",
+        "exit:",
+        f"  call void @{tiles.release}()",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _peak_ir(symbol: str, sums: str, factors: str, function: str, step: int = 1) -> str:
+    """A loop of one function of a sum and two factors; all of them are vectors of equal size.
+
+    One pass of the loop counts for `step` rounds.
+    """
+    chains = range(CHAINS)
+    phis = [f"  %s{i} = phi {sums} [ %start, %entry ], [ %n{i}, %loop ]" for i in chains]
+    steps = [
+        f"  %n{i} = call {sums} @{function}({sums} %s{i}, {factors} %a, {factors} %b)"
+        for i in chains
+    ]
+    add = "add" if " x i" in sums else "fadd"
+    lines = [
+        f"declare {sums} @{function}({sums}, {factors}, {factors})",
+        f"define void @{symbol}(i64 %rounds, ptr %memory) nounwind {{",
+        "entry:",
+        f"  %a = load {factors}, ptr %memory",
+        f"  %pb = getelementptr {sums}, ptr %memory, i64 1",
+        f"  %b = load {factors}, ptr %pb",
+        f"  %ps = getelementptr {sums}, ptr %memory, i64 2",
+        f"  %start = load {sums}, ptr %ps",
+        "  br label %loop",
+        "loop:",
+        "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
+        *phis,
+        *steps,
+        f"  %next = add i64 %i, {step}",
+        "  %more = icmp ult i64 %next, %rounds",
+        "  br i1 %more, label %loop, label %exit",
+        "exit:",
+        *_sum(sums, CHAINS, add),
+        f"  store {sums} %t{CHAINS - 1}, ptr %ps",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_ir(target: Target) -> str:
+    """LLVM IR of `void read(int64_t rounds, float *memory, int64_t bytes)`: loads and additions.
+
+    `bytes` is a multiple of CHAINS vectors; the sum goes to the start of the memory.
+    """
+    vector = f"<{target.lanes(DType.FLOAT32)} x float>"
+    width = target.vector_bits // 8
+    chains = range(CHAINS)
+    body: list[str] = []
+    for i in chains:
+        body += [
+            f"  %a{i} = getelementptr i8, ptr %memory, i64 %o{i}",
+            f"  %v{i} = load {vector}, ptr %a{i}, align {width}",
+            f"  %n{i} = fadd {vector} %s{i}, %v{i}",
+        ]
+    lines = [
+        "define void @read(i64 %rounds, ptr %memory, i64 %bytes) nounwind {",
+        "entry:",
+        "  br label %outer",
+        "outer:",
+        "  %r = phi i64 [ 0, %entry ], [ %rn, %done ]",
+        "  br label %loop",
+        "loop:",
+        "  %o = phi i64 [ 0, %outer ], [ %on, %loop ]",
+        *(f"  %s{i} = phi {vector} [ zeroinitializer, %outer ], [ %n{i}, %loop ]" for i in chains),
+        *(f"  %o{i} = add i64 %o, {i * width}" for i in chains),
+        *body,
+        f"  %on = add i64 %o, {CHAINS * width}",
+        "  %more = icmp ult i64 %on, %bytes",
+        "  br i1 %more, label %loop, label %done",
+        "done:",
+        *_sum(vector, CHAINS),
+        f"  store {vector} %t{CHAINS - 1}, ptr %memory, align {width}",
+        "  %rn = add i64 %r, 1",
+        "  %again = icmp ult i64 %rn, %rounds",
+        "  br i1 %again, label %outer, label %exit",
+        "exit:",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def peak_flops(target: Target, samples: int = PEAK_SAMPLES, rounds: int = PEAK_ROUNDS) -> float:
+    """Float32 operations a second of one core of this machine (`Probes.peak_flops`)."""
+    with loaded_probes(target) as probes:
+        return probes.peak_flops(samples, rounds)
+
+
+def _vector(dtype: DType, lanes: int) -> str:
+    """LLVM's type of a vector."""
+    names = {DType.FLOAT32: "float", DType.BFLOAT16: "bfloat"}
+    return f"<{lanes} x {names.get(dtype, f'i{8 * dtype.bytes}')}>"
+
+
+def _sum(vector: str, terms: int, add: str = "fadd") -> list[str]:
+    """%t{terms - 1} = %n0 + %n1 + ..."""
+    first = [f"  %t1 = {add} {vector} %n0, %n1"]
+    return first + [f"  %t{i} = {add} {vector} %t{i - 1}, %n{i}" for i in range(2, terms)]
+
+
+@contextmanager
+def loaded_probes(target: Target) -> Iterator[Probes]:
+    """The probes in this process."""
+    library = backend_of(target).load(_objects(target))
+    try:
+        narrow = {name: library.address(f"peak_{name}") for name in dots(target)}
+        peak, read = (library.address(name) for name in ("peak", "read"))
+        yield Probes(peak, read, vector_bytes(target), narrow)
+    finally:
+        library.close()
+
+
+def _objects(target: Target) -> list[bytes]:
+    backend = backend_of(target)
+    narrow = (dot_peak_ir(target, name) for name in dots(target))
+    texts = (peak_ir(target), read_ir(target), *narrow)
+    return [backend.compile(text, target) for text in texts]
