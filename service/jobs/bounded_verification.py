@@ -95,7 +95,8 @@ def _verify(
         asked = loadable if same else with_program(loadable, program)
         return device.check(asked, threads, seed, expected, fetch)
 
-    given = (without_model(planned), loadable.program, device.name, device.fetch_bytes)
+    shown = (loadable.program, loadable.mixing)
+    given = (without_model(planned), *shown, device.name, device.fetch_bytes)
     found = child.ask(verified, given, bound.stop, check)
     if not isinstance(found, NoAnswer):
         return found
@@ -123,10 +124,15 @@ def _verify(
 
 
 def verified(
-    planned: Planned, program: Program, name: str, fetch_bytes: int, ask: Ask
+    planned: Planned,
+    program: Program,
+    mixing: frozenset[str],
+    name: str,
+    fetch_bytes: int,
+    ask: Ask,
 ) -> Verification:
     """What the child does."""
-    loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never)
+    loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never, mixing)
     device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # which is asked for nothing else
     return verify_program(planned, lambda _: loadable, device)
 

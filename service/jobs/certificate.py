@@ -250,7 +250,8 @@ class _Steps:
         segment, given = self._before(name)
         hidden, last = has_bodies(segment), None
         if dtype.is_float or hidden or count <= max(2.0, TIES * wrong.size):
-            for last in beside(segment, given, right, self._draw, self._narrow):
+            mixed = not self._seen.mixed.isdisjoint(self._writers(name))
+            for last in beside(segment, given, right, self._draw, self._narrow, mixed):
                 wrong &= ~((own >= last.low - bounds) & (own <= last.high + bounds))
                 wrong &= ~(errors_of(own, last.found) <= bounds)
                 if not wrong.any():

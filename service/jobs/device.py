@@ -48,12 +48,15 @@ class Loadable:
             same block.
         load: the program in this process, for a number of threads.
         link: its code as one shared library for its target.
+        mixing: the symbols of kernels whose algorithm adds up different rows and columns: a
+            rounding of a large element shows in small ones that do not depend on it.
     """
 
     program: Program
     weights: Bytes
     load: Callable[[int], Executable]
     link: Callable[[], bytes]
+    mixing: frozenset[str] = frozenset()
 
 
 Variant = Sequence[Loadable]

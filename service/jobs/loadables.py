@@ -14,6 +14,7 @@ from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.runtime.artifact import LIBRARY, Artifact
 from tilewright.service.jobs.device import Loadable
 from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.workload_facts import MIXING
 
 LoadableOf = Callable[[Planned], Loadable]
 """What of a compiled model serves the sizes of a plan."""
@@ -26,6 +27,11 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
         compiled.weights,
         partial(driver.load_program, compiled),
         partial(_linked, compiled.objects),
+        frozenset(
+            compiled.described[key][0]
+            for key, schedule in compiled.schedules.items()
+            if schedule.algorithm in MIXING
+        ),
     )
 
 
@@ -52,6 +58,11 @@ def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
         artifact.weights(),
         lambda threads: artifact.load(program, threads),
         (artifact.path / LIBRARY).read_bytes,
+        frozenset(
+            str(said["kernel"])
+            for said in artifact.metadata["schedules"].values()
+            if said["schedule"]["algorithm"] in MIXING
+        ),
     )
 
 

@@ -7,7 +7,7 @@ the same memory. The copies come back in groups of bounded size, a run of the pr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -81,16 +81,11 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
     None if the program is not the plan's: its instructions belong to other steps. Values
     that lie at the place of an output are left out, because the output shows them.
     """
-    steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
-    calls = [k for k, each in enumerate(program.instructions) if not isinstance(each, Copy)]
-    instructions = [program.instructions[k] for k in calls]
-    if len(steps) != len(calls) or any(
-        not isinstance(call, _CALLS[type(step)])
-        for step, call in zip(steps, instructions, strict=True)
-    ):
+    pairs = _paired(plan, program)
+    if pairs is None:
         return None
     found = []
-    for number, step, call in zip(calls, steps, instructions, strict=True):
+    for number, step, call in pairs:
         match step, call:
             case KernelStep(), KernelCall():
                 buffers = program.kernels[call.kernel].buffers
@@ -104,6 +99,31 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
             kind, placement = plan.graph.types[step.output], plan.placements[step.output]
             found.append(Written(step.output, kind, placement, number, place))
     return tuple(found)
+
+
+def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> frozenset[str]:
+    """The values that kernels with one of these symbols write, outside of bodies."""
+    return frozenset(
+        step.output
+        for _, step, call in _paired(plan, program) or ()
+        if isinstance(step, KernelStep)
+        and isinstance(call, KernelCall)
+        and program.kernels[call.kernel].name in kernels
+    )
+
+
+def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruction]] | None:
+    """The steps of a plan with their instructions and the numbers of those; None if the program is
+    not the plan's."""
+    steps: Sequence[Step] = [s for s in plan.steps if not isinstance(s, ViewStep)]
+    calls = [k for k, each in enumerate(program.instructions) if not isinstance(each, Copy)]
+    instructions = [program.instructions[k] for k in calls]
+    if len(steps) != len(calls) or any(
+        not isinstance(call, _CALLS[type(step)])
+        for step, call in zip(steps, instructions, strict=True)
+    ):
+        return None
+    return list(zip(calls, steps, instructions, strict=True))
 
 
 class Observation:
@@ -125,6 +145,7 @@ class Observation:
         self._device = device
         self._run = threads, seed
         found = written(plan, loadable.program)
+        self.mixed = written_by(plan, loadable.program, loadable.mixing)
         self.is_of_plan = found is not None
         self.written = {each.value: each for each in found or ()}
         self._groups = _groups(tuple(self.written.values()), device.fetch_bytes)

@@ -98,6 +98,7 @@ def beside(
     right: np.ndarray,
     draw: NormalPool,
     narrow: DType | None = None,
+    mixed: bool = False,
 ) -> Iterator[Beside]:
     """What the output of a graph may be where what it is computed from is moved by roundings.
 
@@ -107,6 +108,8 @@ def beside(
         right: the reference.
         draw: random numbers.
         narrow: the 16-bit float that a program multiplies in.
+        mixed: whether its kernel adds up rows and columns, so that the sums of the largest terms
+            are rounded into all others.
     """
     (name,) = segment.outputs
     before, end = _before_jump(segment, name)
@@ -124,7 +127,7 @@ def beside(
     terms: dict[str, np.ndarray] = {}
     for number in range(MOVES):
         moved_by = {v: _moved(a, segment.types[v].dtype, by, draw) for v, a in given.items()}
-        mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number), narrow, terms)
+        mover = _Mover(segment, draw, {0: 1.0, 1: -1.0}.get(number), narrow, mixed, terms)
         try:
             moved, found = run_graph(watched, moved_by, float64=True, chosen=mover)
         except CompilerError:
@@ -199,6 +202,7 @@ class _Mover:
         draw: NormalPool,
         sign: float | None,
         narrow: DType | None,
+        mixed: bool,
         terms: dict[str, np.ndarray],
     ) -> None:
         """`terms` keeps the sums of magnitudes, which a rounding hardly moves, by result."""
@@ -207,6 +211,7 @@ class _Mover:
         self._draw = draw
         self._sign = sign
         self._narrow = narrow
+        self._mixed = mixed
 
     def __call__(
         self, node: Node, operands: Sequence[np.ndarray], result: np.ndarray
@@ -228,7 +233,10 @@ class _Mover:
         if operator.kind is OpKind.CONTRACTION and all(a.dtype.kind == "f" for a in operands):
             if node.output not in self._terms:
                 magnitudes = [np.abs(each) for each in operands]
-                self._terms[node.output] = operator.reference(magnitudes, node.attrs)
+                sums = operator.reference(magnitudes, node.attrs)
+                if self._mixed:
+                    sums = np.full_like(sums, _largest(sums))
+                self._terms[node.output] = sums
             by = np.maximum(by, TERMS_MOVED_BY * self._terms[node.output])
         moved: np.ndarray = result + by * self._draw(result.shape)
         return moved

@@ -19,6 +19,11 @@ from tilewright.tuner.tasks import Task
 TRANSFORMING = frozenset({"winograd", "strassen", "strassen2"})
 """Algorithms that execute other operations than the workload's definition names."""
 
+MIXING = frozenset({"strassen", "strassen2"})
+"""Those that add up rows and columns which the definition keeps apart. Their errors are relative to
+the largest element of a whole matrix, not of a row or column (Higham, Accuracy and Stability of
+Numerical Algorithms, 23.2.2)."""
+
 
 def workload_name(workload: Workload) -> str:
     """A name for people: "conv 3x3 /2 +add +relu 64x56x56"; index maps are left out."""

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.graphs import Maker
-from tilewright.compiler import ops
+from tilewright.compiler import driver, ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
@@ -22,11 +22,12 @@ from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import KernelStep
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Program
+from tilewright.compiler.targets.target import resolve_target
 from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from tilewright.service.jobs.device import Checked
 from tilewright.service.jobs.loadables import at_sizes, of_compiled
 from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.observation import Observation, Written, written
+from tilewright.service.jobs.observation import Observation, Written, written, written_by
 from tilewright.service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
 from tilewright.service.jobs.ties import jumps
 from tilewright.service.jobs.verification import verify_program
@@ -49,12 +50,14 @@ class Played(Observation):
         seen: tuple[str, ...],
         changes: Mapping[str, Change] | None = None,
         honest: bool = True,
+        mixed: frozenset[str] = frozenset(),
     ) -> None:
         self.honest = honest
         self.graph = graph
         self.made: dict[str, np.ndarray] = {}
         place = BufferRef(BufferSpace.ARENA, 0)
         self.written = {v: Written(v, graph.types[v], Placement(), 0, place) for v in seen}
+        self.mixed = mixed
 
         def change(node: Node, operands: Any, result: np.ndarray) -> np.ndarray:
             changed: np.ndarray = (changes or {}).get(node.output, np.asarray)(result)
@@ -104,6 +107,38 @@ def test_what_is_right_is_compared() -> None:
     assert (found.compared, found.written) == (3, 3)
     assert found.excused <= 1  # the tie: the reference divides in float64
     assert found.worst < 5e-6
+
+
+def test_strassen_rounds_large_rows_into_small_ones_and_others_do_not() -> None:
+    """The first operand has one row of numbers, the second one column of zeros."""
+    rng, m = np.random.default_rng(2), Maker()
+    x, weights = m.input("x", 64, 512), rng.standard_normal((512, 32)).astype(np.float32)
+    weights[:, 3] = 0.0
+    bias = m.constant("bias", np.full(32, 1e-3, np.float32))
+    m("relu", m("add", m("matmul", x, m.constant("w", weights)), bias), name="y")
+    graph = m.graph("y")
+    inputs = {"x": np.zeros((64, 512), np.float32)}
+    inputs["x"][0] = rng.standard_normal(512)
+    place = 33 * 32 + 3
+    changes = {"y": at(place, 1e-6)}
+    with pytest.raises(WrongProgramError, match="1 of its 2048 elements"):
+        certify(graph, inputs, Played(graph, inputs, (), changes), {"y": "y"})
+    seen = Played(graph, inputs, (), changes, mixed=frozenset({"y"}))
+    assert certify(graph, inputs, seen, {"y": "y"}).excused == 1
+    seen = Played(graph, inputs, (), {"y": at(place, 1e-4)}, mixed=frozenset({"y"}))
+    with pytest.raises(WrongProgramError):
+        certify(graph, inputs, seen, {"y": "y"})
+
+
+@pytest.mark.parametrize(("limit", "mixes"), [(None, True), (4 * 256 * 256, False)])
+def test_kernels_that_mix_rows_are_known_by_their_algorithm(limit: int | None, mixes: bool) -> None:
+    m, target = Maker(), resolve_target("neoverse-n1")
+    product = m("matmul", m.input("x", 128, 256), m.weight("w", 256, 256), name="y")
+    plan = driver.make_plan(driver.optimise(m.graph(product), target), target)
+    compiled = build_program(plan, None, target, 1, weight_limit_bytes=limit)
+    loadable = of_compiled(compiled)
+    assert bool(loadable.mixing) is mixes
+    assert written_by(plan, compiled.program, loadable.mixing) == ({"y"} if mixes else set())
 
 
 def test_a_tie_may_fall_either_way_and_nothing_else_may() -> None:
