@@ -23,12 +23,14 @@ from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin
 from tilewright.compiler import driver
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.compiler.targets.target import Target, host_target
+from tilewright.compiler.targets.host import host_target
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.measure.oracle import input_specs
 
 Arrays = Mapping[str, np.ndarray]
@@ -67,7 +69,7 @@ def model_errors(name: str) -> list[ModelError]:
     theirs = _largest(_onnxruntime(model, feeds), exact)
     found = []
     for numerics in MODES:
-        executable = driver.compile_model(model, numerics=numerics)
+        executable = compile_model(model, numerics=numerics)
         ours = _largest(executable.run(feeds), exact)
         found.append(ModelError(name, numerics, ours, theirs))
     return found

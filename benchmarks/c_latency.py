@@ -36,7 +36,7 @@ from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 NAME = "c-latency"
 SOURCE = Path(__file__).with_name("c_turns.c")

@@ -26,7 +26,8 @@ from tilewright.compiler import driver
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.analysis.accesses import KINDS, OperationKind
 from tilewright.tuner.analysis.compute_costs import compute_costs
 

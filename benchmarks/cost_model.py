@@ -29,7 +29,7 @@ from benchmarks.cost_model_collect import collect, database
 from benchmarks.cost_model_tasks import families
 from benchmarks.report import Origin, write_result
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.engine import open_engine
 from tilewright.db.migrate import upgrade
 from tilewright.db.stores.records import SqlRecordStore

@@ -18,7 +18,8 @@ from benchmarks.cost_model_tasks import families
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.engine import open_engine
 from tilewright.db.migrate import upgrade
 from tilewright.db.stores.records import SqlRecordStore

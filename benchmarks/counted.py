@@ -35,7 +35,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 NAME = "counted"
 MODELS = ("mobilenetv2", "mobilenetv2-qdq", "minilm-l6-128", "resnet50")

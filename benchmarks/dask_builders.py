@@ -21,7 +21,7 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from tilewright.compiler.graph.text import parse_graph
 from tilewright.compiler.plan.workload import make_workload
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.model_tasks import task_of
 from tilewright.tuner.measure.builder import Built, ProcessBuilder
 from tilewright.tuner.measure.dask_builder import DaskBuilder

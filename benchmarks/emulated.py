@@ -36,7 +36,8 @@ from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder, build_program
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 NAME = "emulated"
 MACHINES = {each.name: each for each in (HASWELL, CORTEX_A72, CORTEX_A15, RISCV64)}

@@ -125,7 +125,7 @@ def load_untuned(
 ) -> Run:
     """Tilewright with every workload's default schedule, beside an artifact for its target."""
     import tilewright
-    from tilewright.compiler.targets.target import host_target
+    from tilewright.compiler.targets.host import host_target
 
     target = "host"
     if (manifest := Path(schedules) / "manifest.json").exists():

@@ -27,7 +27,7 @@ from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.tasks import make_task

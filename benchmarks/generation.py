@@ -33,7 +33,7 @@ from benchmarks.report import Origin, markdown_table, rows_json
 from benchmarks.transformer import GPT2_VOCABULARY
 from tilewright.compiler.runtime import verify
 from tilewright.compiler.runtime.speeds import Probes
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.measure.roofline import loaded_probes
 
 LARGEST_ERROR = 1e-3

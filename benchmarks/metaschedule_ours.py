@@ -19,7 +19,7 @@ from benchmarks.metaschedule_runs import tell
 from tilewright.compiler import driver
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.events import Ended

@@ -26,7 +26,7 @@ from benchmarks.models import build
 from benchmarks.open_models import open_bert, opened
 from benchmarks.race import LARGEST_ERROR, RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 Feeds = Mapping[str, Any]
 

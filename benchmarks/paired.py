@@ -23,13 +23,14 @@ from benchmarks.engines import load_openvino
 from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
 from tilewright.compiler import driver
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.local_runner import LocalRunner
@@ -204,7 +205,7 @@ def onnxruntime_run(model: Any, feeds: Arrays) -> Run:
 
 def tilewright_run(model: Any, feeds: Arrays, schedules: ScheduleSource | None) -> Run:
     """Tilewright on one thread, called as Python users call it."""
-    executable = driver.compile_model(model, schedules=schedules)
+    executable = compile_model(model, schedules=schedules)
     inputs = dict(feeds)
     return lambda: executable.run(inputs)
 

@@ -5,7 +5,7 @@ Speeds of kernels are given as shares of it.
 
 from __future__ import annotations
 
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.measure.roofline import peak_flops
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, rows_json
 from tests.differential.reference import evaluator
 from tests.differential.test_quantised import KINDS, drawn
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from benchmarks.search_tables import (
 from benchmarks.warm import FirstPicks, base_model, first_picks
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.worker.facts import device_facts
 from tilewright.tuner.forecast import ForecastError
 from tilewright.tuner.measure.builder import ProcessBuilder

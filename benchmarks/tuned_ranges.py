@@ -24,7 +24,7 @@ from benchmarks.open_models import open_bert
 from benchmarks.open_sizes import Feeds, seconds_of, tokens
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 TARGET = "x86-64-v3"
 

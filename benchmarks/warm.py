@@ -18,7 +18,7 @@ from benchmarks.cost_model_tasks import families
 from benchmarks.search_tables import Table
 from tilewright.compiler.plan import costs
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import XGBoostModel

@@ -37,7 +37,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import write_wasm_module
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime import verify
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 PEER = "onnxruntime-web"
 TENSORFLOW = "TensorFlow.js"

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.compiler.api import compile_model
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.link import LinkerError
 from tilewright.compiler.dtypes import DType
@@ -48,9 +47,8 @@ from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.artifacts import save_artifact
-from tilewright.compiler.program.build import build_kernel, lower_workload
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder, build_program
-from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
+from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.program.sliced_batch import (
     LEAST_BATCH,
     has_plain_ports,
@@ -75,7 +73,7 @@ from tilewright.compiler.sizes.ranges import (
     within_defaults,
 )
 from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS, Stager
-from tilewright.compiler.targets.local import check_runs_here
+from tilewright.compiler.targets.host import check_runs_here
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
@@ -459,27 +457,3 @@ def _executable(
             save_artifact({(): plan}, builder, into, ports, timings, load)
             return loaded.pop()
     return load_program(builder.build(plan, spare), options.threads, timings)
-
-
-__all__ = [
-    "CompileOptions",
-    "KernelCache",
-    "ProgramBuilder",
-    "ScheduleSource",
-    "build_kernel",
-    "build_program",
-    "check_numerics",
-    "check_precision",
-    "compile_model",
-    "compile_plan",
-    "compile_read",
-    "compile_whole",
-    "compile_with",
-    "load_for",
-    "load_graph",
-    "load_program",
-    "lower_workload",
-    "make_plan",
-    "optimise",
-    "reading",
-]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.native import check_threads
-from tilewright.compiler.targets.local import check_runs_here
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import check_runs_here, resolve_target
+from tilewright.compiler.targets.target import Target
 
 if TYPE_CHECKING:
     from typing import TypeAlias

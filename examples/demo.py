@@ -42,7 +42,7 @@ from examples.demo_view import (
     task_table,
     verdict,
 )
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from tilewright.service.archive import unpack
 from tilewright.service.client import Client, ClientError

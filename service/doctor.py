@@ -56,7 +56,8 @@ def _compiler() -> DeviceFinding:
         from llvmlite.binding import llvm_version_info
         from onnx import TensorProto, helper
 
-        from tilewright.compiler.driver import CompileOptions, compile_with
+        from tilewright.compiler.driver import compile_with
+        from tilewright.compiler.options import CompileOptions
     except ImportError as error:
         do = "pip install 'tilewright[compiler]'; a worker needs neither"
         return DeviceFinding("compiler", Grade.POOR, f"no '{error.name}': nothing compiles", do)

@@ -37,7 +37,8 @@ from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.runtime.packing import make_weight, pack, unpack
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import at, replaced
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 Numbers = np.random.Generator

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from tilewright.compiler.driver import CompileOptions, compile_whole
+from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import (
     CompilerError,
     InvalidInputError,
@@ -17,6 +17,7 @@ from tilewright.compiler.errors import (
     UnsupportedOperatorError,
 )
 from tilewright.compiler.frontend.model_file import NEWEST_OPSET
+from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable
 
@@ -153,7 +154,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightRep:
-        """Compile a model; `kwargs` are `compiler.driver.CompileOptions`.
+        """Compile a model; `kwargs` are `compiler.options.CompileOptions`.
 
         Raises:
             CompilerError: if the device is not this machine's CPU, or the model does not compile.

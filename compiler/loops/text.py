@@ -46,10 +46,7 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term, number_text, sum_text
 from tilewright.compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.tokens import RESERVED
-
-__all__ = ["parse_nest", "print_nest"]
 
 
 def print_nest(nest: LoopNest) -> str:

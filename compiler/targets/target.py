@@ -7,7 +7,6 @@ themselves: adding a family is adding a file. `detection.py` finds the target of
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -310,34 +309,6 @@ def _key(target: Target) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resolve_target(name: str) -> Target:
-    """The target of this name: `host`, a described one, or either with narrower vectors.
-
-    Args:
-        name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
-
-    Raises:
-        UnknownTargetError: if no description has the name, it has no such vectors, or `host` is
-            asked for on a machine that no family describes.
-    """
-    base, colon, bits = name.partition(":")
-    if base == "host":
-        target = host_target()
-    elif base in (known := known_targets()):
-        target = known[base]
-    else:
-        near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise UnknownTargetError(
-            f"unknown target '{base}': {hint}`tilewright targets` lists all {len(known)}"
-        )
-    if not colon:
-        return target
-    if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
-        raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
-    return target.narrowed(int(bits))
-
-
 @cache
 def _core(target: Target) -> CoreModel:
     family = target.family
@@ -348,29 +319,3 @@ def _core(target: Target) -> CoreModel:
 def known_targets() -> Mapping[str, Target]:
     """Every described target by its name."""
     return {target.name: target for family in families() for target in family.targets}
-
-
-@cache
-def host_target() -> Target:
-    """The target of this machine, with the features that its CPU and operating system allow.
-
-    LLVM is asked where it is installed and knows this CPU; else the best described target is taken.
-
-    Raises:
-        UnknownTargetError: if no family describes this machine.
-    """
-    # Imported late: `detection` imports this module, and llvmlite is an extra.
-    from tilewright.compiler.targets.detection import best_target, this_device
-
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return best_target(this_device())[0]
-    triple = llvm.get_process_triple()
-    family = family_of(triple.partition("-")[0])
-    if family is None or family.detect is None:
-        return best_target(this_device())[0]
-    features = dict(llvm.get_host_cpu_features())
-    present = [name for name, has in features.items() if has]
-    features |= dict.fromkeys(family.refused(present), False)
-    return family.detect(triple, llvm.get_host_cpu_name(), features)

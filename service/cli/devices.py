@@ -36,7 +36,7 @@ def devices(
     """
     from tilewright.compiler.errors import UnknownTargetError
     from tilewright.compiler.targets.detection import named_device
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
     from tilewright.service.client import Client, ClientError
     from tilewright.service.embedded import client_token
     from tilewright.service.worker.condition import device_condition

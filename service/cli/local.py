@@ -180,7 +180,7 @@ def compile_(
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
     from tilewright.compiler.program.kernels import KernelCache
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import settled_line, timings_table

@@ -40,7 +40,7 @@ def device_for(
         UserError: if the worker is away, or does not run the target.
         UnknownTargetError: if there is no such worker or target.
     """
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
     from tilewright.db.stores.workers import Health
     from tilewright.service.jobs.addressee import resolve_worker, target_of_key
     from tilewright.service.jobs.given_inputs import NONE_GIVEN

@@ -28,7 +28,8 @@ def targets(as_json: JsonOption = False) -> None:
     """
     from tilewright.compiler.errors import UnknownTargetError
     from tilewright.compiler.targets.detection import best_target, can_run, named_device
-    from tilewright.compiler.targets.target import known_targets, resolve_target
+    from tilewright.compiler.targets.host import resolve_target
+    from tilewright.compiler.targets.target import known_targets
 
     facts = named_device()
     listed = [

@@ -77,7 +77,7 @@ def tune(
     """
 
     from tilewright.compiler.runtime.artifact_writer import check_destination
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
     from tilewright.service.api.views import task_view
     from tilewright.service.cli.tune_view import tell, watching

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.compiler.errors import UnknownTargetError
-from tilewright.compiler.targets.target import Target, known_targets, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target, known_targets
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.workers import Health, RegisteredWorker

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import write_wasm_module
 from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.program.kernels import ScheduleSource
+from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
@@ -39,7 +38,7 @@ def deliver(
     *,
     pad: bool = False,
     timings: Timings | None = None,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     check: Callable[[LoadableOf], object] = lambda made: None,
 ) -> None:
     """Compile one model to what its target's users load: a folder, there whole or not at all.

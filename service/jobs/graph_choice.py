@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
@@ -79,7 +80,7 @@ def choose_plan(
     job_id: str,
     token: CancelToken,
     references: ReferenceCache,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
     share: float = SHARE,
     clock: Callable[[], float] = time.monotonic,
@@ -191,7 +192,7 @@ def confirm_plan(
     tune: Callable[[list[Task], JobBudget], Finished],
     *,
     job_id: str,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> Planned:
     """The plan to serve once the kernels of the chosen one are tuned.
@@ -284,7 +285,7 @@ def race_plans(
     target: Target,
     device: Device,
     stopped: Callable[[], bool] = lambda: False,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> Race:
     """Compile plans of one model with what is known, and run each interleaved with the rule's.
@@ -295,7 +296,7 @@ def race_plans(
         CompilerError: if a workload does not compile.
         DeviceError: if the device cannot run them.
     """
-    builder = driver.ProgramBuilder(
+    builder = ProgramBuilder(
         storage.records,
         target,
         request.threads,

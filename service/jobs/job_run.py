@@ -13,7 +13,8 @@ from typing import Any
 import structlog
 
 from tilewright.compiler.errors import CompilerError, memory_text
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage

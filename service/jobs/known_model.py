@@ -17,6 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.ports import Sizes
@@ -25,7 +26,7 @@ from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import SizeRange
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
 from tilewright.service.jobs.no_regret import Settled, settle
@@ -84,7 +85,7 @@ class KnownModel:
         )
         return driver.compile_with(
             self._source,
-            driver.CompileOptions(
+            CompileOptions(
                 threads=self.threads,
                 dims=dims or {},
                 schedules=self,

@@ -8,7 +8,8 @@ from typing import Any
 
 import structlog
 
-from tilewright.compiler import driver
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.service.jobs.device import Device, DeviceError, Variant
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled
@@ -63,7 +64,7 @@ class Latency:
 def latencies(
     settled: Settled,
     device: Device,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> tuple[Latency, ...]:
     """The latency at each hint, of the first `MOST_TIMED`; none if the device does not run it.
@@ -81,7 +82,7 @@ def latencies(
         return (Latency.of(sizes[0], verdict.untuned_seconds, served),)
     if not device.runs(first.target):
         return ()
-    builder = driver.ProgramBuilder(
+    builder = ProgramBuilder(
         FixedSchedules({}),
         first.target,
         first.threads,
@@ -117,7 +118,7 @@ def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
 
 
 def _variants(
-    planned: Sequence[Planned], builders: Sequence[driver.ProgramBuilder]
+    planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
 ) -> Iterator[tuple[Sizes, list[Variant]]]:
     """The programs of each builder at each of the first sizes; made when it is their turn."""
     sizes = iter(_sizes(planned)[:MOST_TIMED])

@@ -13,7 +13,7 @@ from tilewright.compiler.errors import OutOfMemoryError
 from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.device import DeviceFacts
-from tilewright.compiler.targets.local import runs_here
+from tilewright.compiler.targets.host import runs_here
 from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
 from tilewright.service.jobs.device import Checked, DeviceError, Loadable, Variant

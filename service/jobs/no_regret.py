@@ -23,10 +23,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from tilewright.compiler import driver
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.db.standing import Backing, Standing
@@ -149,7 +150,7 @@ def settle(
     device: Device | None = None,
     *,
     job_id: str = "",
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
 ) -> Settled:
     """The schedules to build a model from: records, or defaults if records did not win end to end.
@@ -193,7 +194,7 @@ def _verdict(
     storage: Storage,
     device: Device | None,
     job_id: str,
-    kernels: driver.KernelCache | None,
+    kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
     """What an earlier race of these records found, or one that is run now."""
@@ -283,14 +284,14 @@ class _Programs:
         self,
         planned: Sequence[Planned],
         schedules: Mapping[str, Schedule],
-        kernels: driver.KernelCache | None,
+        kernels: KernelCache | None,
         limit: int | None,
     ) -> None:
         self._planned = planned
         self.tuned = schedules
         first = planned[0]
         self._threads = first.threads
-        self._builder = driver.ProgramBuilder(
+        self._builder = ProgramBuilder(
             FixedSchedules({}), first.target, first.threads, first.numerics, limit, kernels=kernels
         )
 
@@ -358,7 +359,7 @@ def _is_sure(record: TuningRecord) -> bool:
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
 
-def _variant(builder: driver.ProgramBuilder, planned: Sequence[Planned]) -> Variant:
+def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
     """The model at each of its sizes, or at those drawn of its ranges, as a builder compiles it."""
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [

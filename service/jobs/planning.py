@@ -27,7 +27,8 @@ from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
 from tilewright.compiler.sizes.ranges import SizeRange, default_ranges, within_defaults
 from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.fitted_ranges import FittedRanges
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent

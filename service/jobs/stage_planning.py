@@ -15,13 +15,15 @@ from tilewright.compiler.frontend.dimensions import check_dims, free_dimensions,
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.stages import DataCut, DataStage
 from tilewright.compiler.sizes import OpenSizeError, open_size, typical
 from tilewright.compiler.sizes.hinted_ranges import as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import default_range, default_ranges
 from tilewright.compiler.specialise.enumerate import make_foreseen
 from tilewright.compiler.specialise.jit import RestCut, Stager
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.given_inputs import most_frequent
 from tilewright.service.jobs.planning import (
@@ -43,7 +45,7 @@ def plan_programs(
     dims: Mapping[str, Sequence[SizeChoice]],
     observer: Observer | None = None,
     timings: Timings | None = None,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
     """The plans of all programs of a model: `plan_sizes`, or `plan_stages` if it must be cut.
 
@@ -94,7 +96,7 @@ def plan_stages(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     timings: Timings | None = None,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
     """A plan for each stage that can be foreseen, in the order of their numbers.
 
@@ -130,7 +132,7 @@ def _beginning(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     timings: Timings | None,
-    kernels: driver.KernelCache | None,
+    kernels: KernelCache | None,
     *,
     build: bool,
 ) -> tuple[Stager[Planned], RestCut[Planned]]:
@@ -159,9 +161,7 @@ def _beginning(
     request = replace(request, dims=given, target=target)
 
     def compiling() -> Callable[[Graph, bool], Planned]:
-        builder = driver.ProgramBuilder(
-            None, target, request.threads, request.numerics, kernels=kernels
-        )
+        builder = ProgramBuilder(None, target, request.threads, request.numerics, kernels=kernels)
 
         def planned(graph: Graph, each_size: bool) -> Planned:
             optimised = optimise(graph, target, request.numerics, None, timings, request.precision)

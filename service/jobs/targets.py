@@ -8,7 +8,8 @@ from typing import Any
 from tilewright.compiler.errors import UnknownTargetError
 from tilewright.compiler.targets.detection import best_target, can_run, this_device
 from tilewright.compiler.targets.device import DeviceFacts
-from tilewright.compiler.targets.target import Target, host_target, known_targets, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import Target, known_targets
 from tilewright.db.storage import Storage
 
 _VECTOR_BITS = (128, 256, 512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.compiler import driver
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.loadables import of_compiled
@@ -31,7 +31,7 @@ def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> Mo
         CompilerError: if a workload does not compile.
         DeviceError: if the device cannot run it.
     """
-    builder = driver.ProgramBuilder(schedules, served.target, served.threads, served.numerics)
+    builder = ProgramBuilder(schedules, served.target, served.threads, served.numerics)
     builder.reserve([served.served_plan], spare=2)
     programs = [
         [of_compiled(one) for one in served.programs(each.build(served.served_plan))]

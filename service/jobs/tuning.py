@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright.compiler import driver
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.program.builder import CompiledProgram
-from tilewright.compiler.program.kernels import ScheduleSource
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
@@ -109,7 +108,7 @@ def build_artifact(
     *,
     pad: bool = False,
     timings: Timings | None = None,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes: an artifact folder.
@@ -137,7 +136,7 @@ def build_for_c(
     schedules: ScheduleSource,
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
-    kernels: driver.KernelCache | None = None,
+    kernels: KernelCache | None = None,
 ) -> CompiledProgram:
     """Compile one model at one size, or for its ranges, to what a C library is made of.
 
@@ -153,9 +152,9 @@ def _builder(
     schedules: ScheduleSource,
     weight_limit_bytes: int | None,
     timings: Timings | None,
-    kernels: driver.KernelCache | None = None,
-) -> driver.ProgramBuilder:
-    return driver.ProgramBuilder(
+    kernels: KernelCache | None = None,
+) -> ProgramBuilder:
+    return ProgramBuilder(
         schedules,
         planned.target,
         planned.threads,
@@ -167,21 +166,21 @@ def _builder(
 
 
 def check_weight_limit(
-    planned: Sequence[Planned], limit: int, kernels: driver.KernelCache | None = None
+    planned: Sequence[Planned], limit: int, kernels: KernelCache | None = None
 ) -> None:
     """Raises CompilerError if the packed weights of the untuned programs do not fit a limit."""
     first = planned[0]
-    builder = driver.ProgramBuilder(
+    builder = ProgramBuilder(
         None, first.target, first.threads, first.numerics, limit, kernels=kernels
     )
     builder.reserve([each.served_plan for each in planned])
 
 
-def check_ranges(planned: Sequence[Planned], kernels: driver.KernelCache | None = None) -> None:
+def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
     """Raises CompilerError if a kernel that has to serve a range of sizes has no schedule."""
     for each in planned:
         if each.open is not None:
-            builder = driver.ProgramBuilder(
+            builder = ProgramBuilder(
                 None, each.target, each.threads, each.numerics, kernels=kernels
             )
             builder.build(each.open.plan)

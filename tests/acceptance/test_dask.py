@@ -17,7 +17,7 @@ from benchmarks.dask_cluster import Cluster, until
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
 from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job

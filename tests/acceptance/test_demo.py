@@ -15,7 +15,7 @@ from tilewright.compiler.driver import load_graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.targets.families import family_of
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 

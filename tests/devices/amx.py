@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.devices.packages import UnavailableError
 from tests.kernels import guarded_calls
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 SOURCE = Path(__file__).parent / "amx_emulator.c"
 FEATURES = ("+amx-bf16", "+amx-int8", "+amx-tile")

@@ -49,7 +49,7 @@ from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store,
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 

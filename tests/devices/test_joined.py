@@ -14,7 +14,7 @@ from tests.unit.codegen.test_joined import SPECIAL, pointwise
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 

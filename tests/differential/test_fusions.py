@@ -24,7 +24,8 @@ from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.plan import GraphPlan, KernelStep
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 HOST = resolve_target("host")
 LANES = HOST.lanes(DType.FLOAT32)

@@ -16,7 +16,7 @@ import pytest
 from onnx import ModelProto, helper
 
 from tests.differential.test_quantised import BYTES, Model
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 DRAWS = 6
 """Models of each kind."""

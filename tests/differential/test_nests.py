@@ -18,7 +18,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.layout import Layout, blocked
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Boundary, Cut, cut_workload
@@ -27,7 +28,8 @@ from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("x86-64-v4", "x86-64-v3", "aarch64")

@@ -18,7 +18,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.examples import examples
-from tilewright.compiler import driver
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime.sized import SizedExecutable
 
 Shape = tuple[int | str, ...]
@@ -283,7 +283,7 @@ CASES = (
 def test_one_program_is_right_at_every_size(case: Case) -> None:
     model = case.model()
     ranges = {name: f"{low}..{high}" for name, (low, high) in case.ranges.items()}
-    executable = driver.compile_model(model, dims=ranges)
+    executable = compile_model(model, dims=ranges)
     assert isinstance(executable, SizedExecutable)
     assert executable.ranged is not None, executable.reason
     oracle = onnxruntime.InferenceSession(model.SerializeToString())

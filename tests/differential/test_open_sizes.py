@@ -25,7 +25,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
 CASES = 2

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks import models
-from tilewright.compiler.driver import compile_model, load_graph, optimise
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import load_graph, optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.runtime.verify import compare
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 STEP = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 MODELS = ("mobilenetv2", "squeezenet", "minilm-l6-128")

@@ -17,9 +17,10 @@ import pytest
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from tests.differential.reference import evaluator
-from tilewright.compiler.driver import compile_model, load_graph, optimise
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import load_graph, optimise
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

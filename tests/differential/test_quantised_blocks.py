@@ -9,7 +9,8 @@ import pytest
 
 from tests.differential.reference import evaluator
 from tests.differential.test_quantised import BYTES, BYTES_TARGET, Model
-from tilewright.compiler.driver import compile_model, load_graph, optimise
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import load_graph, optimise
 
 KINDS = (*BYTES, np.int16, np.uint16)
 

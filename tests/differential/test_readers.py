@@ -26,7 +26,7 @@ from tests.opened import dims_of, open_dimensions
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import ModelWarning
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 PLANNED, RUN = 120, 10
 CODED = 8

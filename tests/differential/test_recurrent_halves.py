@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 STEPS, BATCH, WIDTH, HIDDEN = 90, 2, 16, 24
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -27,7 +27,8 @@ from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.schedule.templates import templates
 from tilewright.compiler.schedule.templates.winograd_analysis import analyse
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 CASES = 4
 """Workloads of a family at each width, per hundred examples."""

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 

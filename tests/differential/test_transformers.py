@@ -13,7 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from benchmarks import models
 from tests.kernels import HOST, WIDTHS
-from tilewright.compiler.driver import compile_model, load_graph, make_plan, optimise
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import load_graph, make_plan, optimise
 
 VOCABULARY = models.BERT_VOCABULARY
 

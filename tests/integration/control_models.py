@@ -17,7 +17,7 @@ from tilewright.compiler.graph.text import parse_graph, print_graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node

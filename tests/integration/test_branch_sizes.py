@@ -8,7 +8,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stages import StagedExecutable
 

@@ -27,7 +27,8 @@ from tests.integration.control_models import (
     node,
     within,
 )
-from tilewright.compiler.driver import compile_model, load_graph
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import load_graph
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.graph.ir import attr
 from tilewright.compiler.runtime.executable import Executable

@@ -16,28 +16,22 @@ import pytest
 from benchmarks.open_models import open_bert
 from tests.guarded_programs import GuardedExecutable
 from tests.kernels import in_child
-from tilewright.compiler.driver import (
-    ProgramBuilder,
-    load_graph,
-    load_program,
-    make_plan,
-    optimise,
-    save_artifact,
-)
+from tilewright.compiler.driver import load_graph, load_program, make_plan, optimise
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.program.builder import CompiledProgram
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.program import SizeBranch
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes.ranges import parse_range
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service import cli
 
 SIZES = (1, 2, 3, 15, 16, 17, 37, 127, 128, 129, 200)

@@ -18,12 +18,14 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.passes.pipeline import PASSES
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.build import build_kernel
 from tilewright.compiler.program.builder import ProgramBuilder, build_program
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.kernel import BufferRole
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
-from tilewright.compiler.targets.target import Target, host_target, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 
 # Sums of up to 576 float32 products in another order than ONNX Runtime's, and Winograd's F(4),
@@ -175,7 +177,7 @@ def test_an_artifact_gives_the_same_bits(
     model: onnx.ModelProto, image: np.ndarray, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "artifact")
     (loaded,) = tilewright.load_artifact(tmp_path / "artifact").run({"x": image})
     (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
     assert np.array_equal(loaded, compiled)
@@ -198,8 +200,7 @@ def test_objects_are_those_of_kernels_built_one_by_one(model: onnx.ModelProto) -
     """In the plan's order, whichever of the threads is faster."""
     plan, target = planned(model)
     alone = [
-        driver.build_kernel(w, next(untuned_schedules(w, target)), target).object
-        for w, _ in plan.tasks()
+        build_kernel(w, next(untuned_schedules(w, target)), target).object for w, _ in plan.tasks()
     ]
     for _ in range(3):
         assert list(build_program(plan, None, target).objects) == alone
@@ -219,7 +220,7 @@ def test_a_plan_that_failed_leaves_the_builder_as_it_was(model: onnx.ModelProto)
                 raise CompilerError("gone")
             return None
 
-    builder = driver.ProgramBuilder(Failing(), target)
+    builder = ProgramBuilder(Failing(), target)
     with pytest.raises(CompilerError, match="gone"):
         builder.build(plan)
     assert builder.build(plan).objects == build_program(plan, None, target).objects
@@ -230,7 +231,7 @@ def test_builders_with_other_schedules_share_what_is_equal(model: onnx.ModelProt
     (first, _), *_ = plan.tasks()
     other = Fixed({first.key: schedule_space(first, target).points[-1]})
     timings = Timings()
-    builder = driver.ProgramBuilder(None, target, timings=timings)
+    builder = ProgramBuilder(None, target, timings=timings)
     builder.reserve([plan], spare=2)
     plain = builder.build(plan)
     changed = builder.variant(other).build(plan)
@@ -250,14 +251,14 @@ def test_an_artifact_of_kernels_that_are_there_is_the_same_to_the_byte(
     model: onnx.ModelProto, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "alone")
-    kernels = driver.KernelCache()
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "alone")
+    kernels = KernelCache()
     (first, _), *_ = plan.tasks()
     other = Fixed({first.key: schedule_space(first, target).points[-1]})
     for source in (other, None):
-        driver.ProgramBuilder(source, target, kernels=kernels).build(plan)
+        ProgramBuilder(source, target, kernels=kernels).build(plan)
     timings = Timings()
-    builder = driver.ProgramBuilder(None, target, timings=timings, kernels=kernels)
+    builder = ProgramBuilder(None, target, timings=timings, kernels=kernels)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "shared")
     assert not {"lower", "LLVM codegen"} & {stage.stage for stage in timings.stages}
     names = {path.name for path in (tmp_path / "alone").iterdir()}
@@ -300,7 +301,7 @@ def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
         driver.load_graph(model, timings=timings), host_target(), timings=timings
     )
     plan = driver.make_plan(graph, target, timings=timings)
-    builder = driver.ProgramBuilder(None, target, timings=timings)
+    builder = ProgramBuilder(None, target, timings=timings)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)
     seconds = {stage.stage: stage.seconds for stage in timings.stages}
     beside = {"LLVM parse", "LLVM codegen"}

@@ -17,7 +17,8 @@ from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright.compiler.driver import CompileOptions, compile_with
+from tilewright.compiler.driver import compile_with
+from tilewright.compiler.options import CompileOptions
 from tilewright.service.cli import run as run_cli
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright import load_artifact
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
 from tilewright.service.jobs.local_device import LocalDevice

@@ -19,7 +19,7 @@ from tests.guarded_programs import GuardedExecutable
 from tests.integration.test_open_bodies import CASES as BODIES
 from tests.integration.test_open_bodies import opened as opened_body
 from tests.kernels import in_child
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime import executable
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable

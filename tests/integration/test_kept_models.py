@@ -15,10 +15,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
-from tilewright.compiler.driver import CompileOptions, compile_with, make_plan
+from tilewright.compiler.driver import compile_with, make_plan
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
 from tilewright.compiler.frontend.model_file import read_model, with_tensors
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
 from tilewright.compiler.runtime.executable import Executable
@@ -26,7 +27,7 @@ from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.specialise import store as kept_models
 from tilewright.compiler.specialise.cache_folder import KeptFolder
 from tilewright.compiler.specialise.store import ARTIFACT, KeptModels, own_folder
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

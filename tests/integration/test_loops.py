@@ -42,7 +42,7 @@ from tilewright.compiler.ops import loops
 from tilewright.compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 
 @pytest.mark.parametrize("threads", [1, 2])

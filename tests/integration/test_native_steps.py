@@ -22,8 +22,9 @@ from tilewright.compiler.graph.text import digest
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.program import NativeCall
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 
 def model(
@@ -117,7 +118,7 @@ np.savez(sys.argv[3], *found)
 def test_an_artifact_with_native_steps_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = detector(), host_target()
     plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
-    artifacts.save_artifact({(): plan}, driver.ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "artifact")
     np.save(tmp_path / "x.npy", image()["x"])
     files = [str(tmp_path / name) for name in ("artifact", "x.npy", "found.npz")]
     subprocess.run([sys.executable, "-c", ALONE, *files], check=True)

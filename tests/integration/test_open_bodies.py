@@ -25,7 +25,7 @@ from tests.integration.control_models import (
     scanning,
     within,
 )
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime.program import Branch, Instruction, Loop
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.sized import SizedExecutable

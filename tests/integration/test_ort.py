@@ -386,7 +386,8 @@ def test_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [2, "n"])
 def test_an_artifact_is_a_model_too(tmp_path: Path, rows: int | str) -> None:
-    from tilewright.compiler.driver import CompileOptions, compile_with
+    from tilewright.compiler.driver import compile_with
+    from tilewright.compiler.options import CompileOptions
 
     data = two_outputs(rows)
     compile_with(data, CompileOptions(dims={"n": "1..4"} if rows == "n" else {}), tmp_path / "a")

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.onnx_writer import OnnxWriter
 from tests.states import only_changed
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime.sized import SizedExecutable
 
 HEADS, SIZE = 2, 8

@@ -17,16 +17,17 @@ from onnx import TensorProto, helper
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
 from tests.states import only_changed
 from tilewright.compiler import driver
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.context import RunContext
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes.ranges import parse_range
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 LENGTH, WORDS = 32, 100
 SMALL: dict[str, dict[str, int]] = {
@@ -349,7 +350,7 @@ def test_an_artifact_of_ranges_keeps_growing_caches_in_place(tmp_path: Path) -> 
     dims = {"past": parse_range("past", "0..20"), "tokens": parse_range("tokens", "1..8")}
     plan = driver.make_plan(driver.optimise(driver.load_graph(model, dims), target), target)
     assert GraphPlan.from_json(plan.to_json(), plan.constants()).growing == plan.growing
-    builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
+    builder, ports = ProgramBuilder(None, target), model_ports(model.graph)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0, "growing"), *(feeds(1, past, "growing") for past in range(5, 14))]
     np.savez(tmp_path / "steps.npz", *(each["input_ids"] for each in given))
@@ -369,7 +370,7 @@ def test_an_artifact_generates_without_the_compiler(tmp_path: Path) -> None:
         )
         for tokens in (5, 1)
     }
-    builder, ports = driver.ProgramBuilder(None, target), model_ports(model.graph)
+    builder, ports = ProgramBuilder(None, target), model_ports(model.graph)
     artifacts.save_artifact(plans, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0), *(feeds(1, past) for past in range(5, 12))]
     arrays = {f"ids{n}": each["input_ids"] for n, each in enumerate(given)}

@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tilewright.compiler.driver import compile_model, compile_whole
+from tilewright.compiler.api import compile_model
+from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import (
     CompilerError,
     InvalidArgumentError,

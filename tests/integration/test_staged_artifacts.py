@@ -25,9 +25,9 @@ from tests.integration.test_staged import (
     marked,
     model,
 )
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.bindings.ort.description import numpy_type
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.driver import compile_model
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
 from tilewright.compiler.runtime.stages import StagedExecutable

@@ -17,7 +17,8 @@ from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.runtime.verify import tolerance_for
-from tilewright.compiler.targets.target import Target, host_target
+from tilewright.compiler.targets.host import host_target
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder, compile_with_compiler
 from tilewright.tuner.measure.local_runner import LocalRunner

@@ -45,8 +45,8 @@ INSIDE: dict[str, set[str]] = {
     "targets.device": {"errors", "targets.core_kinds", "targets.families"},
     "targets.families": {"errors", "dtypes", "targets.target"},
     "targets.granted_cores": {"targets.core_kinds", "targets.device"},
-    "targets.local": _BASE | {"targets.detection"},
-    "targets.target": _BASE | {"targets.detection"},
+    "targets.host": _BASE | {"targets.detection"},
+    "targets.target": {"errors", "dtypes", "targets.families"},
     "process": {"errors", "memo"},
     "graph": _BASE,
     "loops": _BASE | {"graph"},
@@ -138,8 +138,12 @@ def imports(name: str, *, everywhere: bool) -> set[str]:
     everywhere: also what functions import when they run. What stands under TYPE_CHECKING never
     runs; it counts as a dependency in the direction tests and not on the device.
     """
+    return _names(name, "everywhere" if everywhere else "at once")
+
+
+def _names(name: str, scope: str) -> set[str]:
     found: set[str] = set()
-    for base, names in _stated(name, modules()[name])[everywhere]:
+    for base, names in _stated(name, modules()[name])[scope]:
         base = base.removeprefix(PREFIX)
         inner = {f"{base}.{each}".removeprefix(PREFIX) for each in names}
         known = inner & modules().keys()
@@ -148,13 +152,14 @@ def imports(name: str, *, everywhere: bool) -> set[str]:
 
 
 @cache
-def _stated(name: str, path: Path) -> dict[bool, list[tuple[str, tuple[str, ...]]]]:
-    """By `everywhere`, what a module's import statements say: a module, and names from it."""
+def _stated(name: str, path: Path) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    """By scope, what a module's import statements say: a module, and names from it."""
     tree = ast.parse(path.read_text())
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    scopes = {"everywhere": ast.walk(tree), "run": _run(tree), "at once": _at_once(tree)}
     return {
-        everywhere: [each for node in statements for each in _imported(node, package)]
-        for everywhere, statements in ((True, ast.walk(tree)), (False, _at_once(tree)))
+        scope: [each for node in statements for each in _imported(node, package)]
+        for scope, statements in scopes.items()
     }
 
 
@@ -174,10 +179,21 @@ def _at_once(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        yield from _at_once(node)
+        if not _for_types(node):
+            yield node
+            yield from _at_once(node)
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """What runs when the module is imported, or when its functions are called."""
+    for node in ast.iter_child_nodes(tree):
+        if not _for_types(node):
+            yield node
+            yield from _run(node)
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
 def test_packages_are_imported_one_way() -> None:
@@ -230,6 +246,12 @@ def test_only_a_back_end_knows_itself() -> None:
     assert not wrong
 
 
+def test_no_imports_of_the_compiler_lead_in_a_circle() -> None:
+    """What functions import when they run counts; what is stated for types alone does not."""
+    inside = {name for name in modules() if name.startswith("compiler.")}
+    check_acyclic({name: _names(name, "run") & inside for name in inside})
+
+
 @pytest.mark.parametrize("package", ["compiler.codegen"])
 def test_modules_are_imported_in_no_circle(package: str) -> None:
     """What stands under TYPE_CHECKING or in a function counts too."""
@@ -254,6 +276,12 @@ def test_the_check_for_circles_sees_one(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(modules(), "compiler.codegen.cpu.ssa", path)
     with pytest.raises(pytest.fail.Exception, match=r"circle: .*codegen\.cpu\.ssa"):
         test_modules_are_imported_in_no_circle("compiler.codegen")
+    test_no_imports_of_the_compiler_lead_in_a_circle()
+    path = tmp_path / "lazy.py"
+    path.write_text("def f():\n    from tilewright.compiler.codegen.cpu.lower import lower_nest\n")
+    monkeypatch.setitem(modules(), "compiler.codegen.cpu.ssa", path)
+    with pytest.raises(pytest.fail.Exception, match=r"circle: .*codegen\.cpu\.ssa"):
+        test_no_imports_of_the_compiler_lead_in_a_circle()
 
 
 def test_the_runtime_uses_only_layouts_of_the_loop_ir() -> None:
@@ -357,9 +385,9 @@ def test_the_client_knows_the_schemas_and_how_to_show_them() -> None:
 
 
 COMPARES_WITH_THE_HOST = {
-    # what "host" means, and what this process can run
+    # the comparison, what "host" means, and what this process can run
     "compiler.targets.target",
-    "compiler.targets.local",
+    "compiler.targets.host",
     # "host" in the list of a worker on a machine like the service's
     "service.jobs.targets",
 }
@@ -373,7 +401,7 @@ def test_only_the_local_device_compares_a_target_with_this_host() -> None:
         words = set(re.findall(r"\w+", path.read_text()))
         if words & {"host_target", "runs_on"}:
             compares.add(name)
-        if words & {"runs_here", "check_runs_here"} and name != "compiler.targets.local":
+        if words & {"runs_here", "check_runs_here"} and name != "compiler.targets.host":
             asks.add(name)
     assert compares == COMPARES_WITH_THE_HOST
     assert asks == ASKS_WHAT_RUNS_HERE

@@ -13,7 +13,8 @@ from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.runtime.speeds import Probes
 from tilewright.compiler.targets.device import DeviceFacts, find_device
-from tilewright.compiler.targets.target import host_target, known_targets, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import known_targets
 from tilewright.tuner.measure.roofline import (
     CHAINS,
     Level,

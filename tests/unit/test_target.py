@@ -8,7 +8,8 @@ import pytest
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import UnknownTargetError
 from tilewright.compiler.targets.families import x86_64
-from tilewright.compiler.targets.target import Target, host_target, known_targets, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import Target, known_targets
 
 ALL = sorted(known_targets())
 

@@ -18,14 +18,16 @@ from tests.unit.schedule.problems import PROBLEMS
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import build_kernel, lower_workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.targets.families import Family, families
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 HERE = Path(__file__).parent
 CPU = "znver4"

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import accuracy
 from tilewright.compiler.graph.text import parse_graph
 from tilewright.compiler.plan.workload import Workload, make_workload
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 MATMUL = (
     'graph "product"\ninput a: float32[3,64]\ninput b: float32[64,5]\n'

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import models
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.quantized import dynamic_int8, static_int8, weights_int4
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 
 small_llama = partial(models.llama, hidden=32, heads=4, cached=2, intermediate=48)
 

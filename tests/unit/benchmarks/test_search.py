@@ -12,7 +12,7 @@ from benchmarks.report import Origin
 from benchmarks.search import CONSTRAINED, UNCONSTRAINED, Run, report, search, write_csv
 from benchmarks.search_tables import JOB, WORKLOADS, TableFile, path_of, read_table, workload_of
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.tasks import Task, make_task
 

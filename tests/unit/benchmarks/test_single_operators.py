@@ -15,7 +15,7 @@ from benchmarks.paired import Sampling, Tuner, compare_engines, fastest_seconds,
 from benchmarks.report import Origin
 from benchmarks.unseen_shapes import FAMILIES, ShapeRow, draw_shape
 from tilewright.compiler import driver
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 QUICK = Sampling(samples=1, sample_seconds=1e-6)
 

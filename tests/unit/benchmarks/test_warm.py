@@ -10,7 +10,7 @@ import pytest
 from benchmarks.search import DEFAULT, WARM, search
 from benchmarks.search_tables import Table, workload_of
 from benchmarks.warm import base_model, first_picks
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import XGBoostModel

@@ -17,7 +17,7 @@ from tilewright.compiler.bindings.c_library.header import Interface
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.sizes.ranges import parse_range
-from tilewright.compiler.targets.target import host_target, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
 
 MODELS = Path(__file__).parents[2] / "models"
 Arrays = Mapping[str, np.ndarray]

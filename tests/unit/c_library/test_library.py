@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.c_library.conftest import MODELS, Arrays, Loaded, aligned, compiled, drawing
 from tilewright.compiler import driver
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.bindings.c_library import (
     ToolchainError,
     WeightPlace,
@@ -28,12 +29,13 @@ from tilewright.compiler.bindings.c_library import toolchain as tools
 from tilewright.compiler.bindings.c_library.header import SHORT_VECTORS, Interface
 from tilewright.compiler.bindings.c_library.library import NATIVE_FUNCTIONS
 from tilewright.compiler.bindings.c_library.toolchain import WARNINGS, Toolchain, toolchain
-from tilewright.compiler.driver import compile_model, load_program
+from tilewright.compiler.driver import load_program
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime import native
 from tilewright.compiler.sizes.ranges import parse_range
-from tilewright.compiler.targets.target import Target, host_target, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import Target
 
 Load = Callable[..., Loaded]
 OK, SIZE, MEMORY, POINTER, WEIGHTS, _, VECTORS, REFUSED = range(8)

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.unit.c_library.conftest import MODELS, drawing, for_wasm
 from tests.unit.codegen.test_dot import all_pairs
 from tilewright.compiler import driver
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.bindings.c_library import ToolchainError, write_wasm_module
 from tilewright.compiler.bindings.c_library.header import Interface
 from tilewright.compiler.bindings.c_library.wasm import declarations
@@ -25,7 +26,7 @@ from tilewright.compiler.plan.plan import KernelStep
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 VIT = MODELS / "vit.onnx"
 NODE = shutil.which("node")
@@ -93,7 +94,7 @@ def test_all_sizes_of_a_range(source: str, answers: Callable[..., list[dict[str,
         for_wasm(VIT, batch="1..4"), [(pixels(b), {"batch": b}) for b in batches], source
     )
     for batch, answer in zip(batches, found, strict=True):
-        (wanted,) = driver.compile_model(VIT, dims={"batch": batch}).run(pixels(batch))
+        (wanted,) = compile_model(VIT, dims={"batch": batch}).run(pixels(batch))
         # sums of at most 96 products in another order: 96 x 2^-24 of magnitudes below 10
         np.testing.assert_allclose(answer["results"][0], wanted.reshape(-1), atol=6e-5)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tilewright.compiler.bindings.c_library.library import INCLUDE
 from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 HERE = Path(__file__).parent
 THREAD = HERE.parents[2] / "compiler" / "bindings" / "c_library" / "module_thread.mjs"

@@ -21,7 +21,7 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Space, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import blocked
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 

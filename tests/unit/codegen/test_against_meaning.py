@@ -24,7 +24,8 @@ from tilewright.compiler.loops.expr import Expr, Operation, Role, Tensor, op
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.loops.semantics import evaluate_expression
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 

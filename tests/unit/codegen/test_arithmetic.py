@@ -20,7 +20,7 @@ from tilewright.compiler.loops.expr import Cast, Combiner, Const, Expr, Operatio
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.targets.families import Family
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,8 @@ from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 N1 = resolve_target("neoverse-n1")
 

@@ -20,10 +20,12 @@ from tilewright.compiler.loops.expr import Accumulator, Cast, Combiner, Load, Ro
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory, to_memory
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,8 @@ from tilewright.compiler.loops.evaluate import run_nest
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, Store, Tile
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")

@@ -27,7 +27,8 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.targets.families import families
-from tilewright.compiler.targets.target import known_targets, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import known_targets
 
 Array = np.ndarray[Any, Any]
 

@@ -27,7 +27,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.targets.families import family_of
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 RISCV = resolve_target("riscv64")
 BITS = 256

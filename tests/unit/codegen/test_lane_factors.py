@@ -16,7 +16,8 @@ from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 N1 = resolve_target("neoverse-n1")
 

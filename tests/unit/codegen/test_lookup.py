@@ -15,7 +15,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Accumulator, Cast, Expr, Load, Role, Tensor
 from tilewright.compiler.loops.index import Affine, Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 KINDS = (DType.UINT8, DType.INT8)
 

@@ -26,7 +26,8 @@ from tilewright.compiler.codegen.statistics import (
     vector_registers,
 )
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 HOST = resolve_target("host")
 NATIVE_TARGETS = [

@@ -17,7 +17,8 @@ from tilewright.compiler.codegen.object import emit_assembly, emit_object
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.loops.expr import Cast, Expr
-from tilewright.compiler.targets.target import Target, known_targets, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target, known_targets
 
 WASM = resolve_target("wasm32")
 NARROW = (DType.FLOAT16, DType.BFLOAT16)

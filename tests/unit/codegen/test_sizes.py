@@ -28,10 +28,12 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.sizes import Dimension, at, open_size
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 

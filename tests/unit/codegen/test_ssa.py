@@ -6,7 +6,7 @@ import pytest
 
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v4")
 I64 = DType.INT64

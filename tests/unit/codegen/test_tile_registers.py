@@ -28,10 +28,11 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import Const
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Tile
+from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Array = np.ndarray[Any, Any]
 Types = tuple[DType, DType]

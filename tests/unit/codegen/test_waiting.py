@@ -14,7 +14,7 @@ from tilewright.compiler.loops.layout import Layout, blocked
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 HALO: Halo = ((0, 0), (0, 0), (1, 1), (1, 1))
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.schedule.problems import matmul
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 ROWS, VECTORS, STEPS = 5, 2, 4
 

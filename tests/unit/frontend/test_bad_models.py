@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.errors import (
     CompilerError,
     InvalidArgumentError,

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.errors import InvalidModelError, OutOfMemoryError
 from tilewright.compiler.frontend import model_file
 from tilewright.compiler.frontend.message import LEAST_BYTES, UnusualError, split_message

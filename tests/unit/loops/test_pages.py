@@ -9,7 +9,8 @@ import pytest
 
 from tilewright.compiler.loops import maths
 from tilewright.compiler.loops.expr import Combiner, Operation, Role, Space
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.targets.target import known_targets
 

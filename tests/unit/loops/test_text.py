@@ -9,7 +9,8 @@ from tilewright.compiler.loops import maths
 from tilewright.compiler.loops.expr import Role, Tensor, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.parser import parse_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.tokens import NestSyntaxError
 from tilewright.compiler.sizes import Dimension, open_size
 

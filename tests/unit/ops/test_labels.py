@@ -26,7 +26,7 @@ from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.labels import OTHER, WIDEST_DISPLAY, Labels
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 TREES = ["ash", "birch", "cedar"]
 WEIGHTS = {

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.ops.attention_cases import GROUPED, PLAIN, RAGGED, ROTARY, i32
 from tests.unit.ops.microsoft_cases import ms
 from tests.unit.ops.rule_case import Case, expected_outputs
-from tilewright.compiler.driver import compile_model
+from tilewright.compiler.api import compile_model
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
 

@@ -20,7 +20,7 @@ from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Choices = dict[str, Any]
 

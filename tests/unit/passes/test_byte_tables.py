@@ -17,7 +17,7 @@ from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.no_ops import no_ops
 from tilewright.compiler.passes.pipeline import PASSES
 from tilewright.compiler.passes.transposes import transposes
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Choices = dict[str, Any]
 SHAPE = (16, 16)

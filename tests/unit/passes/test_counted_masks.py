@@ -13,7 +13,7 @@ from tilewright.compiler.driver import optimise
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
 HEAD = 8

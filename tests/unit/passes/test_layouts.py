@@ -21,7 +21,7 @@ from tilewright.compiler.passes.layout_options import LayoutChoice, channels_las
 from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.plan.partition import plan_graph
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

@@ -19,7 +19,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.partition import plan_graph
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 CONV: dict[str, AttrValue] = {
     "strides": (1, 1),

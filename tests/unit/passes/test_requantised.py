@@ -10,7 +10,7 @@ from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.passes.requantised import requantised
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 STORED = (DType.UINT8, DType.INT8, DType.UINT16, DType.INT16)
 

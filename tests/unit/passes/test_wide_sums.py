@@ -13,7 +13,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.passes.fusion import fuse
 from tilewright.compiler.passes.wide_sums import wide_sums
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 
 def squares(g: Maker, x: str) -> str:

@@ -15,7 +15,7 @@ from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.widen import multiplied_type, widen
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime.verify import compare, tolerance_for
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 Arrays = dict[str, np.ndarray]

@@ -28,7 +28,8 @@ from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.partition import fused
 from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import GraphPlan
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 HOST = resolve_target("host")
 LANES = HOST.lanes(DType.FLOAT32)

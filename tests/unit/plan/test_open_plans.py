@@ -29,7 +29,7 @@ from tilewright.compiler.plan.plan import GraphPlan, KernelStep, LoopStep, ViewS
 from tilewright.compiler.plan.symbolic_memory import stack_memory
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, at, open_size, typical_sizes
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
 SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 50}

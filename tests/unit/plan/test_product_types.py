@@ -11,7 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.costs import plan_summary
 from tilewright.compiler.plan.product_types import TypeShare
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 
 def dequantised(g: Maker, x: str) -> str:

@@ -22,7 +22,7 @@ from tilewright.compiler.plan.memory import plan_memory
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import GraphPlan, ViewStep
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 POINT = CONV | {"pads": (0, 0, 0, 0)}

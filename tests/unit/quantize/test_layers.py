@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
 from tilewright.compiler import driver
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.quantize.attribution import ModelPart, Timed, attribute, kernel_layers
 from tilewright.service.quantize.layers import Layer, Owners, as_read, find_layers
 from tilewright.service.quantize.methods import (

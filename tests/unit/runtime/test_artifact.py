@@ -28,7 +28,7 @@ from tilewright.compiler.runtime.program import BufferRef, BufferSpace, KernelCa
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.weight_file import WeightFile
 from tilewright.compiler.targets.device import find_device
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 
 ROLES = {"in": (BufferRole.INPUT, 64), "w": (BufferRole.WEIGHT, 64), "out": (BufferRole.OUTPUT, 64)}
 HOST = host_target()

@@ -22,7 +22,7 @@ from tilewright.compiler.runtime.program import Slices
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 SMALL = replace(V4.core, cache_bytes=(1 << 10, 1 << 11, 1 << 16), weight_macs=0)

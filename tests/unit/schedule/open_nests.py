@@ -25,7 +25,8 @@ from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., str]

@@ -19,7 +19,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.sizes import Dimension, open_size
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 TARGET = resolve_target("x86-64-v4")
 ROWS = range(2, 120)

@@ -13,7 +13,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension, open_size
 from tilewright.compiler.targets.families import CoreModel
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 V4 = resolve_target("x86-64-v4")
 KI, MI = 1 << 10, 1 << 20

@@ -14,7 +14,8 @@ from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE as STRASSEN
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 V2, V3, NARROW = map(resolve_target, ("x86-64-v2", "x86-64-v3", "x86-64-v3:128"))
 

@@ -9,7 +9,7 @@ from tests.kernels import as_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "neoverse-n1", "riscv64")
 

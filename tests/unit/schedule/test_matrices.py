@@ -22,8 +22,9 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory, to_memory
-from tilewright.compiler.loops.text import parse_nest, print_nest
+from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
@@ -31,7 +32,7 @@ from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 Types = tuple[DType, DType]
 BYTES = (DType.UINT8, DType.INT8)

@@ -10,7 +10,7 @@ from tests.unit.schedule.problems import unary
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 WIDE = resolve_target("x86-64-v4")
 

@@ -22,7 +22,7 @@ from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension, is_open
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 
 def rows(make: Maker, n: int) -> str:

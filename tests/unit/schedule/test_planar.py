@@ -16,7 +16,7 @@ from tilewright.compiler.loops.nest import Compute, LoopNest
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

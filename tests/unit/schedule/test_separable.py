@@ -23,7 +23,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
 from tilewright.compiler.schedule.templates.separable import analyse
 from tilewright.compiler.sizes import Dimension
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 EXACT = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.INT8, DType.UINT8, DType.INT32)

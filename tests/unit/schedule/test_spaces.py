@@ -23,7 +23,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
 from tilewright.compiler.schedule.templates import templates
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64")
 DOCS = Path(__file__).parents[3] / "docs"

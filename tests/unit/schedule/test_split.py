@@ -16,7 +16,7 @@ from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

@@ -25,7 +25,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE
 from tilewright.compiler.schedule.templates.strassen_analysis import LAST_ROW, PRODUCTS
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
 

@@ -23,7 +23,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
 from tilewright.compiler.schedule.templates.strassen_twice import TEMPLATE
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 
 N1 = resolve_target("neoverse-n1")
 

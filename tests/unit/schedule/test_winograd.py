@@ -19,7 +19,8 @@ from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.space import SubSpace
 from tilewright.compiler.schedule.templates.winograd import TEMPLATE
 from tilewright.compiler.schedule.templates.winograd_analysis import Side, analyse
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 
 TARGET = resolve_target("x86-64-v4")
 

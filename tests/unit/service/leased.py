@@ -21,7 +21,8 @@ from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.codegen.object import emit_object
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
-from tilewright.compiler.targets.target import Target, host_target
+from tilewright.compiler.targets.host import host_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.service.jobs.device import DeviceError, Loadable

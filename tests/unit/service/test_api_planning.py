@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service.api import planning as api_planning

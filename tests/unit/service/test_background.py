@@ -13,8 +13,8 @@ import pytest
 import structlog
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler.driver import CompileOptions
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.service.background import BackgroundTuner
 from tilewright.service.settings import Settings

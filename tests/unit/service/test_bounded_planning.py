@@ -18,7 +18,7 @@ from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMe
 from tilewright.compiler.process import bounded
 from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason
 from tilewright.compiler.runtime.memory import total_bytes
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage

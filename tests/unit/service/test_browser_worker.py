@@ -23,7 +23,8 @@ from tests.unit.service.added_arrays import measure
 from tests.unit.service.leased import K, N, compile_program, loadable
 from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
 from tilewright.compiler.codegen.link import link_shared
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
 from tilewright.db.stores.workers import Health

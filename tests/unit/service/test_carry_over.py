@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.service.test_confirmation import TARGET, model
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.carry_over import carry_over
 from tilewright.service.jobs.model_tasks import tasks_of

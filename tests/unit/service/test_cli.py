@@ -22,7 +22,8 @@ from tests.unit.service.command_line import data_folder, expected, inputs, model
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import host_target, known_targets
+from tilewright.compiler.targets.host import host_target
+from tilewright.compiler.targets.target import known_targets
 from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service import cli
 from tilewright.service.api.schemas.jobs import TaskView

@@ -14,7 +14,7 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.standing import Backing, Standing, Witness
 from tilewright.db.storage import Storage
 from tilewright.service.jobs import run_job as run_job_module

@@ -13,7 +13,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.names import in_type, stands_for
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.correspondence import correspondence
 
 TARGET = resolve_target("x86-64-v3")

@@ -17,7 +17,8 @@ from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.cost_models import CostModelState
 from tilewright.db.stores.tokens import Scope

@@ -20,7 +20,8 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.bindings.c_library import ToolchainError
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.service.api.model_check import check_job
 from tilewright.service.jobs.certificate import WrongProgramError

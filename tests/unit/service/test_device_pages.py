@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from tests.unit.db.test_records import CRASH, GOOD, trial
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.shapes import ShapeStore

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.service.leased import compile_program, loadable, worker_process
 from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.target import host_target, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device import Device, Loadable
 from tilewright.service.jobs.leased_device import LeasedDevice

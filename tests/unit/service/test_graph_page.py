@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.pages import HOSTILE, opened, sign_in
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import JobTask, TaskStatus
 from tilewright.service.api.schemas.jobs import TaskView

@@ -13,7 +13,7 @@ from tests.unit.service.test_run_job import Notes, builder, device, run, spec
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.artifact import read_artifact
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs import run_job as run_job_module
 from tilewright.service.jobs.interrupts import JobCancelled

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit.service.tuners import LocalWorker, loop, model_bytes, work_once
 from tilewright.compiler.plan.choices import RULE
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import onnx_bytes, problem, submit, upload
 from tests.unit.service.conftest import with_scopes
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope

@@ -15,7 +15,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores import shapes

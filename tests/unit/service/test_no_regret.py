@@ -441,7 +441,7 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
 
 
 def test_records_of_another_target_are_not_served(storage: Storage, planned: Planned) -> None:
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
 
     other = resolve_target("x86-64-v3" if planned.target.name != "x86-64-v3" else "x86-64-v4")
     key = RecordKey(planned.workloads[0][0].key, other.key)

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import problem, submit
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
 from tilewright.db.stores.tasks import JobTask, TaskStatus

@@ -18,7 +18,8 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, UnknownTargetError
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs import run_job as run_jobs
 from tilewright.service.jobs.certificate import WrongProgramError
@@ -120,8 +121,7 @@ def nobody_knows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def detect() -> Target:
         raise UnknownTargetError("no target family describes this machine")
 
-    for module in ("tilewright.compiler.targets.target", "tilewright.compiler.targets.local"):
-        monkeypatch.setattr(f"{module}.host_target", detect)
+    monkeypatch.setattr("tilewright.compiler.targets.host.host_target", detect)
 
 
 @pytest.mark.usefixtures("nobody_knows_the_host")

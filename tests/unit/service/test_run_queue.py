@@ -20,7 +20,7 @@ from tests.unit.service.leased import (
 )
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.db.standing import Backing, Witness
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState

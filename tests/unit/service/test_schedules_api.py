@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import problem, upload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.changes import SqliteChanges, open_changes
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.standing import Backing

@@ -15,7 +15,7 @@ from tests.unit.service.leased import model_bytes
 from tests.unit.service.tuners import LocalWorker, running
 from tests.unit.service.workers import until
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask

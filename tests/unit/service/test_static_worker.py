@@ -28,7 +28,7 @@ from tests.unit.service.slow_service import SlowService, slow_service
 from tests.unit.service.workers import until
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.targets.device import find_device
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.db.stores.tokens import Scope

@@ -8,7 +8,7 @@ import pytest
 
 from tilewright.compiler.errors import InvalidFactsError, UnknownTargetError
 from tilewright.compiler.targets.device import DeviceFacts
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.targets import runnable_targets
 

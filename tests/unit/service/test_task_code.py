@@ -19,7 +19,7 @@ from tests.unit.service.test_task_page import TARGET, task_of_job, trial
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.api.errors import ApiProblem
 from tilewright.service.api.planning import Planning

@@ -13,7 +13,7 @@ from tests.unit.service.pages import HOSTILE, opened, sign_in
 from tests.unit.service.tuners import model_bytes
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import JobTask
 from tilewright.service.dashboard.interaction_figures import MOST_STRENGTH, interactions

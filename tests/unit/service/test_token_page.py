@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.schemas.jobs import TaskView

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.service.tuners import loop, running, work_once
 from tests.unit.service.workers import until
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage

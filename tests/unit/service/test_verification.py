@@ -15,11 +15,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
-from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, OutOfMemoryError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.service.jobs.certificate import WrongProgramError, together
@@ -71,7 +71,7 @@ def planned() -> Planned:
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
 def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) -> None:
-    builder = driver.ProgramBuilder(None, planned.target)
+    builder = ProgramBuilder(None, planned.target)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
     checked = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-5
@@ -84,7 +84,7 @@ def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) 
 def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> None:
     given = plan_model(ModelRequest(plain()))
     wrong = replace(given, graph=_with_weight_moved(given).graph)
-    builder = driver.ProgramBuilder(None, given.target)
+    builder = ProgramBuilder(None, given.target)
     with Verifier([given], HERE, 10.0) as verifier:
         artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=checked(verifier))
     assert verifier.found.complete
@@ -111,7 +111,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
     given = planned if choosing else plan_model(ModelRequest(plain()))
     for model in (given, _with_weight_moved(given)):
         with Verifier([model, model], HERE, 10.0) as verifier:
-            builder = driver.ProgramBuilder(None, given.target)
+            builder = ProgramBuilder(None, given.target)
             artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
             if model is given:
                 checked(verifier)(read_artifact(tmp_path / "a"))
@@ -136,7 +136,7 @@ def test_random_numbers_are_those_of_the_reference(tmp_path: Path) -> None:
         ir_version=9,
     )
     given = plan_model(ModelRequest(model.SerializeToString()))
-    builder = driver.ProgramBuilder(None, given.target)
+    builder = ProgramBuilder(None, given.target)
     artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
     assert verify_artifact(given, read_artifact(tmp_path / "a"), HERE).complete
     executable = read_artifact(tmp_path / "a").executable()
@@ -188,9 +188,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
     element_type: int, tmp_path: Path
 ) -> None:
     given = plan_model(ModelRequest(narrow(element_type)))
-    artifacts.save_artifact(
-        {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
-    )
+    artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), tmp_path / "a")
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(element_type, 1.5)))
@@ -202,9 +200,7 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
 def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> None:
     """A wrong weight shows, although more is allowed than in float32."""
     given = plan_model(ModelRequest(narrow(TensorProto.FLOAT), precision="bfloat16"))
-    artifacts.save_artifact(
-        {(): given.plan}, driver.ProgramBuilder(None, given.target), tmp_path / "a"
-    )
+    artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), tmp_path / "a")
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(TensorProto.FLOAT, -1.0), precision="bfloat16"))
@@ -234,7 +230,7 @@ def test_a_value_that_float16_does_not_hold_is_named(tmp_path: Path) -> None:
     for precision in ("float16", "bfloat16"):
         given = plan_model(ModelRequest(model, precision=precision))
         folder = tmp_path / precision
-        artifacts.save_artifact({(): given.plan}, driver.ProgramBuilder(None, given.target), folder)
+        artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), folder)
         if precision == "bfloat16":
             assert verify_artifact(given, read_artifact(folder), HERE).complete
             continue
@@ -272,7 +268,7 @@ def test_a_device_without_the_memory_verifies_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise OutOfMemoryError("there is not enough memory to run 'm'")
 
-    builder = driver.ProgramBuilder(None, planned.target, planned.threads, planned.numerics)
+    builder = ProgramBuilder(None, planned.target, planned.threads, planned.numerics)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
     monkeypatch.setattr(Executable, "run", refuse)
     found = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.service.jobs import verified_sizes
 from tilewright.service.jobs.loadables import of_artifact
@@ -99,7 +99,7 @@ def test_a_plan_of_numbers_is_verified_as_it_is() -> None:
 def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     right, other = planned("1..64"), planned("1..64", beyond=50)
     assert right.open is not None and other.open is not None
-    builder = driver.ProgramBuilder(None, right.target)
+    builder = ProgramBuilder(None, right.target)
     artifacts.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
     artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
     with Verifier([right], here, 10.0) as verifier:

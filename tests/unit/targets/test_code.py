@@ -7,7 +7,8 @@ import pytest
 from tests.unit.schedule.problems import conv, matmul, unary
 from tilewright.compiler.program.build import build_kernel
 from tilewright.compiler.schedule.select import schedule_space
-from tilewright.compiler.targets.target import known_targets, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import known_targets
 
 
 @pytest.mark.parametrize("name", sorted(known_targets()))

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tilewright.compiler.errors import UnknownTargetError
-from tilewright.compiler.targets import detection, target
+from tilewright.compiler.targets import host
 from tilewright.compiler.targets.detection import best_target, can_run, missing_features
 from tilewright.compiler.targets.device import DeviceFacts, find_device
 from tilewright.compiler.targets.families import family_of
-from tilewright.compiler.targets.target import host_target, known_targets, resolve_target
+from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.target import known_targets
 
 CPUINFO = Path(__file__).parent / "cpuinfo"
 
@@ -215,15 +216,15 @@ def test_no_family_describes_the_machine(device: Device, monkeypatch: pytest.Mon
     facts = device("", "s390x", "processor : 0\nmodel name : a mainframe\n")
     with pytest.raises(UnknownTargetError, match=r"describes 'a mainframe' \(s390x\)"):
         best_target(facts)
-    monkeypatch.setattr(detection, "this_device", lambda: facts)
-    monkeypatch.setattr(target, "family_of", lambda machine: None)
+    monkeypatch.setattr(host, "this_device", lambda: facts)
+    monkeypatch.setattr(host, "family_of", lambda machine: None)
     with pytest.raises(UnknownTargetError, match="no target family describes"):
         host_target.__wrapped__()
 
 
 def test_the_host_without_llvm(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = device("cortex-a76", "aarch64")
-    monkeypatch.setattr(detection, "this_device", lambda: facts)
+    monkeypatch.setattr(host, "this_device", lambda: facts)
     monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
     assert host_target.__wrapped__() == resolve_target("cortex-a76")
 

@@ -15,7 +15,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.space import Knob, ScheduleSpace, SubSpace
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model import CostModel, make_cost_model, xgboost
 from tilewright.tuner.search import SearchContext

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished

@@ -14,7 +14,7 @@ from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import check_values, open_size
 from tilewright.compiler.sizes.ranges import parse_range
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner import drawn_sizes
 from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model

@@ -17,7 +17,7 @@ from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Stag
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.compute_costs import compute_costs, placed_computes
 from tilewright.tuner.analysis.estimate import PARTS, estimate_nest, traffic
 from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts

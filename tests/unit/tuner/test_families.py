@@ -13,7 +13,7 @@ from tests.graphs import Maker
 from tests.unit.tuner.fakes import Killed, World
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.workload import Workload, make_workload
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.events import Recorded
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status, TuningRecord
 from tilewright.tuner.recording import inputs_from_json, inputs_to_json

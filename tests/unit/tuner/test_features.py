@@ -18,7 +18,7 @@ from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.accesses import KINDS, OperationKind, access
 from tilewright.tuner.analysis.buffers import BufferUse, Reuse, after_others, uses_in_loops
 from tilewright.tuner.analysis.compute_costs import PlacedCompute, compute_costs, placed_computes

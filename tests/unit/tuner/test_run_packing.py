@@ -13,7 +13,7 @@ from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.program import BufferSpace, Copy, KernelCall, Program
 from tilewright.compiler.runtime.weight_ranges import weight_ranges
-from tilewright.compiler.targets.target import host_target
+from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.measure import run_packing
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.run_packing import pack_program, pack_weights

@@ -12,7 +12,7 @@ import pytest
 from tests.databases import lay_database
 from tests.unit.tuner.fakes import FakeQueue, World
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.engine import open_engine
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.tuner.measure.measurement import Phase, Status

@@ -12,7 +12,7 @@ from tests.differential.workloads import FAMILIES
 from tests.unit.schedule.problems import matmul
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.compute_costs import compute_costs
 from tilewright.tuner.analysis.features import COLUMNS, FeatureExtractor, target_facts
 from tilewright.tuner.tasks import Task, make_task

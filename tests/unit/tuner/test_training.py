@@ -215,7 +215,7 @@ def host_product() -> Any:
     from tilewright.compiler.graph.types import TensorType
     from tilewright.compiler.plan.workload import Boundary, make_workload
     from tilewright.compiler.schedule.select import schedule_space
-    from tilewright.compiler.targets.target import resolve_target
+    from tilewright.compiler.targets.host import resolve_target
 
     a, b, y = (TensorType(DType.FLOAT32, shape) for shape in ((8, 16), (16, 32), (8, 32)))
     node = Node("m", "matmul", ("a", "b"), ("y",))

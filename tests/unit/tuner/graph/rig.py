@@ -10,7 +10,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.compiler.targets.target import Target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
 from tilewright.tuner.graph.planner import operations
 from tilewright.tuner.graph.times import KernelTimes
 from tilewright.tuner.measure.measurement import (

@@ -15,7 +15,7 @@ from tilewright.compiler.passes.pipeline import optimise
 from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.graph.alternatives import alternatives
 from tilewright.tuner.graph.planner import Planner, difference
 from tilewright.tuner.graph.search import Compare, Decision, Race, search_graph

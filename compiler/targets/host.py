@@ -1,0 +1,86 @@
+"""The target of this machine, targets by their names, and what this process can run.
+
+This is the one place where a target is compared with the host. Everything else that needs to run
+code asks a device (`service.jobs.device`), whose target may be another machine's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+from tilewright.compiler.errors import CompilerError, UnknownTargetError
+from tilewright.compiler.targets.detection import best_target, this_device
+from tilewright.compiler.targets.families import family_of
+from tilewright.compiler.targets.target import Target, known_targets
+
+
+@cache
+def host_target() -> Target:
+    """The target of this machine, with the features that its CPU and operating system allow.
+
+    LLVM is asked where it is installed and knows this CPU; else the best described target is taken.
+
+    Raises:
+        UnknownTargetError: if no family describes this machine.
+    """
+    try:  # llvmlite is an extra
+        import llvmlite.binding as llvm
+    except ImportError:
+        return best_target(this_device())[0]
+    triple = llvm.get_process_triple()
+    family = family_of(triple.partition("-")[0])
+    if family is None or family.detect is None:
+        return best_target(this_device())[0]
+    features = dict(llvm.get_host_cpu_features())
+    present = [name for name, has in features.items() if has]
+    features |= dict.fromkeys(family.refused(present), False)
+    return family.detect(triple, llvm.get_host_cpu_name(), features)
+
+
+def resolve_target(name: str) -> Target:
+    """The target of this name: `host`, a described one, or either with narrower vectors.
+
+    Args:
+        name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
+
+    Raises:
+        UnknownTargetError: if no description has the name, it has no such vectors, or `host` is
+            asked for on a machine that no family describes.
+    """
+    base, colon, bits = name.partition(":")
+    if base == "host":
+        target = host_target()
+    elif base in (known := known_targets()):
+        target = known[base]
+    else:
+        near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnknownTargetError(
+            f"unknown target '{base}': {hint}`tilewright targets` lists all {len(known)}"
+        )
+    if not colon:
+        return target
+    if not (bits.isascii() and bits.isdecimal() and len(bits) <= 9):
+        raise UnknownTargetError(f"target '{name}': '{bits}' is not a number of bits")
+    return target.narrowed(int(bits))
+
+
+def runs_here(target: Target) -> bool:
+    """Whether code for the target runs in this process; False where no family describes the host
+    or LLVM is not installed."""
+    try:
+        return target.runs_on(host_target())
+    except (UnknownTargetError, ImportError):
+        return False
+
+
+def check_runs_here(target: Target) -> Target:
+    """Return the target, if its code runs in this process.
+
+    Raises:
+        CompilerError: if its code does not run in this process.
+    """
+    if not runs_here(target):
+        raise CompilerError(f"target '{target.name}' does not run on this machine")
+    return target
