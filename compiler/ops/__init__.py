@@ -1,4 +1,4 @@
-"""The operator set: one file an operator family."""
+"""The operator set: one file an operator family; `contrib` has those of other domains."""
 
 from tilewright.compiler.ops.registry import (
     Operator,

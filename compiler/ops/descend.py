@@ -52,7 +52,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """All places and columns are in range: `ml_tree_tables` makes the table."""
+    """All places and columns are in range: `contrib.ml.tree_tables` makes the table."""
     places, x, table = arrays
     words = integer(attrs, "bytes") // 4
     stored = np.float64 if words == 2 else np.float32

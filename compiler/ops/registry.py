@@ -221,5 +221,5 @@ def _rules() -> Iterator[OnnxRule]:
 @cache
 def _families() -> tuple[ModuleType, ...]:
     package = importlib.import_module("tilewright.compiler.ops")
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    return tuple(importlib.import_module(f"tilewright.compiler.ops.{name}") for name in names)
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return tuple(importlib.import_module(name) for name in sorted(info.name for info in found))

@@ -57,7 +57,7 @@ DESCEND(of_doubles, double, full)
 
 /* The leaves of rows in trees. A tile is up to WALKS walks.
  * sizes: bytes of an element, rows, columns, trees, records, steps at most. Records and columns that
- * the table names are there: compiler/ops/ml_tree_tables.py made it.
+ * the table names are there: compiler/ops/contrib/ml/tree_tables.py made it.
  * buffers: (trees,) int32: where each tree begins; (rows, columns) float32 or float64; records;
  * (rows, trees) int32. */
 TW_EXPORT void tw_native_descend(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,

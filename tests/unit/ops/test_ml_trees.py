@@ -16,7 +16,7 @@ from tests.unit.ops.rule_case import Case, data, expected_outputs
 from tests.unit.ops.tree_models import COMPARE, Trees, rows, trees
 from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.frontend.onnx_import import import_model
-from tilewright.compiler.ops import ml_trees
+from tilewright.compiler.ops.contrib.ml import trees as ml_trees
 from tilewright.compiler.ops.interpret import run_graph
 
 ORDERED = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT")

@@ -10,8 +10,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN
-from tilewright.compiler.ops.microsoft_heads import (
+from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.heads import (
     MaskedAttention,
     both,
     hidden,
@@ -20,7 +20,7 @@ from tilewright.compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
-from tilewright.compiler.ops.microsoft_rotary import positions, rotated
+from tilewright.compiler.ops.contrib.microsoft.rotary import positions, rotated
 from tilewright.compiler.ops.moves import part, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN, require_bytes
-from tilewright.compiler.ops.microsoft_products import (
+from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN, require_bytes
+from tilewright.compiler.ops.contrib.microsoft.products import (
     MOST_BYTE,
     dynamically_quantised,
     integer_product,

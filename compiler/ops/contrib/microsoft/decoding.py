@@ -7,8 +7,8 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN
-from tilewright.compiler.ops.microsoft_heads import (
+from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.heads import (
     MaskedAttention,
     both,
     hidden,

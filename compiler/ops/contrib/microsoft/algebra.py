@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.determinant import SIZE_LIMIT, first_largest, square_matrices
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule

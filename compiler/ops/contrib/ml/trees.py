@@ -10,8 +10,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.descend import records
-from tilewright.compiler.ops.ml_scores import (
+from tilewright.compiler.ops.contrib.ml.scores import (
     DOMAIN,
     TRANSFORMS,
     best_label,
@@ -24,7 +23,8 @@ from tilewright.compiler.ops.ml_scores import (
     target_transform,
     with_texts,
 )
-from tilewright.compiler.ops.ml_tree_tables import Mode, SplitNode, Tables, tree_tables
+from tilewright.compiler.ops.contrib.ml.tree_tables import Mode, SplitNode, Tables, tree_tables
+from tilewright.compiler.ops.descend import records
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 

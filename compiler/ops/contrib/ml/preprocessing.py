@@ -11,7 +11,7 @@ from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import filled
 from tilewright.compiler.ops.constants import text_places
-from tilewright.compiler.ops.ml_scores import DOMAIN, as_floats, floats
+from tilewright.compiler.ops.contrib.ml.scores import DOMAIN, as_floats, floats
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show

@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import counting, table
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN, one_number, require_bytes, zero_point
-from tilewright.compiler.ops.microsoft_heads import (
+from tilewright.compiler.ops.contrib.microsoft.bytes import (
+    DOMAIN,
+    one_number,
+    require_bytes,
+    zero_point,
+)
+from tilewright.compiler.ops.contrib.microsoft.heads import (
     MaskedAttention,
     both,
     hidden,
@@ -22,7 +27,7 @@ from tilewright.compiler.ops.microsoft_heads import (
     refuse,
     split_heads,
 )
-from tilewright.compiler.ops.microsoft_products import column_scales, integer_product
+from tilewright.compiler.ops.contrib.microsoft.products import column_scales, integer_product
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import BYTES

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.ml_scores import (
+from tilewright.compiler.ops.contrib.ml.scores import (
     DOMAIN,
     as_floats,
     best_label,

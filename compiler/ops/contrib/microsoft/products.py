@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
-from tilewright.compiler.ops.microsoft_bytes import (
+from tilewright.compiler.ops.contrib.microsoft.bytes import (
     DOMAIN,
     one_number,
     quantised,

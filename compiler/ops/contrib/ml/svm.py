@@ -16,8 +16,7 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.computed import filled
-from tilewright.compiler.ops.loops import looped
-from tilewright.compiler.ops.ml_scores import (
+from tilewright.compiler.ops.contrib.ml.scores import (
     DOMAIN,
     best_label,
     both_scores,
@@ -26,6 +25,7 @@ from tilewright.compiler.ops.ml_scores import (
     rows_of,
     with_texts,
 )
+from tilewright.compiler.ops.loops import looped
 from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule

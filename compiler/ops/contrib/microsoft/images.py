@@ -5,7 +5,7 @@ ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md says what the
 
 from __future__ import annotations
 
-from tilewright.compiler.ops.microsoft_bytes import DOMAIN
+from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.moves import part, transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import BYTES
