@@ -20,6 +20,8 @@
 #   collection-commands  every other command on 40 of them, each under 60 s and 8 GiB
 #   collection-service  such models through a service with a worker: tuned, cancelled in each phase, with the
 #                 tuner killed, beside large ones (ARGS="--parts cancel kill")
+#   digests       say for which models and targets other code, plans, programs or schedules come out than
+#                 benchmarks/data/digests.txt says (ARGS=--update writes that, ARGS="--models bert" compares one)
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
 #   models        export MobileNetV2 and BERT-base from transformers into benchmarks/models/
@@ -43,7 +45,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-all test-devices check fuzz format bench collection collection-commands collection-service mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-all test-devices check fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -98,6 +100,9 @@ fuzz: $(STAMPS)/test
 format: $(STAMPS)/test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+digests: $(STAMPS)/test
+	$(PY) -m benchmarks.digests $(ARGS)
 
 bench: $(STAMPS)/run
 	$(PY) -m benchmarks.race $(ARGS)

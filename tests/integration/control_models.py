@@ -25,6 +25,11 @@ Info = onnx.ValueInfoProto
 RANDOM = np.random.default_rng(11)
 
 
+def weights(shape: Sequence[int], seed: int = 0) -> np.ndarray:
+    """The same numbers each time, so that a model is the same whichever is made before it."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def info(name: str, kind: int = FLOAT, shape: Sequence[int] | None = None) -> Info:
     return helper.make_tensor_value_info(name, kind, shape)
 
@@ -205,7 +210,7 @@ def nested() -> onnx.ModelProto:
         "two": np.array(2),
         "n": np.array(300),
         "scale": np.float32(0.25),
-        "m": RANDOM.standard_normal((6, 6)).astype(np.float32) / 4,
+        "m": weights((6, 6)) / 4,
     }
     inputs = {"x": np.zeros((2, 6), np.float32), "flag": np.zeros((), np.int64)}
     return model([loop], inputs, ["y", "rows"], constants)
@@ -245,7 +250,7 @@ def scanning(length: int, axes: Sequence[int], backwards: Sequence[int]) -> onnx
     inputs = {
         n: np.zeros(s, np.float32) for n, s in zip(("a0", "b0", "us", "vs"), shapes, strict=True)
     }
-    w = RANDOM.standard_normal((8, 8)).astype(np.float32) / 4
+    w = weights((8, 8)) / 4
     return model([scan], inputs, ["a", "b", "ys", "zs"], {"w": w})
 
 
@@ -256,6 +261,6 @@ def choosing(size: int = 256) -> onnx.ModelProto:
         for w, op in (("v", "Relu"), ("w", "Neg"))
     ]
     choice = node("If", ["c"], ["y"], "if", then_branch=branches[0], else_branch=branches[1])
-    weights = {n: RANDOM.standard_normal((size, size)).astype(np.float32) / 16 for n in "vw"}
+    constants = {n: weights((size, size), seed) / 16 for seed, n in enumerate("vw")}
     inputs = {"x": np.zeros((64, size), np.float32), "c": np.zeros((), np.bool_)}
-    return model([choice], inputs, ["y"], weights)
+    return model([choice], inputs, ["y"], constants)

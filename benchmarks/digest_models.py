@@ -1,0 +1,254 @@
+"""The models of `benchmarks.digests`: they are built here, without a network or a calibration."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import onnx
+import onnx.version_converter
+from onnx import TensorProto, numpy_helper
+from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.calibrate import TensorData, TensorsData, save_tensors_data
+
+from benchmarks.collection_quantised import QUANTISED, network
+from benchmarks.convolutional import (
+    c3d_small,
+    efficientnet_b0,
+    efficientnet_lite0,
+    mobilenet_v2,
+    vgg16_features,
+    yolo_nano,
+)
+from benchmarks.decoders import gpt2_decoder, llama_decoder
+from benchmarks.light import LIGHT_MODELS, light_model
+from benchmarks.llama import llama
+from benchmarks.onnx_writer import OnnxWriter
+from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
+from benchmarks.operators import matmul
+from benchmarks.plain import lstm, mlp
+from benchmarks.quantized import LEAST_OPSET, dynamic_int8, weights_int4
+from benchmarks.transformer import bert, deit, gpt2, whisper_encoder
+from benchmarks.vision import convnext, pvt, segformer
+from tests.integration.control_models import (
+    choosing,
+    collatz,
+    converging,
+    counting,
+    nested,
+    scanning,
+)
+from tests.integration.small_models import SMALL, perceptron
+from tests.integration.test_staged import branches, chosen_rows, computed_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class DigestModel:
+    """A model, and the sizes or ranges of its dimensions, by name.
+
+    One that takes long is compiled for one of `share` targets, which its name chooses.
+    """
+
+    build: Callable[[], Any]
+    dims: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    share: int = 1
+
+
+EXPORTED_FOLDER = Path(__file__).parents[1] / "tests" / "models"
+
+
+LARGE_SHARE = 4
+
+WIDE, NARROW = 4096, 256
+
+
+def _narrow(build: Callable[[], Any]) -> Any:
+    """A model with fewer features between its last products, which have most of its weights."""
+    model = build()
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if WIDE in array.shape:
+            first = tuple(slice(NARROW if extent == WIDE else None) for extent in array.shape)
+            tensor.CopyFrom(numpy_helper.from_array(array[first].copy(), tensor.name))
+    return model
+
+
+def _quantised(
+    build: Callable[[], Any],
+    form: str = "QDQ",
+    activations: str = "QUInt8",
+    weights: str = "QInt8",
+    *,
+    per_channel: bool = True,
+) -> Any:
+    """A model that onnxruntime.quantization quantises by ranges that follow from names of values.
+
+    A calibration would compute them, and each CPU rounds in its own way.
+    """
+    model = build()
+    if model.opset_import[0].version < LEAST_OPSET:
+        model = onnx.version_converter.convert_version(model, LEAST_OPSET)
+    model = onnx.shape_inference.infer_shapes(model)
+    with tempfile.TemporaryDirectory() as folder:
+        source, ranges, result = (Path(folder, name) for name in ("in.onnx", "ranges", "out.onnx"))
+        onnx.save(model, source)
+        save_tensors_data(TensorsData(CalibrationMethod.MinMax, _ranges(model.graph)), ranges)
+        quantize_static(
+            source,
+            result,
+            None,
+            quant_format=QuantFormat[form],
+            activation_type=QuantType[activations],
+            weight_type=QuantType[weights],
+            per_channel=per_channel,
+            calibration_cache_path=ranges,
+        )
+        return onnx.load(result)
+
+
+def _ranges(graph: Any) -> dict[str, Any]:
+    """A range for each value: from 0 where an operator gives nothing below."""
+    made = {value: node.op_type for node in graph.node for value in node.output}
+    found = {}
+    for name in (*(info.name for info in graph.input), *made):
+        high = np.float32(1 + crc32(name.encode()) % 16 / 4)
+        low = np.float32(0) if made.get(name) in POSITIVE else np.float32(-high)
+        found[name] = TensorData(lowest=np.array(low), highest=np.array(high))
+    return found
+
+
+POSITIVE = ("Relu", "Sigmoid", "Softmax", "Clip")
+
+
+def dead_taps() -> Any:
+    """A convolution whose outer taps see padding alone (`compiler.passes.dead_taps`)."""
+    writer = OnnxWriter("dead_taps", 0)
+    x = writer.input("x", (1, 32, 8, 10))
+    weights = writer.constant(writer.normal((16, 32, 3, 3), 0.1), "weight")
+    y = writer.node("Conv", x, weights, pads=[24] * 4, dilations=[24, 24])
+    return writer.finish([(y, (1, 16, 8, 10))])
+
+
+def _named(prefix: str, builds: Mapping[str, Callable[[], Any]]) -> dict[str, DigestModel]:
+    return {f"{prefix}-{name}": DigestModel(build) for name, build in builds.items()}
+
+
+_SMALL = {n: b for n, b in SMALL.items() if n not in ("qdq", "dynamic")}
+
+_PRODUCTS = {n: b for n, b in QUANTISED.items() if n.startswith(("dynamic", "int4"))}
+
+_bert = partial(bert, layers=2, vocabulary=1000)
+_minilm = partial(bert, layers=2, hidden=384, heads=12, intermediate=1536, vocabulary=1000)
+_gpt2 = partial(gpt2, layers=2, vocabulary=1000)
+_llama = partial(llama, layers=1, vocabulary=1000)
+_tiny = {"layers": 1, "hidden": 256, "heads": 4, "vocabulary": 500}
+
+_FLOATS: Mapping[str, Callable[[], Any]] = {
+    **{name: partial(_narrow, partial(light_model, name)) for name in LIGHT_MODELS},
+    "mobilenetv2": mobilenet_v2,
+    "efficientnet-b0": efficientnet_b0,
+    "efficientnet-lite0": efficientnet_lite0,
+    "yolo-nano": yolo_nano,
+    "vgg16-features-126x224": partial(vgg16_features, height=126),
+    "bert": _bert,
+    "deit-small": partial(deit, layers=2),
+    "convnext-tiny": partial(convnext, depths=(1, 1, 2, 1)),
+    "pvt-tiny": partial(pvt, depths=(1, 1, 1, 1)),
+    "segformer-b0": partial(segformer, depths=(1, 1, 1, 1)),
+    "c3d-small": c3d_small,
+    "minilm": _minilm,
+    "whisper-tiny-encoder": partial(whisper_encoder, layers=1),
+    "gpt2-prefill-64": _gpt2,
+    "gpt2-decode-64": partial(_gpt2, tokens=1, past=64),
+    "llama-prefill-64": _llama,
+    "llama-decode-64": partial(_llama, tokens=1, past=64),
+    "gpt2-decoder-fixed": partial(gpt2_decoder, length=64, cache="fixed", **_tiny),
+    "llama-decoder-growing": partial(
+        llama_decoder, length=64, cache="growing", groups=2, intermediate=512, **_tiny
+    ),
+    "mlp": mlp,
+    "lstm-2x256-64": lstm,
+    "matmul-1024": partial(matmul, 1024, 1024, 1024),
+    "dead-taps": dead_taps,
+    "float16": partial(perceptron, TensorProto.FLOAT16, np.float16),
+}
+
+_IN_BYTES: Mapping[str, Callable[[], Any]] = {
+    "network-qdq-tensors": partial(_quantised, partial(network, 13), per_channel=False),
+    "network-qdq-channels": partial(_quantised, partial(network, 17)),
+    "network-qdq-int8": partial(_quantised, partial(network, 19), activations="QInt8"),
+    "network-qdq-16-bits": partial(
+        _quantised, partial(network, 21), activations="QUInt16", per_channel=False
+    ),
+    "network-qoperator": partial(
+        _quantised, partial(network, 13), "QOperator", weights="QUInt8", per_channel=False
+    ),
+    "network-qoperator-channels": partial(_quantised, partial(network, 15), "QOperator"),
+    "squeezenet": partial(_quantised, partial(light_model, "squeezenet")),
+    "mobilenetv2": partial(_quantised, mobilenet_v2),
+    "yolo-nano": partial(_quantised, yolo_nano),
+    "minilm": partial(_quantised, _minilm),
+    "minilm-dynamic": partial(dynamic_int8, _minilm),
+    "gpt2-decode-int4": partial(weights_int4, partial(_gpt2, tokens=1, past=64), 0),
+    "gpt2-prefill-int4-int8": partial(weights_int4, _gpt2, 4),
+    **_PRODUCTS,
+}
+
+_MODELS: Mapping[str, DigestModel] = {
+    **{name: DigestModel(build) for name, build in _FLOATS.items()},
+    **_named("quantised", _IN_BYTES),
+    **_named("small", _SMALL),
+    **_named(
+        "exported",
+        {path.stem: partial(onnx.load, path) for path in sorted(EXPORTED_FOLDER.glob("*.onnx"))},
+    ),
+    "open-bert": DigestModel(partial(open_bert, intermediate=512, **_tiny)),
+    "open-bert-batch-1": DigestModel(
+        partial(open_bert, intermediate=512, **_tiny), {"batch": [1], "sequence": ["1..512@32,128"]}
+    ),
+    "open-gpt2": DigestModel(partial(open_gpt2, **_tiny)),
+    "open-llama": DigestModel(partial(open_llama, intermediate=512, cached=2, **_tiny)),
+    "open-mobilenetv2": DigestModel(
+        lambda: opened(mobilenet_v2(size=96), {"x": ("batch", 3, 96, 96)}), {"batch": ["1..64"]}
+    ),
+    "open-detector": DigestModel(
+        lambda: opened(yolo_nano(), {"x": (1, 3, "height", "width")}),
+        {"height": ["160..640:32"], "width": ["160..640:32"]},
+    ),
+    "large-batch": DigestModel(
+        lambda: opened(vgg16_features(height=64, width=64), {"x": ("batch", 3, 64, 64)}),
+        {"batch": [64]},
+    ),
+    "control-converging": DigestModel(converging),
+    "control-counting": DigestModel(counting),
+    "control-collatz": DigestModel(partial(collatz, None)),
+    "control-collatz-100": DigestModel(partial(collatz, 100)),
+    "control-nested": DigestModel(nested),
+    "control-scan": DigestModel(partial(scanning, 1500, (0, 1), (1, 0))),
+    "control-choosing": DigestModel(choosing),
+    "stages-chosen-rows": DigestModel(chosen_rows),
+    "stages-computed-shapes": DigestModel(computed_shapes),
+    "stages-contradiction": DigestModel(branches),
+}
+
+LARGE = (
+    *LIGHT_MODELS,
+    *("mobilenetv2", "efficientnet-b0", "efficientnet-lite0", "yolo-nano"),
+    *("vgg16-features-126x224", "bert", "deit-small", "convnext-tiny", "pvt-tiny", "segformer-b0"),
+    *("llama-prefill-64", "llama-decoder-growing", "quantised-squeezenet"),
+    *("quantised-mobilenetv2", "quantised-yolo-nano", "quantised-minilm"),
+    *("exported-bert-eager", "exported-bert-sdpa", "exported-vit", "exported-llama-prefill"),
+    *("open-llama", "open-mobilenetv2", "open-detector", "large-batch"),
+)
+"""Models of many kernels: each target gets some of them."""
+
+DIGESTED: Mapping[str, DigestModel] = {
+    name: replace(model, share=LARGE_SHARE) if name in LARGE else model
+    for name, model in _MODELS.items()
+}

@@ -1,0 +1,541 @@
+"""Digests of everything that the compiler makes of known models, to prove that a change of it
+changes nothing: `make digests`.
+
+Each model of `benchmarks.digest_models` is compiled for each described target, up to the text that
+LLVM would get. `benchmarks/data/digests.txt` has a line for each pair, with a digest for each part:
+
+- plan: the optimised graph, its steps, layouts and halos. Values have canonical names.
+- kernels: the LLVM IR of every kernel, and the schedule of every workload.
+- program: its JSON, with canonical names of kernels: instructions, buffers and memory.
+- values: which values of the imported graph the program shows, and how
+  (`service.jobs.correspondence`).
+- space: knobs and points of schedule spaces, and the LLVM IR of 16 points of each, drawn by the
+  workload's key. Each workload's space is hashed for one target, which its key chooses.
+
+Threads, numerics, precision and caches in place take turns: the names of model and target choose
+one of MODES.
+
+`python -m benchmarks.digests --update` writes the file; `--models` and `--targets` name some of
+each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from random import Random
+from typing import cast, get_args
+from unittest.mock import patch
+
+import llvmlite
+import numpy as np
+
+from benchmarks.digest_models import DIGESTED
+from tilewright.compiler import driver, kernels, memo
+from tilewright.compiler.build import BuiltKernel, LoweredKernel, lower_workload
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError, ScheduleError
+from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.graph.text import INLINE_ELEMENTS
+from tilewright.compiler.graph.text import digest as array_digest
+from tilewright.compiler.passes.pipeline import PASSES
+from tilewright.compiler.plan import BranchStep, GraphPlan, LoopStep, Step, bodies_of
+from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
+from tilewright.compiler.runtime.packing import Array, Bytes
+from tilewright.compiler.runtime.program import Instruction
+from tilewright.compiler.runtime.program_json import program_to_json
+from tilewright.compiler.runtime.weights import PackedWeights
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.templates import templates
+from tilewright.compiler.target import Target, known_targets
+from tilewright.compiler.timings import Timings
+from tilewright.compiler.workload import Workload
+from tilewright.service.jobs.correspondence import Shown, correspondence
+from tilewright.service.jobs.observation import written
+from tilewright.service.jobs.planning import ModelRequest, Planned
+from tilewright.service.jobs.stage_planning import plan_programs
+
+FILE = Path(__file__).parent / "data" / "digests.txt"
+
+PARTS = ("plan", "kernels", "program", "values", "space")
+
+SAMPLES = 16
+"""Schedules of a workload's space that are lowered."""
+
+
+@dataclass(frozen=True, slots=True)
+class DigestMode:
+    """What decides code besides a model and a target."""
+
+    threads: int = 1
+    numerics: str = "fast"
+    precision: str = DType.FLOAT32
+    in_place: bool = True
+
+
+MODES = {
+    "plain": DigestMode(),
+    "threads": DigestMode(threads=4),
+    "strict": DigestMode(numerics="strict", in_place=False),
+    "loose": DigestMode(threads=4, numerics="loose"),
+    "bfloat16": DigestMode(precision=DType.BFLOAT16),
+    "float16": DigestMode(threads=4, precision=DType.FLOAT16, in_place=False),
+}
+
+Digests = Mapping[str, str]
+"""A short digest of each of PARTS."""
+
+
+@dataclass(slots=True)
+class Found:
+    """The texts of one model and target, by part, and what occurred in them."""
+
+    texts: dict[str, list[str]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    occurred: set[str] = field(default_factory=set)
+
+    def digests(self) -> Digests:
+        return {part: _short(*lines) for part, lines in self.texts.items()}
+
+
+def _short(*texts: str) -> str:
+    """Eight hexadecimal digits; "-" for nothing."""
+    if not texts:
+        return "-"
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+
+def mode_of(model: str, target: str) -> str:
+    """The name of the mode in which a model is compiled for a target."""
+    return list(MODES)[int(_short(model, target), 16) % len(MODES)]
+
+
+def digest_model(model: str, target: Target) -> Found:
+    """Everything that is made of a model for a target.
+
+    A model that is refused has the digest of the kind of error.
+    """
+    found, mode, given = Found(), MODES[mode_of(model, target.name)], _read(model)
+    request = ModelRequest(
+        cast(bytes, given),  # a model that is read; it is passed on as it is
+        target,
+        mode.threads,
+        mode.numerics,
+        precision=mode.precision,
+        in_place=mode.in_place,
+    )
+    last: list[Graph] = []
+
+    def observe(name: str, graph: Graph) -> None:
+        if last and graph is not last[0]:
+            found.occurred.add(f"pass {name}")
+        last[:] = [graph]
+
+    with _without_llvm(), _imported_once(given):
+        try:
+            programs = plan_programs(request, DIGESTED[model].dims, observe)
+            for planned in programs:
+                _digest_program(model, planned, found)
+                if planned.optimised and not any(n.bodies for n in planned.optimised.graph.nodes):
+                    found.occurred |= {f"pass {name}" for name in planned.optimised.changing}
+            if programs[0].stages is not None:
+                found.occurred.add("stages")
+        except CompilerError as error:
+            found.texts["plan"].append(f"refused: {type(error).__name__}")
+    return found
+
+
+def _digest_program(model: str, planned: Planned, found: Found) -> None:
+    plan, texts = planned.served_plan, found.texts
+    renamed, names = canonical(plan)
+    texts["plan"] += [_json(renamed.to_json(digests=False)), *_constants(renamed)]
+    found.occurred |= {f"step {type(step).__name__}" for step, _ in plan.walk()}
+    if plan.growing:
+        found.occurred.add("pass growing_caches")
+    builder = ProgramBuilder(
+        None,
+        planned.target,
+        planned.threads,
+        planned.numerics,
+        any_rows=planned.open is not None,
+    )
+    compiled = builder.into(PlacedWeights()).build(plan)
+    program = compiled.program
+    found.occurred |= {f"instruction {type(each).__name__}" for each in program.walk()}
+    found.occurred |= {f"algorithm {each.algorithm}" for each in compiled.schedules.values()}
+    texts["kernels"] += [kernel.name for kernel in program.kernels]
+    texts["kernels"].append(_json({k: s.to_json() for k, s in compiled.schedules.items()}))
+    texts["program"].append(_unnamed(_json(program_to_json(program))))
+    texts["values"].append(_values(planned, compiled, names))
+    for workload, _ in planned.workloads:
+        if _home(workload, model) == planned.target.name:
+            texts["space"].append(_space(workload, planned, found))
+
+
+@contextmanager
+def _without_llvm() -> Iterator[None]:
+    """No kernel is compiled: the digests are of what LLVM would get."""
+
+    def uncompiled(
+        lowered: LoweredKernel, target: Target, timings: Timings | None = None
+    ) -> BuiltKernel:
+        return BuiltKernel(b"", lowered.spec, lowered.nest, lowered.digest)
+
+    with patch.object(kernels, "compile_lowered", uncompiled):
+        yield
+
+
+class PlacedWeights(PackedWeights):
+    """Says where weights would lie, without packing them: equal ones once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._placed: dict[tuple[str, BufferSpec], int] = {}
+
+    @property
+    def room(self) -> int:
+        return 1 << 62
+
+    def built(self) -> Bytes:
+        return np.empty(0, np.uint8)
+
+    def add(self, spec: BufferSpec, source: Array) -> int:
+        key = _array_digest(source), replace(spec, name="", source=-1)
+        if key not in self._placed:
+            self._placed[key] = self._end
+            self._end += aligned_bytes(spec.bytes)
+        return self._placed[key]
+
+    def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
+        raise NotImplementedError
+
+    def _keep(self, form: Bytes) -> None:
+        raise NotImplementedError
+
+    def _drop(self, form: Bytes) -> None:
+        raise NotImplementedError
+
+    def _at(self, offset: int, size: int) -> Bytes:
+        raise NotImplementedError
+
+
+_DIGESTS: dict[int, tuple[weakref.ref[Array], str]] = {}
+
+
+def _array_digest(array: Array) -> str:
+    """The digest of an array, which is computed once for each that lives."""
+    known = _DIGESTS.get(id(array))
+    if known is None or known[0]() is not array:
+        known = _DIGESTS[id(array)] = weakref.ref(array), array_digest(array)
+    return known[1]
+
+
+def _constants(plan: GraphPlan) -> list[str]:
+    """The digests of constants that a plan's text does not show."""
+    return [
+        _array_digest(array)
+        for graph in plan.graph.walk()
+        for _, array in sorted(graph.constants.items())
+        if array.size > INLINE_ELEMENTS
+    ]
+
+
+def _unnamed(text: str) -> str:
+    """A text with kernels numbered in the order in which it names them."""
+    numbers: dict[str, str] = {}
+    return _KERNEL.sub(lambda name: numbers.setdefault(name[0], f"kernel_{len(numbers)}"), text)
+
+
+_KERNEL = re.compile(r"tw_[0-9a-f]{24}")
+
+
+def canonical(plan: GraphPlan, *, inner: bool = False) -> tuple[GraphPlan, dict[str, str]]:
+    """A plan whose values are numbered, and their names by the old ones.
+
+    Inputs and outputs keep the names that their callers know; those of a body, which is `inner`,
+    have no callers.
+    """
+    graph, names = canonical_graph(plan.graph, inner=inner)
+
+    def step_with(step: Step) -> Step:
+        inputs = tuple(names[value] for value in step.inputs)
+        step = replace(step, inputs=inputs, output=names[step.output])
+        bodies = [canonical(body, inner=True)[0] for body in bodies_of(step)]
+        match step:
+            case LoopStep():
+                return replace(step, body=bodies[0])
+            case BranchStep():
+                return replace(step, then=bodies[0], otherwise=bodies[1])
+            case _:
+                return step
+
+    placements = {names[value]: place for value, place in plan.placements.items()}
+    return (
+        GraphPlan(graph, tuple(map(step_with, plan.steps)), placements, plan.growing),
+        names,
+    )
+
+
+def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[str, str]]:
+    """A graph whose values are numbered as `canonical` does it, without other names of nodes."""
+    kept = () if inner else (*graph.inputs, *graph.outputs)
+    names = {value: value for value in kept}
+    used = (value for node in graph.nodes for value in (*node.inputs, *node.outputs))
+    for value in (*graph.inputs, *used, *graph.outputs, *sorted(graph.types)):
+        names.setdefault(value, f"%{len(names)}")
+
+    def node_with(node: Node) -> Node:
+        attrs = tuple(
+            (key, canonical_graph(value, inner=True)[0] if isinstance(value, Graph) else value)
+            for key, value in node.attrs
+        )
+        outputs = tuple(names[value] for value in node.outputs)
+        inputs = tuple(names[value] for value in node.inputs)
+        return Node(outputs[0], node.op, inputs, outputs, attrs)
+
+    return (
+        Graph(
+            graph.name if not inner else "body",
+            tuple(names[value] for value in graph.inputs),
+            tuple(names[value] for value in graph.outputs),
+            tuple(map(node_with, graph.nodes)),
+            {names[value]: kind for value, kind in graph.types.items()},
+            {names[value]: array for value, array in graph.constants.items()},
+        ),
+        names,
+    )
+
+
+def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str]) -> str:
+    """Which values of the imported graph the program shows, and how."""
+    program = compiled.program if planned.open is None else compiled.program.at(dict(planned.sizes))
+    observed = written(planned.plan, program)
+    if observed is None:
+        return "none"
+    imported = canonical_graph(planned.graph)[1]
+    shown = correspondence(planned.graph, planned.plan.graph, (each.value for each in observed))
+    found = [[names[each.value], each.after, str(each.placement)] for each in observed]
+    return _json(
+        [
+            found,
+            {
+                imported[value]: [
+                    [
+                        names[each.value],
+                        [names[origin] for origin in each.origins],
+                        each.whole,
+                        _moves(each, names),
+                    ]
+                    for each in some
+                ]
+                for value, some in shown.items()
+            },
+        ]
+    )
+
+
+def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
+    """The nodes that make a value of those that kernels write; some have values of their own."""
+    own = dict(names)
+    return [
+        [
+            node.op,
+            str(node.attrs),
+            [own.setdefault(value, f"+{len(own)}") for value in (*node.inputs, *node.outputs)],
+        ]
+        for node in (shown.moves.nodes if shown.moves else ())
+    ]
+
+
+def targets_of(model: str) -> list[str]:
+    """The names of the targets for which a model is compiled."""
+    share = DIGESTED[model].share
+    return [name for name in known_targets() if int(_short(name, model), 16) % share == 0]
+
+
+@cache
+def _home(workload: Workload, model: str) -> str:
+    """The name of the target for which a model's workload has its space hashed. A new target takes
+    some of the workloads, and leaves the others where they are."""
+    return max(targets_of(model), key=lambda name: _short(workload.key, name))
+
+
+def _space(workload: Workload, planned: Planned, found: Found) -> str:
+    """A workload's schedule space, and the code of some of its points."""
+    target, threads, numerics = planned.target, planned.threads, planned.numerics
+    space = schedule_space(workload, target, threads, numerics)
+    lines = [workload.key]
+    for each in space.subspaces:
+        lines += [each.algorithm, str(each.knobs), str(each.default)]
+    points = space.points
+    lines.append(_short(*map(str, points)))
+    for schedule in Random(workload.key).sample(points, min(SAMPLES, len(points))):
+        lines += [str(schedule), _code(workload, schedule, target, threads)]
+        found.occurred.add(f"algorithm {schedule.algorithm}")
+    return "\n".join(lines)
+
+
+def _code(workload: Workload, schedule: Schedule, target: Target, threads: int) -> str:
+    try:
+        lowered = lower_workload(workload, schedule, target, threads)
+    except ScheduleError:
+        return "refused"
+    return f"{lowered.digest} {_unnamed(_json(lowered.spec.to_json()))}"
+
+
+def required() -> set[str]:
+    """What must occur in some model: all passes, algorithms, kinds of steps and instructions."""
+    return {
+        *(f"pass {step.__name__}" for step in PASSES),
+        *(f"pass {name}" for name in ("widen", "narrow", "growing_caches")),
+        *(f"algorithm {name}" for template in templates() for name in template.algorithms),
+        *(f"step {kind.__name__}" for kind in get_args(Step)),
+        *(f"instruction {kind.__name__}" for kind in get_args(Instruction)),
+        "stages",
+    }
+
+
+@lru_cache(1)
+def _read(model: str) -> ReadModel:
+    return with_tensors(read_model(DIGESTED[model].build().SerializeToString()))
+
+
+_Sizes = tuple[tuple[str, SizeRange], ...]
+
+
+@contextmanager
+def _imported_once(model: ReadModel) -> Iterator[None]:
+    """Targets share the graphs that a model is imported to."""
+
+    def shared(read: ReadModel, dims: Mapping[str, SizeRange]) -> Graph:
+        assert read is model
+        return _imported(read, tuple(sorted(dims.items())))
+
+    with patch.object(driver, "import_model", shared):
+        yield
+
+
+@lru_cache(64)
+def _imported(model: ReadModel, dims: _Sizes) -> Graph:
+    return import_model(model, dict(dims))
+
+
+def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, str], set[str], float]:
+    """A model's digests by target, as the columns of a line, and what occurred in it."""
+    began = time.perf_counter()
+    lines, occurred = {}, set[str]()
+    for name in targets:
+        found = digest_model(model, known_targets()[name])
+        digests = found.digests()
+        lines[name] = " ".join(digests[part] for part in PARTS)
+        occurred |= found.occurred
+    memo.forget()
+    for each in (_home, _imported, _read):
+        each.cache_clear()
+    return model, lines, occurred, time.perf_counter() - began
+
+
+def read_file(path: Path = FILE) -> tuple[dict[tuple[str, str], Digests], set[str]]:
+    """The digests of each model and target, and what occurred in some model."""
+    digests: dict[tuple[str, str], Digests] = {}
+    occurred = set()
+    for line in path.read_text().splitlines():
+        if line.startswith("+ "):
+            occurred.add(line.removeprefix("+ "))
+        elif line and not line.startswith("#"):
+            model, target, *columns = line.split(" ")
+            digests[model, target] = dict(zip(PARTS, columns, strict=True))
+    return digests, occurred
+
+
+def differences(
+    expected: Mapping[tuple[str, str], Digests], found: Mapping[tuple[str, str], Digests]
+) -> list[str]:
+    """A line for each model and target whose digests differ: it names the parts."""
+    told = []
+    for (model, target), digests in found.items():
+        known = expected.get((model, target))
+        if known is None:
+            told.append(f"{model} {target}: not in the file")
+        elif parts := [part for part in PARTS if known[part] != digests[part]]:
+            told.append(f"{model} {target} ({mode_of(model, target)}): {', '.join(parts)}")
+    return told
+
+
+def _written_file(digests: Mapping[tuple[str, str], Digests], occurred: set[str]) -> str:
+    head = [
+        "# Written by `make digests ARGS=--update` (benchmarks/digests.py); do not edit.",
+        f"# llvmlite {llvmlite.__version__}; model, target, {', '.join(PARTS)}",
+    ]
+    lines = [
+        f"{model} {target} {' '.join(parts[part] for part in PARTS)}"
+        for (model, target), parts in digests.items()
+    ]
+    return "\n".join([*head, *(f"+ {each}" for each in sorted(occurred)), *lines]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare with the file, or write it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.digests")
+    parser.add_argument("--update", action="store_true", help="write the file anew")
+    parser.add_argument("--models", nargs="+", default=list(DIGESTED), choices=list(DIGESTED))
+    every = list(known_targets())
+    parser.add_argument("--targets", nargs="+", default=every, choices=every)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--times", action="store_true", help="say what each model takes")
+    given = parser.parse_args(arguments)
+    whole = given.models == list(DIGESTED) and given.targets == every
+    if given.update and not whole:
+        parser.error("--update is for all models and targets")
+    digests: dict[tuple[str, str], Digests] = {}
+    occurred: set[str] = set()
+    began = time.perf_counter()
+    with ProcessPoolExecutor(given.processes) as pool:
+        runs = [
+            pool.submit(
+                _lines, model, [name for name in targets_of(model) if name in given.targets]
+            )
+            for model in given.models
+        ]
+        for run in runs:
+            model, lines, seen, seconds = run.result()
+            occurred |= seen
+            for target, line in lines.items():
+                digests[model, target] = dict(zip(PARTS, line.split(" "), strict=True))
+            if given.times:
+                print(f"{seconds:6.1f} s  {model}", flush=True)
+    print(f"{len(digests)} models and targets in {time.perf_counter() - began:.0f} s")
+    absent = sorted(required() - occurred) if whole else []
+    for each in absent:
+        print(f"occurs in no model: {each}")
+    if given.update:
+        FILE.write_text(_written_file(digests, occurred))
+        return bool(absent)
+    told = differences(read_file()[0], digests)
+    for line in told:
+        print(line)
+    print(f"{len(told)} differ")
+    return bool(told or absent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
