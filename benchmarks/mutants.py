@@ -50,6 +50,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "compiler/passes": (
         *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
     ),
+    "compiler/plan": ("tests/golden/plans", "tests/unit/plan", "tests/unit/passes"),
     "compiler/ops": (
         *("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
         *(f"tests/integration/test_{name}.py" for name in ("branches", "loops", "scans")),

@@ -38,12 +38,12 @@ from tilewright.compiler.options import (
 )
 from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.growing_caches import growing_caches
-from tilewright.compiler.passes.layouts import assign_layouts
 from tilewright.compiler.passes.pipeline import Observer
 from tilewright.compiler.passes.pipeline import optimise as run_passes
 from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.layouts.assignment import assign_layouts
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.artifacts import save_artifact

@@ -35,8 +35,8 @@ from tilewright.compiler.graph.names import in_type
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.passes.fusion import Group, fuse
 from tilewright.compiler.passes.wide_sums import wide_sums
+from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.sizes import typical
 
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}

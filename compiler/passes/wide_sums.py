@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.passes.fusion import Group
+from tilewright.compiler.plan.fusion import Group
 
 _SUMS = ("reduce_sum", "reduce_mean", "average_pool")
 

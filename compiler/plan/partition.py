@@ -19,12 +19,12 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
 from tilewright.compiler.ops.attributes import word
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.dead_code import dead_code
-from tilewright.compiler.passes.fusion import Group, fuse
-from tilewright.compiler.passes.layout_options import Demand, LayoutChoice
-from tilewright.compiler.passes.layouts import assign_layouts
 from tilewright.compiler.passes.narrow_values import narrow_values
 from tilewright.compiler.passes.wide_concats import narrow_concats
 from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.fusion import Group, fuse
+from tilewright.compiler.plan.layouts.assignment import assign_layouts
+from tilewright.compiler.plan.layouts.options import Demand, LayoutChoice
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.plan import (
     BranchStep,

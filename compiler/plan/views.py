@@ -8,7 +8,7 @@ A piece of a concatenation that a kernel writes can be written where it belongs,
 one after the other in memory: along channels where the batch is 1, along the outermost dimension
 otherwise. A piece that cannot (an input, a constant, a value with another place already) is copied
 there alone. A slice whose elements lie together is read where it is, and so are rows of channels
-that an image lies in (`passes/turns.py`). In a dense block (Huang et
+that an image lies in (`layout_transposes.py`). In a dense block (Huang et
 al., 2017) all features then lie in one buffer that grows by what each layer adds. Also called
 memory-efficient concatenation, or concat elimination (TensorRT).
 """
@@ -25,9 +25,9 @@ from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR
 from tilewright.compiler.ops.attributes import integer, ints
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_options import Demand, LayoutChoice, channels_last
-from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layout_transposes import turns
+from tilewright.compiler.plan.layouts.options import Demand, LayoutChoice, channels_last
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES, Region, Regions
 from tilewright.compiler.plan.workload import Halo, stored_bytes

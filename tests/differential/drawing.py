@@ -11,7 +11,7 @@ from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from tilewright.compiler.passes.layout_options import channels_last
+from tilewright.compiler.plan.layouts.options import channels_last
 from tilewright.compiler.plan.workload import Halo, Workload
 
 Array = np.ndarray[Any, Any]

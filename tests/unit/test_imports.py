@@ -60,17 +60,23 @@ INSIDE: dict[str, set[str]] = {
     "plan.intervals": {"memo", "ops", "sizes", "plan.workload"},
     "plan.plan": _IR | {"ops", "plan.workload", "plan.placement", "plan.intervals"},
     "plan.choices": {"errors"},
-    "plan.views": _IR | {"ops", "plan.workload", "plan.placement", "passes", "plan.regions"},
+    "plan.layout_transposes": _IR | {"ops", "passes"},
+    "plan.fusion": _IR | {"ops", "passes", "plan.layout_transposes"},
+    "plan.layouts": _IR
+    | {"ops", "passes", "plan.workload", "plan.placement", "plan.regions", "plan.choices"}
+    | {"plan.fusion", "plan.layout_transposes"},
+    "plan.views": _IR
+    | {"ops", "plan.workload", "plan.placement", "plan.regions"}
+    | {"plan.fusion", "plan.layouts", "plan.layout_transposes"},
     "plan.partition": _IR
     | {"ops", "plan.workload", "plan.placement", "plan.plan", "passes", "plan.views"}
-    | {"plan.choices"},
+    | {"plan.choices", "plan.fusion", "plan.layouts"},
     "plan.product_types": _IR | {"ops"},
     "plan.memory": _IR
     | {"ops", "plan.workload", "plan.placement", "plan.plan", "plan.regions", "runtime"},
     "plan.symbolic_memory": {"plan.memory", "plan.plan", "plan.regions", "sizes"},
     "plan.costs": _IR | {"ops", "plan.workload", "plan.plan", "plan.memory", "plan.product_types"},
-    "passes": _IR
-    | {"ops", "plan.workload", "plan.placement", "plan.plan", "plan.regions", "plan.choices"},
+    "passes": _IR | {"ops", "plan.fusion", "plan.plan"},
     "schedule": _IR | {"ops", "plan.workload", "runtime"},
     "codegen": _BASE | {"loops", "process"},
     "runtime.labels": set(),

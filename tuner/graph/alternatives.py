@@ -14,10 +14,10 @@ from tilewright.compiler import driver, ops
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.registry import Effort, OpKind
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_options import LayoutChoice
-from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layouts.assignment import Assignment
+from tilewright.compiler.plan.layouts.options import LayoutChoice
 from tilewright.compiler.plan.plan import GraphPlan, KernelStep, ViewStep
 from tilewright.compiler.plan.workload import make_workload
 from tilewright.tuner.graph.planner import Difference, Planner, difference, operations

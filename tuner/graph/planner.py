@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from tilewright.compiler import driver
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_costs import OPERATIONS_A_BYTE
 from tilewright.compiler.passes.pipeline import PASSES, Observer
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layouts.costs import OPERATIONS_A_BYTE
 from tilewright.compiler.plan.partition import fused
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
@@ -136,7 +136,7 @@ def difference(old: GraphPlan, new: GraphPlan) -> Difference:
 
 
 def operations(workload: Workload) -> float:
-    """A kernel's cost in operations: its arithmetic, and its bytes as in `layout_costs`.
+    """A kernel's cost in operations: its arithmetic, and its bytes as in `plan.layouts.costs`.
 
     Layouts count only by the bytes that they take.
     """

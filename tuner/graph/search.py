@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.layouts.assignment import Assignment
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.graph.alternatives import Alternative, alternatives, layout_choice

@@ -8,10 +8,10 @@ from dataclasses import replace
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_costs import WEIGHT_MACS
-from tilewright.compiler.passes.layout_options import ESTIMATES, Option, Options
 from tilewright.compiler.plan.choices import GraphChoice
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
+from tilewright.compiler.plan.layouts.options import ESTIMATES, Option, Options
 from tilewright.compiler.plan.placement import Placement, same_bytes
 from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.schedule.problem import anchor

@@ -11,8 +11,8 @@ from tests.graphs import Maker, operators, proven
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.fusion import fuse
 from tilewright.compiler.passes.narrow import narrow
+from tilewright.compiler.plan.fusion import fuse
 
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}

@@ -11,8 +11,8 @@ from tests.graphs import Maker, assert_equivalent, operators
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
-from tilewright.compiler.passes.fusion import fuse
 from tilewright.compiler.passes.narrow_values import narrow_values, widening
+from tilewright.compiler.plan.fusion import fuse
 from tilewright.compiler.plan.partition import plan_graph
 
 CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}

@@ -11,8 +11,8 @@ from tests.graphs import Maker
 from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.fusion import fuse
 from tilewright.compiler.passes.wide_sums import wide_sums
+from tilewright.compiler.plan.fusion import fuse
 from tilewright.compiler.targets.host import resolve_target
 
 

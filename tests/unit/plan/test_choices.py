@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.graphs import Maker, random_inputs
-from tests.unit.passes import test_layouts
-from tests.unit.plan import test_views
+from tests.unit.plan import test_layouts, test_views
 from tilewright.compiler.driver import compile_plan, make_plan, optimise, unsuited_passes
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
@@ -20,11 +19,11 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_options import Option
-from tilewright.compiler.passes.layouts import Assignment, assign_layouts
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layouts.assignment import Assignment, assign_layouts
+from tilewright.compiler.plan.layouts.options import Option
 from tilewright.compiler.plan.partition import fused
 from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import GraphPlan

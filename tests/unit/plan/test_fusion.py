@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.graphs import Maker
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.fusion import fuse
+from tilewright.compiler.plan.fusion import fuse
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 

@@ -17,7 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.passes.layout_options import channels_last
+from tilewright.compiler.plan.layouts.options import channels_last
 from tilewright.compiler.plan.memory import plan_memory
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.placement import Placement

@@ -10,9 +10,9 @@ import pytest
 from tests.graphs import Maker
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.passes.pipeline import optimise
 from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.layouts.assignment import Assignment
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.targets.host import resolve_target

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
-from tilewright.compiler.passes.layout_options import ESTIMATES
-from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.plan.layouts.assignment import Assignment
+from tilewright.compiler.plan.layouts.options import ESTIMATES
 from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.graph.planner import Planner, operations

@@ -27,7 +27,7 @@ from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
 from tilewright.compiler.passes.narrow_values import READERS, widening
-from tilewright.compiler.passes.turns import turns
+from tilewright.compiler.plan.layout_transposes import turns
 from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import OpenSizeError, typical
 

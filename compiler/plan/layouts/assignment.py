@@ -5,12 +5,12 @@ Before:                                     After (16 lanes):
     {conv, add}:  row -> row                    {conv, add}: 0 1/16 2 3 1%16 -> 0 1/16 2 3 1%16
     {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
-Each group of nodes has options (`layout_options`): which layouts it reads and writes, and what its
+Each group of nodes has options (`options.py`): which layouts it reads and writes, and what its
 kernel costs. If a value is read in another layout than it is written in, it is copied, once for all
-groups that want the same. `quadratic` chooses the options for the whole graph together; its choice
-is the cheapest in graphs of chains, branches that join again, and skip connections. Also called
-data layout transformation. Liu et al., "Optimizing CNN Model Inference on CPUs" (2019), solve it
-for convolutions.
+groups that want the same. `quadratic.py` chooses the options for the whole graph together; its
+choice is the cheapest in graphs of chains, branches that join again, and skip connections. Also
+called data layout transformation. Liu et al., "Optimizing CNN Model Inference on CPUs" (2019),
+solve it for convolutions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
-from tilewright.compiler.passes.fusion import Group
-from tilewright.compiler.passes.layout_costs import WEIGHT_MACS
-from tilewright.compiler.passes.layout_options import (
+from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
+from tilewright.compiler.plan.layouts.options import (
     ESTIMATES,
     LayoutChoice,
     LayoutCosts,
     Option,
     Options,
 )
-from tilewright.compiler.passes.quadratic import Quadratic
-from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.layouts.quadratic import Quadratic
 from tilewright.compiler.plan.placement import Placement
 
 

@@ -16,10 +16,10 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.passes.fusion import Group, fuse
-from tilewright.compiler.passes.layout_options import LayoutChoice, channels_last, fits_block
-from tilewright.compiler.passes.layouts import Assignment
 from tilewright.compiler.plan.choices import GraphChoice
+from tilewright.compiler.plan.fusion import Group, fuse
+from tilewright.compiler.plan.layouts.assignment import Assignment
+from tilewright.compiler.plan.layouts.options import LayoutChoice, channels_last, fits_block
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.targets.host import resolve_target
 

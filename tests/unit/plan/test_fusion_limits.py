@@ -10,7 +10,7 @@ from tests.graphs import Maker
 from tests.plans import planned
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.fusion import EPILOGUE_LIMIT, fuse
+from tilewright.compiler.plan.fusion import EPILOGUE_LIMIT, fuse
 
 
 def fused(graph: Graph, *kept: str) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tilewright.compiler.passes.quadratic import Quadratic
+from tilewright.compiler.plan.layouts.quadratic import Quadratic
 
 
 def problem(sizes: list[int], edges: list[tuple[int, int]], seed: int) -> Quadratic:

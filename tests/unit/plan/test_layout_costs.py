@@ -11,9 +11,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import MAX_LANE_STEP, ROW_MAJOR, Layout, blocked
-from tilewright.compiler.passes import layout_costs as costs
-from tilewright.compiler.passes.fusion import Group, fuse
-from tilewright.compiler.passes.layout_options import Options, channels_last, conv_halo
+from tilewright.compiler.plan.fusion import Group, fuse
+from tilewright.compiler.plan.layouts import costs
+from tilewright.compiler.plan.layouts.options import Options, channels_last, conv_halo
 
 NCHW16, NCHW8, NHWC = blocked(4, 1, 16), blocked(4, 1, 8), channels_last(4)
 PLAIN = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}

@@ -21,12 +21,12 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Factor, Layout, blocked
 from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.passes import layout_costs as costs
-from tilewright.compiler.passes.fusion import Group
 from tilewright.compiler.passes.narrow_values import narrow_source
-from tilewright.compiler.passes.turns import RANKS as BLOCKED_RANKS
-from tilewright.compiler.passes.turns import is_to_image, is_to_rows, turns
 from tilewright.compiler.plan.choices import LayoutNames
+from tilewright.compiler.plan.fusion import Group
+from tilewright.compiler.plan.layout_transposes import RANKS as BLOCKED_RANKS
+from tilewright.compiler.plan.layout_transposes import is_to_image, is_to_rows, turns
+from tilewright.compiler.plan.layouts import costs
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES
 from tilewright.compiler.plan.workload import Halo
@@ -97,7 +97,7 @@ class LayoutCosts(Protocol):
 
 
 class EstimatedCosts:
-    """Operations and bytes, as far as a graph shows them (`layout_costs`)."""
+    """Operations and bytes, as far as a graph shows them (`costs.py`)."""
 
     def kernel(self, group: Group, option: Option) -> float:
         """The operations of the option, traffic included."""

@@ -1,0 +1,1 @@
+"""Layout assignment: which layouts values may have, what each costs, and the least sum of costs."""
