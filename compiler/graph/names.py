@@ -7,12 +7,17 @@ from collections.abc import Container, Iterator
 from tilewright.compiler.dtypes import DType
 
 
-def fresh(base: str, taken: Container[str]) -> str:
-    """The name, or the name with a number where it is taken."""
-    name, number = base, 1
-    while name in taken:
-        number += 1
-        name = f"{base}.{number}"
+def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None) -> str:
+    """The name, or the name with a number where it is taken.
+
+    Where no name ever becomes free, `last` keeps the number of each base, so that many like names
+    take no time that grows with the square of their number.
+    """
+    numbers = {} if last is None else last
+    name = base
+    while any(name in names for names in taken):
+        numbers[base] = numbers.get(base, 1) + 1
+        name = f"{base}.{numbers[base]}"
     return name
 
 

@@ -12,7 +12,9 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.edit import live
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops import size_arithmetic
@@ -304,34 +306,24 @@ class GraphBuilder:
         def final(value: str) -> str:
             return renames.get(value, value)
 
-        alive = set(outputs)
-        kept: list[Node] = []
-        for node in reversed(self._nodes):
-            if node.op == LABELLED and node.inputs[0] in self._inputs:
-                alive.add(final(node.output))  # an input of text stays one if nothing reads it
-            if final(node.output) in alive:
-                alive.update(map(final, node.inputs))
-                kept.append(node)
-        nodes = []
-        for node in reversed(kept):
-            output = final(node.output)
-            nodes.append(
-                Node(
-                    node_names.get(node.output, output),
-                    node.op,
-                    tuple(map(final, node.inputs)),
-                    (output,),
-                    node.attrs,
-                )
+        renamed = (
+            Node(
+                node_names.get(node.output, final(node.output)),
+                node.op,
+                tuple(map(final, node.inputs)),
+                (final(node.output),),
+                node.attrs,
             )
-        alive.update(self._inputs)
+            for node in self._nodes
+        )
+        nodes, values = live(renamed, self._inputs, outputs)
         return Graph(
             name,
             tuple(self._inputs),
             tuple(outputs),
             tuple(nodes),
-            {final(v): t for v, t in self.types.items() if final(v) in alive},
-            {final(v): a for v, a in self.constants.items() if final(v) in alive},
+            {final(v): t for v, t in self.types.items() if final(v) in values},
+            {final(v): a for v, a in self.constants.items() if final(v) in values},
         )
 
     def _fold(
@@ -422,11 +414,7 @@ class GraphBuilder:
         return value
 
     def _fresh(self, hint: str) -> str:
-        name = hint
-        while name in self.types or name in self.sequences or name in self._reserved:
-            self._numbers[hint] = self._numbers.get(hint, 1) + 1
-            name = f"{hint}.{self._numbers[hint]}"
-        return name
+        return fresh(hint, self.types, self.sequences, self._reserved, last=self._numbers)
 
 
 def _check_size(label: str, kind: TensorType) -> None:

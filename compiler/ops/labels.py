@@ -41,11 +41,6 @@ def list_of(node: Node | None) -> str | None:
     return word(node.attrs, "list")
 
 
-def is_of_input(node: Node, inputs: Sequence[str]) -> bool:
-    """Whether a node says that one of a graph's inputs is text, be it read or not."""
-    return labels_of(node) is not None and node.inputs[0] in inputs
-
-
 def labels_text(labels: Labels) -> str:
     """The attribute of `labelled`."""
     return json.dumps(labels.to_json(), sort_keys=True, ensure_ascii=False)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import integer
-from tilewright.compiler.passes.dead_code import dead_code
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
@@ -24,14 +24,14 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> G
     graph itself changes only in those nodes' operands."""
     if not any(node.bodies for node in graph.nodes):
         return graph
-    nodes = []
+    edit = Edit(graph)
     for node in graph.nodes:
         if node.bodies:
             repeated = node.op == "loop"
             bodies = [optimise(body, repeated) for body in _with_constants(graph, node)]
             node = _without_unread(node, bodies)
-        nodes.append(node)
-    return dead_code(graph.replace(nodes=nodes))
+        edit.put(node)
+    return edit.finish()
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
@@ -42,25 +42,20 @@ def _first_capture(node: Node) -> tuple[int, int]:
 
 def _with_constants(graph: Graph, node: Node) -> list[Graph]:
     """The bodies, each with the constants that it captures as its own."""
-    own, inner = _first_capture(node)
+    operands, inputs = _first_capture(node)
     bodies = []
     for body in node.bodies:
-        captured = zip(body.inputs[inner:], node.inputs[own:], strict=True)
-        known = {name: graph.constants[v] for name, v in captured if v in graph.constants}
+        captured = zip(body.inputs[inputs:], node.inputs[operands:], strict=True)
         # The input stays, because all bodies of a node have the same inputs: so the constant needs
         # a name of its own.
-        names: dict[str, str] = {}
-        for name in known:
-            names[name] = f"{name}.constant"
-            while names[name] in body.types:
-                names[name] += "_"
-        nodes = [replace(n, inputs=tuple(names.get(v, v) for v in n.inputs)) for n in body.nodes]
-        outputs = [names.get(v, v) for v in body.outputs]
-        types = {**body.types, **{names[v]: body.types[v] for v in known}}
-        constants = {**body.constants, **{names[v]: array for v, array in known.items()}}
-        bodies.append(
-            dead_code(body.replace(nodes=nodes, types=types, constants=constants, outputs=outputs))
-        )
+        edit, names = Edit(body), dict[str, str]()
+        for name, value in captured:
+            if value in graph.constants:
+                own = names[name] = edit.fresh(f"{name}.constant")
+                edit.types[own], edit.constants[own] = body.types[name], graph.constants[value]
+        for each in body.nodes:
+            edit.put(replace(each, inputs=tuple(names.get(v, v) for v in each.inputs)))
+        bodies.append(edit.finish([names.get(v, v) for v in body.outputs]))
     return bodies
 
 

@@ -16,12 +16,10 @@ Torczon, 1992). `widening` is what counts as such; it is called dequantisation i
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.ops.registry import Effort, OpKind
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 """What computes its operands where it reads them."""
@@ -29,26 +27,26 @@ READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
 
 def narrow_values(graph: Graph) -> Graph:
     """Give each reader of a widened value but the first a copy of what widens it."""
-    types = dict(graph.types)
-    nodes: list[Node] = []
     read: set[str] = {*graph.outputs}
-    for node in graph.nodes:
-        inputs = list(node.inputs)
+
+    def rule(rewriter: Rewriter, node: Node) -> str | None:
+        own: dict[str, str] = {}
         if ops.get(node.op).kind in READERS:
-            for place, value in enumerate(node.inputs):
-                if value in node.inputs[:place]:
-                    inputs[place] = inputs[node.inputs.index(value)]
-                elif value in read:
-                    for made in reversed(widening(graph, value)):
-                        name = fresh(f"{made.output}.again", types)
-                        types[name] = types[made.output]
-                        last = nodes[-1].output if inputs[place] != value else None
-                        operands = _moved(made, graph, last)
-                        nodes.append(replace(made, name=name, inputs=operands, outputs=(name,)))
-                        inputs[place] = name
+            own = {v: _again(rewriter, graph, v) for v in dict.fromkeys(node.inputs) if v in read}
         read.update(node.inputs)
-        nodes.append(node if tuple(inputs) == node.inputs else replace(node, inputs=tuple(inputs)))
-    return graph if len(nodes) == len(graph.nodes) else graph.replace(nodes=nodes, types=types)
+        inputs = tuple(own.get(value, value) for value in node.inputs)
+        return None if inputs == node.inputs else rewriter.emit(node.op, inputs, node.attrs)
+
+    return rewrite(graph, rule)
+
+
+def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
+    """A copy of what widens a value, or the value where nothing does."""
+    copies: dict[str, str] = {}
+    for node in reversed(widening(graph, value)):
+        inputs = [copies.get(operand, operand) for operand in node.inputs]
+        copies[node.output] = rewriter.emit(node.op, inputs, node.attrs, f"{node.output}.again")
+    return copies.get(value, value)
 
 
 def widening(graph: Graph, value: str) -> list[Node]:
@@ -81,10 +79,3 @@ def narrow_source(graph: Graph, value: str) -> str:
     for node in widening(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value
-
-
-def _moved(node: Node, graph: Graph, value: str | None) -> tuple[str, ...]:
-    """The operands of a node's copy: `value` in place of the one that is no constant."""
-    if value is None:
-        return node.inputs
-    return tuple(v if v in graph.constants else value for v in node.inputs)

@@ -15,28 +15,21 @@ import numpy as np
 
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.edit import AttrPairs, Edit
+from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.ops.labels import is_of_input
 from tilewright.compiler.sizes import OpenSizeError
 
 Rule = Callable[["Rewriter", Node], str | None]
 
 
-class Rewriter:
+class Rewriter(Edit):
     """The graph under construction, as a rule sees it."""
 
     def __init__(self, graph: Graph) -> None:
-        self.source = graph
-        self._types: dict[str, TensorType] = dict(graph.types)
-        self._constants: dict[str, np.ndarray] = dict(graph.constants)
-        self._nodes: dict[str, Node] = {}  # by output
+        super().__init__(graph)
         self._emitted: set[str] = set()
         self._replaced: dict[str, str] = {}
-
-    @cached_property
-    def _names(self) -> set[str]:
-        return {node.name for node in self.source.nodes}
 
     @cached_property
     def _uses(self) -> dict[str, int]:
@@ -46,26 +39,21 @@ class Rewriter:
         return uses
 
     def type(self, value: str) -> TensorType:
-        return self._types[value]
+        return self.types[value]
 
     def shape(self, value: str) -> tuple[int, ...]:
-        return self._types[value].shape
-
-    def producer(self, value: str, op: str | None = None) -> Node | None:
-        """The rewritten node that makes a value; with `op`, only if it is that operator."""
-        node = self._nodes.get(value)
-        return node if node is not None and op in (None, node.op) else None
+        return self.types[value].shape
 
     def array(self, value: str) -> np.ndarray | None:
         """The value as an array, if it is a constant; not bfloat16, whose bits are no numbers."""
-        if value in self._types and self._types[value].dtype is DType.BFLOAT16:
+        if value in self.types and self.types[value].dtype is DType.BFLOAT16:
             return None
-        return self._constants.get(value)
+        return self.constants.get(value)
 
     def scalar(self, value: str) -> float | None:
         """The number that a floating constant of one element holds."""
-        array = self._constants.get(value)
-        if array is None or array.size != 1 or self._types[value].dtype not in _FLOATS:
+        array = self.constants.get(value)
+        if array is None or array.size != 1 or self.types[value].dtype not in _FLOATS:
             return None
         return float(array.reshape(-1)[0])
 
@@ -84,24 +72,22 @@ class Rewriter:
         self,
         op: str,
         inputs: Sequence[str],
-        attrs: Mapping[str, AttrValue] | Sequence[tuple[str, AttrValue]] = (),
+        attrs: AttrPairs = (),
+        name: str = "",
     ) -> str:
-        """Add a node; its output's type is inferred, its name comes from its first operand."""
-        pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
-        output = self._fresh(f"{inputs[0]}.{op}" if inputs else op)
-        node = Node(
-            name=output, op=op, inputs=tuple(inputs), outputs=(output,), attrs=tuple(sorted(pairs))
-        )
-        self._types[output] = ops.get(op).infer([self._types[v] for v in inputs], node.attrs)
-        self._nodes[output] = node
+        """Add a node; its output's type is inferred, its name is new: one like `name`, or like that
+        of its first operand."""
+        pairs = tuple(sorted(attrs.items() if isinstance(attrs, Mapping) else attrs))
+        kind = ops.get(op).infer([self.types[v] for v in inputs], pairs)
+        output = self.fresh(name or (f"{inputs[0]}.{op}" if inputs else op))
         self._emitted.add(output)
-        return output
+        return self.add(output, op, inputs, pairs, kind)
 
     def constant(self, array: np.ndarray, like: str) -> str:
         """Add a constant, named after the value that it derives from; its type is the array's."""
-        value = self._fresh(like)
-        self._types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))
-        self._constants[value] = np.ascontiguousarray(array).reshape(array.shape)
+        value = self.fresh(like)
+        self.types[value] = TensorType(DType(array.dtype.name), tuple(array.shape))
+        self.constants[value] = np.ascontiguousarray(array).reshape(array.shape)
         return value
 
     def apply(self, rule: Rule) -> bool:
@@ -119,8 +105,8 @@ class Rewriter:
                 result = None
             output = node.outputs[0]
             # Patterns ignore the rank of numbers: one of higher rank would widen the result.
-            if result is None or self._types[result] != self._types[output]:
-                self._nodes[output] = node
+            if result is None or self.types[result] != self.types[output]:
+                self.put(node)
                 continue
             changed = True
             if result in self._emitted:
@@ -128,28 +114,8 @@ class Rewriter:
             else:
                 self._replaced[output] = result
                 self._uses[result] = self._uses.get(result, 0) + self._uses.get(output, 0)
-        return changed
-
-    def finish(self) -> Graph:
-        """The new graph, without what its outputs do not need."""
         self._name_outputs()
-        alive = set(self.source.outputs)
-        for node in reversed(self._nodes.values()):
-            if is_of_input(node, self.source.inputs):
-                alive.add(node.outputs[0])
-            if node.outputs[0] in alive:
-                alive.update(node.inputs)
-        nodes = tuple(node for node in self._nodes.values() if node.outputs[0] in alive)
-        alive.update(self.source.inputs)
-        kept = [*self.source.inputs, *self._constants, *(node.outputs[0] for node in nodes)]
-        return Graph(
-            name=self.source.name,
-            inputs=self.source.inputs,
-            outputs=self.source.outputs,
-            nodes=nodes,
-            types={value: self._types[value] for value in kept if value in alive},
-            constants={v: a for v, a in self._constants.items() if v in alive},
-        )
+        return changed
 
     def _name_outputs(self) -> None:
         # A graph output that another value replaces keeps its name.
@@ -181,15 +147,8 @@ class Rewriter:
     def _rename(self, value: str, output: str, name: str) -> None:
         # The last node that a rule emits takes the name of the value that it replaces.
         node = self._nodes.pop(value)
-        self._types[output] = self._types.pop(value)
+        self.types[output] = self.types.pop(value)
         self._nodes[output] = Node(name, node.op, node.inputs, (output,), node.attrs)
-
-    def _fresh(self, base: str) -> str:
-        name, number = base, 1
-        while name in self._types or name in self._names:
-            number += 1
-            name = f"{base}.{number}"
-        return name
 
 
 _FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)

@@ -11,10 +11,8 @@ Elsewhere: a balanced tree rewrite, as XLA's tree reduction rewriter does for wi
 
 from __future__ import annotations
 
-from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.graph.names import fresh
-from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 WIDTH = 64
 """Pieces of one kernel. DenseNet's widest concatenation has 49 of them."""
@@ -22,30 +20,19 @@ WIDTH = 64
 
 def narrow_concats(graph: Graph) -> Graph:
     """Split every concatenation of more than `WIDTH` operands."""
-    if not any(_is_wide(node) for node in graph.nodes):
-        return graph
-    types = dict(graph.types)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        while _is_wide(node):
-            inputs: list[str] = []
-            for at in range(0, len(node.inputs), WIDTH):
-                operands = node.inputs[at : at + WIDTH]
-                if len(operands) > 1:
-                    nodes.append(_part(node, f"part{at // WIDTH}", operands, types))
-                    operands = nodes[-1].outputs
-                inputs += operands
-            node = Node(node.name, node.op, tuple(inputs), node.outputs, node.attrs)
-        nodes.append(node)
-    return graph.replace(nodes=nodes, types=types)
+    return rewrite(graph, _split)
 
 
-def _is_wide(node: Node) -> bool:
-    return node.op == "concat" and len(node.inputs) > WIDTH
-
-
-def _part(node: Node, name: str, inputs: tuple[str, ...], types: dict[str, TensorType]) -> Node:
-    """The concatenation of some of the operands."""
-    name = fresh(f"{node.output}.{name}", types)
-    types[name] = ops.get(node.op).infer([types[v] for v in inputs], node.attrs)
-    return Node(name, node.op, inputs, (name,), node.attrs)
+def _split(rewriter: Rewriter, node: Node) -> str | None:
+    if node.op != "concat" or len(node.inputs) <= WIDTH:
+        return None
+    pieces = node.inputs
+    while len(pieces) > WIDTH:
+        parts = [pieces[at : at + WIDTH] for at in range(0, len(pieces), WIDTH)]
+        pieces = tuple(
+            rewriter.emit("concat", part, node.attrs, f"{node.output}.part{number}")
+            if len(part) > 1
+            else part[0]
+            for number, part in enumerate(parts)
+        )
+    return rewriter.emit("concat", pieces, node.attrs)

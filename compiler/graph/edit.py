@@ -1,0 +1,84 @@
+"""Editing a graph: values and nodes are added under new names, and what no output needs goes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.runtime.labels import LABELLED
+
+AttrPairs = Mapping[str, AttrValue] | Sequence[tuple[str, AttrValue]]
+
+
+class Edit:
+    """A graph under construction, with nodes in the order in which they are added.
+
+    It begins with all values of `source`, and with none of its nodes.
+    """
+
+    def __init__(self, source: Graph) -> None:
+        self.source = source
+        self.types: dict[str, TensorType] = dict(source.types)
+        self.constants: dict[str, np.ndarray] = dict(source.constants)
+        self._nodes: dict[str, Node] = {}  # by output
+        self._reserved: Container[str] = {node.name for node in source.nodes}
+
+    def fresh(self, base: str) -> str:
+        """The name, or one like it, that no value and no node has."""
+        return fresh(base, self.types, self._reserved)
+
+    def add(
+        self, name: str, op: str, inputs: Sequence[str], attrs: AttrPairs, kind: TensorType
+    ) -> str:
+        """Add a node and its output, which both have this name, and return that."""
+        pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
+        return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
+
+    def put(self, node: Node, kind: TensorType | None = None) -> str:
+        """Add a node as it is and return its output, which has the type of the source's value of
+        this name unless another one is given."""
+        if kind is not None:
+            self.types[node.output] = kind
+        self._nodes[node.output] = node
+        return node.output
+
+    def producer(self, value: str, op: str | None = None) -> Node | None:
+        """The node that makes a value; with `op`, only if it is that operator."""
+        node = self._nodes.get(value)
+        return node if node is not None and op in (None, node.op) else None
+
+    def finish(self, outputs: Sequence[str] | None = None) -> Graph:
+        """The new graph, with the inputs of the source and, if no others are given, its outputs."""
+        source = self.source
+        outputs = source.outputs if outputs is None else outputs
+        nodes, values = live(self._nodes.values(), source.inputs, outputs)
+        return source.replace(
+            nodes=nodes,
+            outputs=outputs,
+            types={value: kind for value, kind in self.types.items() if value in values},
+            constants={value: a for value, a in self.constants.items() if value in values},
+        )
+
+
+def live(
+    nodes: Iterable[Node], inputs: Collection[str], outputs: Iterable[str]
+) -> tuple[list[Node], set[str]]:
+    """The nodes that outputs depend on, and all values that the graph of these has.
+
+    What says that an input is text stays, though no output may need the input.
+    """
+    values, kept = {*outputs}, list[Node]()
+    for node in reversed([*nodes]):
+        if node.output in values or _labels_input(node, inputs):
+            values.update(node.inputs)
+            values.update(node.outputs)
+            kept.append(node)
+    return kept[::-1], values.union(inputs)
+
+
+def _labels_input(node: Node, inputs: Collection[str]) -> bool:
+    return node.op == LABELLED and node.attr("labels") is not None and node.inputs[0] in inputs
