@@ -42,8 +42,7 @@ import llvmlite
 import numpy as np
 
 from benchmarks.digest_models import DIGESTED
-from tilewright.compiler import driver, kernels, memo
-from tilewright.compiler.build import BuiltKernel, LoweredKernel, lower_workload
+from tilewright.compiler import driver, memo
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
@@ -52,9 +51,11 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.text import INLINE_ELEMENTS
 from tilewright.compiler.graph.text import digest as array_digest
 from tilewright.compiler.passes.pipeline import PASSES
-from tilewright.compiler.plan import BranchStep, GraphPlan, LoopStep, Step, bodies_of
-from tilewright.compiler.program_builder import CompiledProgram, ProgramBuilder
-from tilewright.compiler.ranges import SizeRange
+from tilewright.compiler.plan.plan import BranchStep, GraphPlan, LoopStep, Step, bodies_of
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program import kernels
+from tilewright.compiler.program.build import BuiltKernel, LoweredKernel, lower_workload
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
 from tilewright.compiler.runtime.packing import Array, Bytes
 from tilewright.compiler.runtime.program import Instruction
@@ -63,9 +64,9 @@ from tilewright.compiler.runtime.weights import PackedWeights
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.templates import templates
-from tilewright.compiler.target import Target, known_targets
+from tilewright.compiler.sizes.ranges import SizeRange
+from tilewright.compiler.targets.target import Target, known_targets
 from tilewright.compiler.timings import Timings
-from tilewright.compiler.workload import Workload
 from tilewright.service.jobs.correspondence import Shown, correspondence
 from tilewright.service.jobs.observation import written
 from tilewright.service.jobs.planning import ModelRequest, Planned

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.digests import differences, digest_model, read_file
-from tilewright.compiler.target import known_targets
+from tilewright.compiler.targets.target import known_targets
 
 SAMPLE = {
     "small-encoder": "x86-64-v3",  # open sizes
