@@ -5,7 +5,7 @@
     blobs/DIGEST         the bytes
 
 It is the same for SQLite and PostgreSQL, and either restores what the other saved. An archive of an
-earlier release is restored at its revision and then migrated.
+earlier revision is restored at that revision and then migrated.
 """
 
 from __future__ import annotations
@@ -25,18 +25,8 @@ import sqlalchemy as sa
 
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import translated_errors, writing
-from tilewright.db.errors import (
-    DatabaseError,
-    NotFoundError,
-    SchemaVersionError,
-)
-from tilewright.db.migrate import (
-    current_revision,
-    downgrade,
-    head_revision,
-    known_revisions,
-    upgrade,
-)
+from tilewright.db.errors import DatabaseError, NotFoundError, SchemaVersionError
+from tilewright.db.migrate import current_revision, head_revision, require_known, upgrade
 from tilewright.db.models import Base
 from tilewright.db.stores.blob_bytes import CHUNK_BYTES, BlobBytes, os_errors, stage
 
@@ -120,7 +110,7 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
     Raises:
         BackupError: if the file is no archive, or a blob in it is damaged.
         NotEmptyError: if the database has rows.
-        SchemaVersionError: if a newer release made the archive.
+        SchemaVersionError: if a newer release made the archive, or it is too old to be migrated.
         StorageError: if something cannot be read or written.
     """
     with _opened(file) as archive:
@@ -188,18 +178,21 @@ def _manifest(archive: tarfile.TarFile, file: Path) -> Manifest:
         manifest = Manifest(**{**found, "missing": tuple(found["missing"])})
     except (BackupError, KeyError, TypeError, ValueError) as error:
         raise BackupError(f"'{file}' is no archive of a database: it has no manifest") from error
-    if manifest.format != FORMAT or manifest.revision not in known_revisions():
+    if manifest.format != FORMAT:
         raise SchemaVersionError(
-            f"'{file}' was made at revision '{manifest.revision}' in format {manifest.format},"
-            " which this release does not know: a newer one made it"
+            f"'{file}' has format {manifest.format}, which this release does not know: it was made"
+            " by a newer one"
         )
+    require_known(manifest.revision, f"'{file}' was saved")
     return manifest
 
 
 def _make_ready(engine: sa.Engine, revision: str) -> None:
-    """An empty database at that revision. Raises NotEmptyError."""
+    """An empty database at that revision. Raises NotEmptyError, SchemaVersionError."""
     current = current_revision(engine)
     if current is not None:
+        where = engine.url.render_as_string(hide_password=True)
+        require_known(current, f"the database {where} is")
         found = sa.MetaData()
         with writing(engine) as connection:
             found.reflect(connection)
@@ -207,12 +200,11 @@ def _make_ready(engine: sa.Engine, revision: str) -> None:
                 if table.name == "alembic_version":
                     continue
                 if connection.execute(sa.select(sa.literal(1)).select_from(table)).first():
-                    where = engine.url.render_as_string(hide_password=True)
                     raise NotEmptyError(
                         f"{where} has rows in '{table.name}': only an empty database is restored"
                     )
-        if current != revision:
-            downgrade(engine, "base")
+            if current != revision:
+                found.drop_all(connection)
     upgrade(engine, revision)
 
 

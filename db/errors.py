@@ -88,4 +88,4 @@ class StaleLeaseError(DatabaseError):
 
 
 class SchemaVersionError(DatabaseError):
-    """The database was made by a newer release, or was never migrated."""
+    """The database was never migrated, is of a newer release, or is too old to be migrated."""

@@ -1,66 +1,74 @@
 """Bring a database to the schema of this release.
 
-Migrations run in one transaction, also on SQLite. Other processes that start at the same time wait:
-on PostgreSQL for an advisory lock, on SQLite for the write lock.
+A new database gets the tables of `db.models` and the revision that the migrations would lead to. A
+database of an earlier revision gets the missing migrations. Both happen in one transaction, also on
+SQLite. Other processes that start at the same time wait: on PostgreSQL for an advisory lock, on
+SQLite for the write lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from tilewright.db.engine import reading, translated_errors, write_immediately
 from tilewright.db.errors import SchemaVersionError
-
-if TYPE_CHECKING:
-    from alembic.config import Config
+from tilewright.db.models import Base
 
 _LOCK = 0x74696C65  # "tile": the key of the advisory lock
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
-_VERSION = sa.table("alembic_version", sa.column("version_num", sa.Text))
+# As alembic makes it: alembic is imported only to migrate, which takes longer than a new database.
+_VERSION = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 
-def upgrade(engine: sa.Engine, revision: str = "head") -> None:
-    """Apply every missing migration; safe if several processes start at once.
+def upgrade(engine: sa.Engine, revision: str | None = None) -> None:
+    """Bring a database to a revision; safe if several processes start at once.
 
-    A database that is up to date is only read, so it need not wait for writers. Alembic is then not
-    imported, which takes as long as all the rest of opening a database.
+    A database that is there already is only read, so it need not wait for writers.
 
-    Raises SchemaVersionError if the database is of a newer release, StorageError.
+    Args:
+        engine: the database, which may be empty.
+        revision: a revision that this release knows; without one the newest.
+
+    Raises:
+        SchemaVersionError: if the database is of a newer release, or too old to be migrated.
+        StorageError: if it cannot be read or written.
     """
-    if revision == "head" and current_revision(engine) == head_revision():
+    wanted = revision or head_revision()
+    if current_revision(engine) == wanted:
         return
-    from alembic import command
-
-    _migrate(engine, lambda config: command.upgrade(config, revision))
-
-
-def downgrade(engine: sa.Engine, revision: str) -> None:
-    """Undo migrations back to `revision` ("base": an empty database)."""
-    from alembic import command
-
-    _migrate(engine, lambda config: command.downgrade(config, revision))
+    with translated_errors(engine), _exclusive(engine) as connection:
+        current = _revision(connection)
+        if current is not None:
+            require_known(
+                current, f"the database {engine.url.render_as_string(hide_password=True)} is"
+            )
+        if current is None and wanted == head_revision():
+            _create(connection)
+        elif current != wanted:
+            _migrate(connection, wanted)
 
 
 def current_revision(engine: sa.Engine) -> str | None:
     """The revision of the database; None if it was never migrated."""
     with reading(engine) as connection:
-        if not sa.inspect(connection).has_table(_VERSION.name):
-            return None
-        return connection.execute(sa.select(_VERSION.c.version_num)).scalar()
+        return _revision(connection)
 
 
 def head_revision() -> str:
     """The revision of this release, which is the last file of migrations."""
-    names = [path.stem for path in _MIGRATIONS.glob("versions/v*.py")]
-    assert names, "the migrations are packaged with the code"
-    return max(names)[1:].partition("_")[0]
+    return max(known_revisions())
 
 
 def known_revisions() -> frozenset[str]:
@@ -69,7 +77,55 @@ def known_revisions() -> frozenset[str]:
     return frozenset(name[1:].partition("_")[0] for name in names)
 
 
-def _config() -> Config:
+def require_known(revision: str, subject: str) -> None:
+    """Raise SchemaVersionError unless this release can migrate from the revision.
+
+    Args:
+        revision: the revision of a database or of an archive.
+        subject: the beginning of the error's sentence: what has that revision, and a verb.
+    """
+    known = known_revisions()
+    if revision in known:
+        return
+    oldest = min(known)
+    if revision < oldest:
+        raise SchemaVersionError(
+            f"{subject} at revision '{revision}', and this release migrates from '{oldest}' on:"
+            f" run `tilewright db migrate` of a source tree at revision '{oldest}' first, or begin"
+            " with an empty database"
+        )
+    raise SchemaVersionError(
+        f"{subject} at revision '{revision}', which this release does not know: it was made by a"
+        " newer one"
+    )
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table(_VERSION.name):
+        return None
+    return connection.execute(sa.select(_VERSION.c.version_num)).scalar()
+
+
+def _create(connection: sa.Connection) -> None:
+    """Create all tables, at this release's revision."""
+    for table in (*Base.metadata.sorted_tables, _VERSION):
+        connection.execute(CreateTable(table))
+        for index in sorted(table.indexes, key=_turn):
+            connection.execute(CreateIndex(index))
+    connection.execute(sa.insert(_VERSION).values(version_num=head_revision()))
+
+
+def _turn(index: sa.Index) -> tuple[bool, str]:
+    """The order of indexes: if two cost the same, SQLite uses the one created last.
+
+    That shall be a partial index, which is smaller. `table.indexes` is a set, in no order.
+    """
+    return index.dialect_options["sqlite"]["where"] is not None, str(index.name)
+
+
+def _migrate(connection: sa.Connection, revision: str) -> None:
+    """Apply the missing migrations up to a revision."""
+    from alembic import command
     from alembic.config import Config
 
     config = Config()
@@ -77,24 +133,8 @@ def _config() -> Config:
     folder = str(_MIGRATIONS).replace("%", "%%")
     config.set_main_option("script_location", folder)
     config.set_main_option("path_separator", "os")
-    return config
-
-
-def _migrate(engine: sa.Engine, run: Callable[[Config], None]) -> None:
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    config = _config()
-    with translated_errors(engine), _exclusive(engine) as connection:
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-        current = MigrationContext.configure(connection).get_current_revision()
-        if current is not None and current not in known:
-            raise SchemaVersionError(
-                f"the database {engine.url.render_as_string(hide_password=True)} is at revision"
-                f" '{current}', which this release does not know: it was made by a newer one"
-            )
-        config.attributes["connection"] = connection
-        run(config)
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class Storage:
             worker_failures: failures of its own within an hour, that put a worker into quarantine.
 
         Raises:
-            DatabaseError: if it cannot be opened, or is of a newer release.
+            DatabaseError: if it cannot be opened, is of a newer release, or is too old to migrate.
         """
         engine = open_engine(database_url)
         upgrade(engine)

@@ -161,7 +161,7 @@ def schema() -> str:
             blocks.append("; ".join(sorted(unique) + sorted(indexed)) + ".")
     return page(
         "Database schema",
-        "The tables as the last migration leaves them, for SQLite and PostgreSQL alike. Times are "
+        "The tables of a new database, for SQLite and PostgreSQL alike. Times are "
         "seconds since 1970, keys and digests SHA-256 in hexadecimal. "
         "[The database](../database.md) says what the states mean and what is done in one "
         "transaction.",

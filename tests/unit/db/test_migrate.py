@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from tests.unit.db.later import LATER, later_release
 from tilewright import db
+from tilewright.db import migrate
 from tilewright.db.engine import open_engine, reading, writing
 from tilewright.db.errors import SchemaVersionError
-from tilewright.db.migrate import current_revision, downgrade, head_revision, upgrade
-from tilewright.db.models import Base, BlobReferenceRow, BlobRow, ModelUploadRow, SampleUploadRow
-from tilewright.db.stores.statements import table_of
+from tilewright.db.migrate import current_revision, head_revision, upgrade
+from tilewright.db.models import Base
 from tilewright.db.stores.tokens import TokenStore
-from tilewright.db.stores.workers import WorkerStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -63,13 +64,80 @@ def table_names(engine: sa.Engine) -> set[str]:
         return set(sa.inspect(connection).get_table_names())
 
 
-def test_upgrade_from_empty_gives_the_tables_of_the_models(fresh: sa.Engine) -> None:
+def schema(engine: sa.Engine) -> set[str]:
+    """Each column, constraint and index of the database; the order of columns is left out."""
+    found = set()
+    with reading(engine) as connection:
+        inspector = sa.inspect(connection)
+        for table in inspector.get_table_names():
+            parts: list[Any] = [inspector.get_pk_constraint(table)]
+            parts += [{**each, "type": str(each["type"])} for each in inspector.get_columns(table)]
+            parts += inspector.get_foreign_keys(table)
+            parts += inspector.get_unique_constraints(table)
+            parts += inspector.get_check_constraints(table)
+            found |= {f"{table}: {sorted(part.items())}" for part in parts}
+        if engine.dialect.name == "sqlite":
+            query = "SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+            numbered = "SELECT name FROM sqlite_master WHERE sql LIKE '%AUTOINCREMENT%'"
+            found |= set(connection.exec_driver_sql(numbered).scalars())
+        else:
+            query = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'"
+        return found | {
+            " ".join(sql.split()) for sql in connection.exec_driver_sql(query).scalars()
+        }
+
+
+def revisions_to(revision: str, engine: sa.Engine, folder: Path) -> None:
+    """Make a database with the migrations up to a revision, not from the models."""
+    with later_release(folder):  # so that no revision of this one is the newest
+        upgrade(engine, revision)
+
+
+def test_a_new_database_has_the_tables_of_the_models(
+    fresh: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(migrate, "_migrate")  # alembic takes longer than all the rest
     assert current_revision(fresh) is None
     assert differences(fresh)
     upgrade(fresh)
     assert current_revision(fresh) == head_revision()
     assert differences(fresh) == []
     assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version"}
+
+
+def test_sqlite_prefers_partial_indexes(tmp_path: Path) -> None:
+    """It uses the index that was created last, if others cost the same."""
+    engine = open_engine(f"sqlite:///{tmp_path}/fresh.db")
+    upgrade(engine)
+    query = (
+        "SELECT tbl_name, sql LIKE '% WHERE %', name FROM sqlite_master"
+        " WHERE sql LIKE '% INDEX %' ORDER BY rowid"
+    )
+    made: dict[str, list[Any]] = {}
+    with reading(engine) as connection:
+        for table, *index in connection.exec_driver_sql(query):
+            made.setdefault(table, []).append(index)
+    engine.dispose()
+    assert [name for _, name in made["measure_requests"]] == [
+        "ix_measure_requests_job_id",
+        "ix_measure_requests_queued",
+        "ix_measure_requests_unstored",
+    ]
+    assert made == {table: sorted(indexes) for table, indexes in made.items()}
+
+
+def test_migrations_lead_to_the_schema_of_a_new_database(fresh: sa.Engine, tmp_path: Path) -> None:
+    revisions_to(head_revision(), fresh, tmp_path / "later")
+    assert current_revision(fresh) == head_revision()
+    migrated = schema(fresh)
+    everything = sa.MetaData()
+    with writing(fresh) as connection:
+        everything.reflect(connection)
+        everything.drop_all(connection)
+    assert schema(fresh) == set()
+    upgrade(fresh)
+    assert schema(fresh) == migrated
+    assert len(migrated) > 300
 
 
 def test_the_keys_of_the_tables_are_those_of_the_models(fresh: sa.Engine) -> None:
@@ -95,62 +163,29 @@ def test_the_head_is_what_alembic_takes_for_it() -> None:
     assert head_revision() == ScriptDirectory.from_config(config).get_current_head()
 
 
-def test_rows_of_the_first_release_survive_every_upgrade(fresh: sa.Engine) -> None:
-    """Columns that later releases added have values in rows that were there before."""
-    upgrade(fresh, "0001")
+def test_rows_of_the_first_revision_survive_every_upgrade(fresh: sa.Engine, tmp_path: Path) -> None:
+    """A database that the 36 migrations made before they were one is at this revision as well."""
+    revisions_to("0036", fresh, tmp_path / "later")
     tables = sa.MetaData()
-    with reading(fresh) as connection:
-        tables.reflect(connection)
-    kinds = {sa.Text: "text", sa.JSON: {}, sa.Boolean: False}
     with writing(fresh) as connection:
-        for name in ("trials", "graph_plans", "workers", "targets"):
-            row = {
-                column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
-                for column in tables.tables[name].columns
-            }
-            connection.execute(sa.insert(tables.tables[name]).values(row))
-    upgrade(fresh)
-    with reading(fresh) as connection:
-        for name in ("trials", "graph_plans", "workers", "targets"):
-            assert len(connection.execute(sa.select(Base.metadata.tables[name])).all()) == 1
-    assert differences(fresh) == []
-
-
-def test_tokens_of_earlier_releases_see_what_they_saw(fresh: sa.Engine) -> None:
-    """And who made a job of a model has a name for it, and may use its samples again."""
-    upgrade(fresh, "0034")
-    tables = sa.MetaData()
-    with reading(fresh) as connection:
         tables.reflect(connection)
+        tables.remove(tables.tables["alembic_version"])
+        for table in tables.sorted_tables:
+            connection.execute(sa.insert(table).values(_blank(table)))
+    before = rows(fresh, tables)
+    upgrade(fresh)
+    assert current_revision(fresh) == head_revision()
+    assert rows(fresh, tables) == before
+    assert {name: len(found) for name, found in before.items()} == dict.fromkeys(before, 1)
+    assert len(before) == 31
 
-    def insert(connection: sa.Connection, table: str, **values: object) -> None:
-        kinds = {sa.Text: "x", sa.JSON: {}}
-        row = {
-            column.name: next((v for kind, v in kinds.items() if _is(column, kind)), 1)
-            for column in tables.tables[table].columns
-            if not column.nullable
+
+def rows(engine: sa.Engine, tables: sa.MetaData) -> dict[str, list[Any]]:
+    with reading(engine) as connection:
+        return {
+            table.name: [row._asdict() for row in connection.execute(sa.select(table))]
+            for table in tables.sorted_tables
         }
-        connection.execute(sa.insert(tables.tables[table]).values({**row, **values}))
-
-    with writing(fresh) as connection:
-        for name in ("ada", "bob"):
-            insert(connection, "tokens", id=f"{name}-id", digest=name, name=name)
-        insert(connection, "models", digest="m", name="net.onnx", owner="ada-id")
-        for number in range(2):
-            insert(connection, "jobs", id=f"j{number}", model_digest="m", owner="bob-id")
-            given = {"digest": "s", "kind": "samples", "holder": f"j{number}"}
-            connection.execute(sa.insert(tables.tables["blob_references"]).values(given))
-        insert(connection, "blobs", digest="s")
-    upgrade(fresh)
-    with reading(fresh) as connection:
-        uploads = connection.execute(sa.select(table_of(ModelUploadRow))).all()
-        samples = connection.execute(sa.select(table_of(SampleUploadRow))).all()
-    assert [(r.digest, r.owner) for r in samples] == [("s", "bob")]
-    assert sorted((r.digest, r.owner, r.name) for r in uploads) == [
-        ("m", "ada", "net.onnx"),
-        ("m", "bob", "net.onnx"),
-    ]
-    assert {token.sees for token in TokenStore(fresh).list()} == {None}
 
 
 def _is(column: sa.Column[Any], kind: type[Any]) -> bool:
@@ -174,15 +209,22 @@ def test_upgrade_twice_changes_nothing(fresh: sa.Engine) -> None:
     assert [token.name for token in TokenStore(fresh).list()] == ["kept"]
 
 
-def test_downgrade_empties_the_database(fresh: sa.Engine) -> None:
+def test_a_later_migration_is_applied(fresh: sa.Engine, tmp_path: Path) -> None:
     upgrade(fresh)
-    downgrade(fresh, "base")
-    assert table_names(fresh) == {"alembic_version"}
-    upgrade(fresh)
-    assert differences(fresh) == []
+    TokenStore(fresh).create("kept", [])
+    with later_release(tmp_path / "later"):
+        upgrade(fresh)
+        assert current_revision(fresh) == head_revision() == LATER
+    assert table_names(fresh) == set(Base.metadata.tables) | {"alembic_version", "later"}
+    assert [token.name for token in TokenStore(fresh).list()] == ["kept"]
 
 
-def test_processes_that_start_together_migrate_once(fresh: sa.Engine) -> None:
+@pytest.mark.parametrize("new", [True, False], ids=["a new database", "one to migrate"])
+def test_processes_that_start_together_migrate_once(
+    fresh: sa.Engine, tmp_path: Path, new: bool
+) -> None:
+    if not new:
+        upgrade(fresh)
     url = fresh.url.render_as_string(hide_password=False)
     barrier = threading.Barrier(4)
 
@@ -192,96 +234,65 @@ def test_processes_that_start_together_migrate_once(fresh: sa.Engine) -> None:
         upgrade(engine)
         engine.dispose()
 
-    with ThreadPoolExecutor(4) as pool:
-        for started in [pool.submit(start) for _ in range(4)]:
-            started.result()
-    assert differences(fresh) == []
+    with ExitStack() as stack:
+        if not new:
+            stack.enter_context(later_release(tmp_path / "later"))
+        with ThreadPoolExecutor(4) as pool:
+            for started in [pool.submit(start) for _ in range(4)]:
+                started.result()
+        assert current_revision(fresh) == head_revision()
+    assert ("later" in table_names(fresh)) is not new
+
+
+def test_a_new_database_is_complete_or_empty(
+    fresh: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(migrate, "_turn", refuse)  # the first table is there by then
+    with pytest.raises(RuntimeError, match="power cut"):
+        upgrade(fresh)
+    assert table_names(fresh) == set()
 
 
 def test_a_failed_migration_leaves_nothing_behind(
-    fresh: sa.Engine, monkeypatch: pytest.MonkeyPatch
+    fresh: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from alembic import op
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(op, "create_index", refuse)
-    with pytest.raises(RuntimeError, match="power cut"):
-        upgrade(fresh)
-    assert table_names(fresh) == set()
-
-
-def test_a_newer_database_is_refused(fresh: sa.Engine) -> None:
     upgrade(fresh)
-    with writing(fresh) as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(SchemaVersionError, match="9999"):
+    before = table_names(fresh)
+    monkeypatch.setattr(op, "create_index", refuse)
+    with later_release(tmp_path / "later"), pytest.raises(RuntimeError, match="power cut"):
         upgrade(fresh)
+    assert table_names(fresh) == before
+    assert current_revision(fresh) == head_revision()
+
+
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        ("9999", "'9999', which this release does not know: it was made by a newer one"),
+        ("0035", "'0035'.*migrates from '0036' on: run `tilewright db migrate` of a source tree"),
+    ],
+)
+def test_a_database_of_another_revision_is_refused(
+    fresh: sa.Engine, revision: str, said: str
+) -> None:
+    upgrade(fresh)
+    TokenStore(fresh).create("kept", [])
+    with writing(fresh) as connection:
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{revision}'")
+    with pytest.raises(SchemaVersionError, match=said):
+        upgrade(fresh)
+    assert current_revision(fresh) == revision
+    assert [token.name for token in TokenStore(fresh).list()] == ["kept"]
 
 
 def test_a_store_on_an_unmigrated_database_says_so(fresh: sa.Engine) -> None:
     with pytest.raises(SchemaVersionError, match="not migrated"):
         TokenStore(fresh).list()
-
-
-def test_what_earlier_rows_name_is_referred_to_after_the_upgrade(fresh: sa.Engine) -> None:
-    upgrade(fresh, "0008")
-    tables = sa.MetaData()
-    with reading(fresh) as connection:
-        tables.reflect(connection)
-
-    def insert(name: str, **values: Any) -> None:
-        table = tables.tables[name]
-        connection.execute(sa.insert(table).values({**_blank(table), **values}))
-
-    with writing(fresh) as connection:
-        insert("models", digest="m", bytes=7)
-        insert("jobs", id="j", model_digest="m", artifact_digest="a", idempotency_key="1")
-        insert("jobs", id="k", model_digest="m", artifact_digest="m", idempotency_key="2")
-        insert("jobs", id="l", model_digest="m", idempotency_key="3")
-        insert("cost_models", target_key="t", version=2, digest="c")
-        for serial, state in enumerate(("leased", "queued", "done")):
-            insert(
-                "measure_requests",
-                serial=serial,
-                id=state,
-                state=state,
-                blob_digests=["x", "x", state],
-            )
-    upgrade(fresh)
-    with reading(fresh) as connection:
-        references = connection.execute(
-            sa.select(BlobReferenceRow.kind, BlobReferenceRow.holder, BlobReferenceRow.digest)
-        ).all()
-        sizes = connection.execute(sa.select(BlobRow.digest, BlobRow.bytes)).all()
-    assert set(map(tuple, references)) == {
-        ("model", "m", "m"),
-        ("artifact", "j", "a"),
-        ("artifact", "k", "m"),
-        ("cost-model", "t/2", "c"),
-        ("request", "leased", "x"),
-        ("request", "leased", "leased"),
-        ("request", "queued", "x"),
-        ("request", "queued", "queued"),
-    }
-    expected = {"m": 7, **dict.fromkeys(("a", "c", "x", "leased", "queued"))}
-    assert {row.digest: row.bytes for row in sizes} == expected
-
-
-def test_trials_of_before_are_counted_for_the_workers_that_are_known(fresh: sa.Engine) -> None:
-    upgrade(fresh, "0033")
-    tables = sa.MetaData()
-    with reading(fresh) as connection:
-        tables.reflect(connection)
-    workers, trials = tables.tables["workers"], tables.tables["trials"]
-    with writing(fresh) as connection:
-        connection.execute(sa.insert(workers).values(_blank(workers) | {"id": "board"}))
-        ended = (("board", "ok"), ("board", "ok"), ("board", "crash"), ("key/board", "ok"))
-        for number, (worker, status) in enumerate(ended):
-            told = {"serial": number, "id": str(number), "worker": worker, "status": status}
-            connection.execute(sa.insert(trials).values(_blank(trials) | told))
-    upgrade(fresh)
-    assert WorkerStore(fresh).outcomes(["board", "key/board"]) == {"board": {"ok": 2, "crash": 1}}
-    downgrade(fresh, "0033")
-    assert "worker_outcomes" not in table_names(fresh)
