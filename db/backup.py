@@ -1,7 +1,8 @@
 """One archive of everything: the rows of all tables as JSON lines, and the blobs.
 
     manifest.json        format, revision of the schema, time, rows of each table, blobs
-    tables/NAME.jsonl    one JSON array a row, in the order of the first line's column names
+    tables/NAME.jsonl    one JSON array per row, in the order of the first line's column names;
+                         bytes are base64
     blobs/DIGEST         the bytes
 
 It is the same for SQLite and PostgreSQL, and either restores what the other saved. An archive of an
@@ -14,6 +15,7 @@ import json
 import os
 import tarfile
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -156,7 +158,12 @@ def _save_rows(engine: sa.Engine, archive: tarfile.TarFile) -> tuple[dict[str, i
 
 
 def _write_line(file: IO[bytes], value: object) -> None:
-    file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
+    text = json.dumps(value, separators=(",", ":"), default=_base64)
+    file.write(text.encode() + b"\n")
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()
 
 
 @contextmanager
@@ -223,13 +230,16 @@ def _restore_rows(
     for column in table.columns:
         if isinstance(column.type, sa.JSON):  # what was NULL is NULL, and no JSON null
             column.type = sa.JSON(none_as_null=True)
+    binary = [c.name for c in table.columns if isinstance(c.type, sa.LargeBinary)]
     lines = iter(_read(archive, f"{_TABLES}{table.name}.jsonl"))
     batch: list[dict[str, Any]] = []
     count = 0
     try:
         names = json.loads(next(lines))
         for line in lines:
-            batch.append(dict(zip(names, json.loads(line), strict=True)))
+            row = dict(zip(names, json.loads(line), strict=True))
+            row |= {name: b64decode(row[name]) for name in binary if row.get(name) is not None}
+            batch.append(row)
             count += 1
             if len(batch) == _ROWS:
                 connection.execute(sa.insert(table), batch)

@@ -26,6 +26,7 @@ from tilewright.db.stores.audit import Action, AuditStore
 from tilewright.db.stores.blob_folder import BlobFolder
 from tilewright.db.stores.blobs import BlobStore
 from tilewright.db.stores.cost_models import CostModelStore
+from tilewright.db.stores.idempotency import HeldKey, IdempotencyStore
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.leases import LeaseStore, NewRequest
 from tilewright.db.stores.models import ModelStore
@@ -49,6 +50,11 @@ def full(engine: sa.Engine, blobs: BlobStore, models: ModelStore, clock: Any) ->
     facts = {"feature_version": 1, "objective": "ndcg", "rows": 1, "tasks": 1, "trials": 1}
     CostModelStore(engine, blobs, clock).add("t", b"trees", **facts, scores={}, chance={})
     TokenStore(engine, clock).create("ci", [Scope.READ])
+    keys = IdempotencyStore(engine, clock)
+    held = keys.begin("ci", "answered", "digest")
+    assert isinstance(held, HeldKey)
+    keys.finish(held, 201, bytes(range(256)))
+    keys.begin("ci", "in flight", "digest")
     audit = AuditStore(engine, clock)
     for number in range(3):
         who = {"actor": "", "actor_name": "test", "origin": ""}
