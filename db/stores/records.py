@@ -10,6 +10,7 @@ import hashlib
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -181,12 +182,13 @@ def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
 
 
 def trial_of(row: sa.Row[Any]) -> Trial:
-    """The trial in a row."""
+    """The trial in a row: each field of its measurement is a column of the same name."""
+    measured = {each.name: row._mapping[each.name] for each in fields(Measurement)}
     return Trial(
         id=row.id,
         key=key_of(row),
         schedule=Schedule.from_json(row.schedule),
-        measurement=Measurement.from_json(dict(row._mapping)),
+        measurement=Measurement.from_json(measured),
         phase=Phase(row.phase),
         job_id=row.job_id,
         codegen_version=row.codegen_version,

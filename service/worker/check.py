@@ -79,8 +79,7 @@ def sandbox_probe(sandbox: Callable[[], Sandbox]) -> Probe:
         try:
             for _ in range(count):
                 opened.probe()
-                status = opened.speed.status()
-                found += [] if status is None else [Speed.from_json(status)]
+                found += [] if opened.speed.last is None else [opened.speed.last]
         finally:
             opened.close()
         return found

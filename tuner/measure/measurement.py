@@ -11,8 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Between, Length, Via, pairs
+from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.measure.statistics import Comparison, Interval, undisturbed
 
@@ -61,7 +64,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordKey:
+class RecordKey(JsonValue):
     """What a best schedule is best for."""
 
     workload_key: str
@@ -69,62 +72,43 @@ class RecordKey:
     threads: int = 1
     numerics: str = "fast"
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workload_key": self.workload_key,
-            "target_key": self.target_key,
-            "threads": self.threads,
-            "numerics": self.numerics,
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RecordKey:
-        return cls(data["workload_key"], data["target_key"], int(data["threads"]), data["numerics"])
-
-
-Sizes = tuple[tuple[str, int], ...]
+Sizes = Annotated[
+    tuple[tuple[str, int], ...], pairs(Mapping[str, Annotated[int, Between(0, LARGEST_SIZE)]])
+]
 """Sizes of open dimensions, by name."""
 
 SizeWeights = tuple[tuple[Sizes, float], ...]
 """The sizes at which a range is measured, each with the weight of a second there."""
 
 
+Positive = Annotated[float, Between(0.0, math.inf, above=True)]
+AnyNumber = Annotated[float, Between(-math.inf, math.inf, finite=False)]
+"""What a faulty kernel or device may have made: it is kept as it is, and judged by who uses it."""
+
+ErrorText = Annotated[str, Via(str, lambda text, _: text, lambda text: text[:MOST_ERROR])]
+"""What went wrong; only its start travels."""
+
+
 @dataclass(frozen=True, slots=True)
-class TimesAt:
+class TimesAt(JsonValue):
     """Times of a candidate with open sizes, at some of them: seconds for one run.
 
     `weight` is what a second there counts for in the time of the candidate.
     """
 
     sizes: Sizes
-    weight: float
-    samples_seconds: tuple[float, ...]
+    weight: Positive
+    samples_seconds: Annotated[tuple[Positive, ...], Length(1)]
 
     @property
     def run_seconds(self) -> float:
         """The fastest sample."""
         return min(self.samples_seconds)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "sizes": dict(self.sizes),
-            "weight": self.weight,
-            "samples_seconds": list(self.samples_seconds),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TimesAt:
-        """Raises KeyError, TypeError or ValueError for what `to_json` did not write."""
-        samples = tuple(map(float, data["samples_seconds"]))
-        weight = float(data["weight"])
-        if not samples or not all(0.0 < number < math.inf for number in (weight, *samples)):
-            raise ValueError("times at sizes that are no times, or weigh nothing")
-        sizes = dict(data["sizes"]).items()
-        return cls(tuple((str(name), int(size)) for name, size in sizes), weight, samples)
-
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(JsonValue):
     """What a device reports of one candidate, or the builder of one that did not build.
 
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
@@ -142,9 +126,9 @@ class Measurement:
     """
 
     status: Status
-    error: str = ""
-    samples_seconds: tuple[float, ...] = ()
-    max_error: float | None = None
+    error: ErrorText = ""
+    samples_seconds: tuple[AnyNumber, ...] = ()
+    max_error: AnyNumber | None = None
     tolerance: float = 0.0
     seeds: tuple[int, ...] = ()
     reference_digest: str = ""
@@ -203,55 +187,6 @@ class Measurement:
     def disturbed(self) -> bool:
         """Whether the machine was too slow meanwhile: the time cannot be compared with others."""
         return self.speed is not None and self.speed.disturbed
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "status": self.status.value,
-            "error": self.error[:MOST_ERROR],
-            "samples_seconds": list(self.samples_seconds),
-            "max_error": self.max_error,
-            "tolerance": self.tolerance,
-            "seeds": list(self.seeds),
-            "reference_digest": self.reference_digest,
-            "object_digest": self.object_digest,
-            "build_seconds": self.build_seconds,
-            "measure_seconds": self.measure_seconds,
-            "worker": self.worker,
-            "device": dict(self.device),
-            "measured_at": self.measured_at,
-            "checks": self.checks,
-            "comparison": None if self.comparison is None else self.comparison.to_json(),
-            "speed": None if self.speed is None else self.speed.to_json(),
-            "at_sizes": [each.to_json() for each in self.at_sizes],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read what `to_json` wrote; unknown fields are left out.
-
-        Raises:
-            KeyError, ValueError: if the status is missing or unknown.
-        """
-        comparison, speed = data.get("comparison"), data.get("speed")
-        return cls(
-            status=Status(data["status"]),
-            error=data.get("error", ""),
-            samples_seconds=tuple(map(float, data.get("samples_seconds", ()))),
-            max_error=None if data.get("max_error") is None else float(data["max_error"]),
-            tolerance=float(data.get("tolerance", 0.0)),
-            seeds=tuple(map(int, data.get("seeds", ()))),
-            reference_digest=data.get("reference_digest", ""),
-            object_digest=data.get("object_digest", ""),
-            build_seconds=float(data.get("build_seconds", 0.0)),
-            measure_seconds=float(data.get("measure_seconds", 0.0)),
-            worker=data.get("worker", ""),
-            device=dict(data.get("device", {})),
-            measured_at=float(data.get("measured_at", 0.0)),
-            checks=int(data.get("checks", 0)),
-            comparison=Comparison.from_json(comparison) if comparison else None,
-            speed=Speed.from_json(speed) if speed else None,
-            at_sizes=tuple(map(TimesAt.from_json, data.get("at_sizes") or ())),
-        )
 
 
 @dataclass(frozen=True, slots=True)

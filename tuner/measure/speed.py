@@ -9,9 +9,12 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form
 
 ARITHMETIC_LIMIT = 1.1
 """Arithmetic needs no memory, and a processor at one clock rate repeats it within 1 %."""
@@ -28,8 +31,12 @@ BEST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(JsonValue):
     """One reading: seconds of both parts of the reference kernel, and their ratios to the best."""
+
+    json_form: ClassVar[Form] = Form(
+        derived=("disturbed",), derive=lambda speed: (speed.disturbed,)
+    )
 
     arithmetic_seconds: float
     memory_seconds: float
@@ -45,25 +52,6 @@ class Speed:
     def excess(self) -> float:
         """How disturbed: at most 1 where it is not."""
         return max(self.arithmetic_ratio / ARITHMETIC_LIMIT, self.memory_ratio / MEMORY_LIMIT)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "arithmetic_seconds": self.arithmetic_seconds,
-            "memory_seconds": self.memory_seconds,
-            "arithmetic_ratio": self.arithmetic_ratio,
-            "memory_ratio": self.memory_ratio,
-            "disturbed": self.disturbed,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Speed:
-        """Raises KeyError or ValueError for what `to_json` did not write."""
-        return cls(
-            float(data["arithmetic_seconds"]),
-            float(data["memory_seconds"]),
-            float(data["arithmetic_ratio"]),
-            float(data["memory_ratio"]),
-        )
 
 
 @dataclass(slots=True)
@@ -114,6 +102,11 @@ class SpeedWatch:
         """Whether it is disturbed for long: measuring again would only take twice the time."""
         since = self._disturbed_since
         return since is not None and self._last_at - since >= THROTTLED_SECONDS
+
+    @property
+    def last(self) -> Speed | None:
+        """The last reading; None before the first."""
+        return self._last
 
     @property
     def age_seconds(self) -> float:

@@ -24,10 +24,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, ClassVar
+
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form, Length
 
 CONFIDENCE = 0.95
 
@@ -100,14 +103,19 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(JsonValue):
     """A challenger against the incumbent. `ratios` are challenger / incumbent, one a pair.
 
     `against` names the incumbent: the digest of its schedule.
     """
 
+    json_form: ClassVar[Form] = Form(
+        derived=("ratio", "low", "high", "coverage", "outcome"),
+        derive=lambda found: found._derived(),
+    )
+
     against: str
-    ratios: tuple[float, ...]
+    ratios: Annotated[tuple[float, ...], Length(1)]
 
     @property
     def ratio(self) -> float:
@@ -128,26 +136,10 @@ class Comparison:
             return Outcome.SLOWER
         return Outcome.TIE
 
-    def to_json(self) -> dict[str, Any]:
-        """The ratios, and what follows from them for readers that do not compute it."""
-        interval = self.interval
-        return {
-            "against": self.against,
-            "ratios": list(self.ratios),
-            "ratio": self.ratio,
-            "low": interval.low,
-            "high": interval.high,
-            "coverage": interval.coverage,
-            "outcome": self.outcome.value,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
-        """Raises KeyError or ValueError for what `to_json` did not write."""
-        ratios = tuple(map(float, data["ratios"]))
-        if not ratios:
-            raise ValueError("a comparison without pairs")
-        return cls(str(data["against"]), ratios)
+    def _derived(self) -> tuple[float, float, float, float, str]:
+        """What follows from the ratios, for readers that do not compute it."""
+        found = self.interval
+        return self.ratio, found.low, found.high, found.coverage, self.outcome.value
 
 
 def may_be_faster(ratios: Sequence[float], pairs: int) -> bool:

@@ -15,11 +15,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Sizes
+from tilewright.compiler.runtime.codec import JsonValue, decode
+from tilewright.compiler.runtime.json_form import Between, Form, Length, Via
+from tilewright.compiler.sizes.ranges import LARGEST_SIZE
+from tilewright.tuner.measure.measurement import Measurement, Phase, Positive, RecordKey, Sizes
 
 PROTOCOL = 7
 """Version of this format. A worker refuses a request of another version."""
@@ -27,9 +30,6 @@ PROTOCOL = 7
 
 LEAST_SECONDS = 5e-10
 """No kernel takes less: it is called, and returns."""
-
-LARGEST_SIZE = 1 << 40
-"""No dimension is larger."""
 
 
 class ProtocolError(ValueError):
@@ -51,10 +51,10 @@ class Distribution(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
+class InputSpec(JsonValue):
     """How one workload input is drawn. `shape` is logical; `dtype` a compiler dtype's name."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Between(0, LARGEST_SIZE)], ...]
     dtype: str
     seed: int
     distribution: Distribution = Distribution.NORMAL
@@ -84,32 +84,9 @@ class InputSpec:
             return ((bits + 0x8000) >> 16).astype(np.uint16)
         return np.asarray(values, dtype=np.dtype(self.dtype), order="C")
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "distribution": self.distribution.value,
-            "scale": self.scale,
-            "low": self.low,
-            "high": self.high,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> InputSpec:
-        return cls(
-            tuple(map(int, data["shape"])),
-            str(data["dtype"]),
-            int(data["seed"]),
-            Distribution(data["distribution"]),
-            float(data["scale"]),
-            int(data["low"]),
-            int(data["high"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class RepeatSettings:
+class RepeatSettings(JsonValue):
     """How often candidates are timed.
 
     Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
@@ -131,35 +108,9 @@ class RepeatSettings:
     limit_seconds: float = 10.0
     seed: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "samples": self.samples,
-            "sample_seconds": self.sample_seconds,
-            "round_seconds": self.round_seconds,
-            "abandon_ratio": self.abandon_ratio,
-            "margin": self.margin,
-            "incumbent_seconds": self.incumbent_seconds,
-            "limit_seconds": self.limit_seconds,
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RepeatSettings:
-        incumbent = data.get("incumbent_seconds")
-        return cls(
-            int(data["samples"]),
-            float(data["sample_seconds"]),
-            float(data["round_seconds"]),
-            float(data["abandon_ratio"]),
-            float(data["margin"]),
-            None if incumbent is None else float(incumbent),
-            float(data["limit_seconds"]),
-            int(data["seed"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(JsonValue):
     """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built.
 
     `origin` says who suggested it; a device does not need it.
@@ -173,32 +124,9 @@ class Candidate:
     build_seconds: float = 0.0
     origin: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "trial_id": self.trial_id,
-            "schedule": dict(self.schedule),
-            "schedule_digest": self.schedule_digest,
-            "spec": dict(self.spec),
-            "object_digest": self.object_digest,
-            "build_seconds": self.build_seconds,
-            "origin": self.origin,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Candidate:
-        return cls(
-            str(data["trial_id"]),
-            dict(data["schedule"]),
-            str(data["schedule_digest"]),
-            dict(data["spec"]),
-            str(data["object_digest"]),
-            float(data["build_seconds"]),
-            str(data.get("origin", "")),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(JsonValue):
     """Inputs, and the digest of the output that they must give (logical, row-major, as .npy).
 
     `sizes` are those of a workload's open dimensions. A second counts `weight` times there, not at
@@ -208,36 +136,12 @@ class Case:
     inputs: tuple[InputSpec, ...]
     reference_digest: str
     sizes: Sizes = ()
-    weight: float = 0.0
-    least_seconds: float = LEAST_SECONDS
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "inputs": [i.to_json() for i in self.inputs],
-            "reference_digest": self.reference_digest,
-            "sizes": dict(self.sizes),
-            "weight": self.weight,
-            "least_seconds": self.least_seconds,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Case:
-        inputs = tuple(InputSpec.from_json(i) for i in data["inputs"])
-        sizes = tuple((str(name), _size(size)) for name, size in dict(data["sizes"]).items())
-        weight, least = float(data["weight"]), float(data["least_seconds"])
-        if not (0.0 <= weight < math.inf and 0.0 < least < math.inf):
-            raise ValueError(f"a weight of {weight}, at least {least} seconds")
-        return cls(inputs, str(data["reference_digest"]), sizes, weight, least)
-
-
-def _size(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST_SIZE:
-        raise ValueError(f"{value!r} is the size of no dimension")
-    return value
+    weight: Annotated[float, Between(0.0, math.inf)] = 0.0
+    least_seconds: Positive = LEAST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureRequest:
+class MeasureRequest(JsonValue):
     """One batch of candidates of one workload.
 
     `library_digest` names the shared object. Candidates are checked on every case. They are timed
@@ -247,11 +151,20 @@ class MeasureRequest:
     tuner loses nothing.
     """
 
+    json_form: ClassVar[Form] = Form(
+        "measure request",
+        ProtocolError,
+        constants={"kind": "measure"},
+        leading=("protocol",),
+        sparse=("plain",),
+        check=lambda request: request.check(),
+    )
+
     request_id: str
     key: RecordKey
     candidates: tuple[Candidate, ...]
     library_digest: str
-    cases: tuple[Case, ...]
+    cases: Annotated[tuple[Case, ...], Length(1)]
     tolerance: float
     least_seconds: float = LEAST_SECONDS
     incumbent: str = ""
@@ -278,96 +191,57 @@ class MeasureRequest:
         references = dict.fromkeys(c.reference_digest for c in self.cases)
         return (self.library_digest, *references, *self.plain)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": "measure",
-            "protocol": self.protocol,
-            "request_id": self.request_id,
-            "key": self.key.to_json(),
-            "candidates": [c.to_json() for c in self.candidates],
-            "library_digest": self.library_digest,
-            "cases": [case.to_json() for case in self.cases],
-            "tolerance": self.tolerance,
-            "least_seconds": self.least_seconds,
-            "incumbent": self.incumbent,
-            "repeat": self.repeat.to_json(),
-            "phase": self.phase.value,
-            "job_id": self.job_id,
-            "codegen_version": self.codegen_version,
-            **({"plain": list(self.plain)} if self.plain else {}),
-        }
+    def check(self) -> None:
+        """Raises ValueError if the cases do not fit each other."""
+        if len({tuple(name for name, _ in case.sizes) for case in self.cases}) > 1:
+            raise ValueError("the cases have sizes of other dimensions")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MeasureRequest:
+    def from_json(cls, data: object) -> Self:
         """Read a request.
 
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing or wrong.
         """
         check_protocol(data)
-        try:
-            if not data["cases"]:
-                raise ValueError("no case to check candidates on")
-            cases = tuple(Case.from_json(case) for case in data["cases"])
-            if len({tuple(name for name, _ in case.sizes) for case in cases}) > 1:
-                raise ValueError("the cases have sizes of other dimensions")
-            return cls(
-                request_id=str(data["request_id"]),
-                key=RecordKey.from_json(data["key"]),
-                candidates=tuple(Candidate.from_json(c) for c in data["candidates"]),
-                library_digest=str(data["library_digest"]),
-                cases=cases,
-                tolerance=float(data["tolerance"]),
-                least_seconds=float(data["least_seconds"]),
-                incumbent=str(data["incumbent"]),
-                repeat=RepeatSettings.from_json(data["repeat"]),
-                phase=Phase(data["phase"]),
-                job_id=str(data["job_id"]),
-                codegen_version=str(data["codegen_version"]),
-                plain=tuple(map(str, data.get("plain", ()))),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"malformed measure request: {error!r}") from error
+        return decode(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureResult:
+class _Measured:
+    """An item of a result."""
+
+    trial_id: str
+    measurement: Measurement
+
+
+_MEASURED = Via(
+    _Measured, lambda item, _: (item.trial_id, item.measurement), lambda pair: _Measured(*pair)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureResult(JsonValue):
     """What became of each candidate of a request, by trial id, in the order of the request."""
 
+    json_form: ClassVar[Form] = Form(
+        "measure result", ProtocolError, leading=("protocol", "request_id", "worker")
+    )
+
     request_id: str
-    measurements: tuple[tuple[str, Measurement], ...]
+    measurements: tuple[Annotated[tuple[str, Measurement], _MEASURED], ...]
     worker: str = ""
     protocol: int = PROTOCOL
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "protocol": self.protocol,
-            "request_id": self.request_id,
-            "worker": self.worker,
-            "measurements": [
-                {"trial_id": name, "measurement": m.to_json()} for name, m in self.measurements
-            ],
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MeasureResult:
+    def from_json(cls, data: object) -> Self:
         """Read a result.
 
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing or wrong.
         """
         check_protocol(data)
-        try:
-            return cls(
-                request_id=str(data["request_id"]),
-                measurements=tuple(
-                    (str(item["trial_id"]), Measurement.from_json(item["measurement"]))
-                    for item in data["measurements"]
-                ),
-                worker=str(data["worker"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"malformed measure result: {error!r}") from error
+        return decode(cls, data)
 
 
 def digest_bytes(data: bytes) -> str:
@@ -382,7 +256,7 @@ def array_to_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def check_protocol(data: Mapping[str, Any]) -> None:
+def check_protocol(data: object) -> None:
     """Raises ProtocolError for a message of another version than this side's."""
     version = data.get("protocol") if isinstance(data, Mapping) else None
     if version != PROTOCOL:

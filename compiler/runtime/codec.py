@@ -1,0 +1,462 @@
+"""The JSON forms of frozen dataclasses: one strict reader and one writer, generated from a class.
+
+The annotations of the fields describe the form, so that a class has no code of its own for it:
+
+    @dataclass(frozen=True, slots=True)
+    class Key(JsonValue):
+        workload: str
+        threads: Annotated[int, Between(1, 256)] = 1
+
+    Key("w", 2).to_json()                          # {"workload": "w", "threads": 2}
+    Key.from_json({"workload": "", "threads": 0})  # expected an integer from 1 to 256, got 0
+
+Fields are texts, integers, finite floats, booleans, enumerations, bytes, tuples, sets, mappings,
+other dataclasses, or unions of them. `Between`, `Matching`, `Length` and `Via` annotate a type with
+limits or with a form of its own. `Form` says how a class differs from an object with all its
+fields.
+
+Readers do not trust the sender. A field that is unknown, missing or of another type is an error
+that names its path, such as `buffers[3].shape[0]`. Numbers and lengths are bounded.
+
+A class is compiled when it is first used. The source of its reader tests scalars in place and
+calls a function for other values, which makes it about as fast as one written by hand.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections.abc
+import dataclasses
+import functools
+import math
+import operator
+import re
+import threading
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from enum import Enum
+from functools import cache
+from typing import Any, Self, TypeVar, Union, get_args, get_origin
+
+from tilewright.compiler.runtime.codec_source import (
+    Codec,
+    Field,
+    Source,
+    class_reader,
+    class_writer,
+    opened,
+    row_reader,
+)
+from tilewright.compiler.runtime.json_form import (
+    INTEGERS,
+    LARGEST_FLOAT,
+    NUMBERS,
+    Between,
+    Form,
+    Length,
+    MalformedError,
+    Matching,
+    Read,
+    Via,
+    Write,
+    expected,
+    shown,
+    within,
+)
+
+T = TypeVar("T")
+
+
+class JsonValue:
+    """The base of dataclasses with a JSON form."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form, which `from_json` reads back to an equal value."""
+        written: dict[str, Any] = encode(self)
+        return written
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Read what `to_json` wrote; raises the error of the class's form, or MalformedError."""
+        return decode(cls, data)
+
+
+def encode(value: Any) -> Any:
+    """The JSON form of a value of a dataclass."""
+    return _class_codec(type(value)).compiled().write(value)  # type: ignore[arg-type]
+
+
+def decode(kind: type[T], data: object, scope: Any = None) -> T:
+    """Read a value of a class from its JSON form.
+
+    Args:
+        kind: the class.
+        data: as `json.loads` gives it.
+        scope: what the `Via` of its fields are given.
+
+    Raises:
+        MalformedError, or the error of the class's form: naming the field that is wrong.
+    """
+    try:
+        value: T = _class_codec(kind).compiled().read(data, scope)  # type: ignore[arg-type]
+    except ValueError as error:
+        form = _form(kind)
+        raise form.error(f"malformed {form.what or kind.__name__}: {error}") from error
+    return value
+
+
+_compiling = threading.RLock()
+
+
+class _ClassCodec:
+    """How values of a dataclass are read and written, once both are compiled."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self._begun = self._done = False
+        self.read: Read
+        self.write: Write
+
+    def compiled(self) -> Self:
+        """Compile both, unless that is done or this thread is at it: classes may be recursive."""
+        if not self._done:
+            with _compiling:
+                if not self._begun:
+                    self._begun = True
+                    kind, form, fields = self._kind, _form(self._kind), _fields(self._kind)
+                    self.read = class_reader(kind, form, fields)
+                    self.write = class_writer(form, fields, kind.__name__)
+                    self._done = True
+        return self
+
+    def codec(self) -> Codec:
+        """It, as a part of another one."""
+        if self.compiled()._done:
+            return Codec(self.read, self.write)
+        return Codec(lambda data, scope: self.read(data, scope), lambda value: self.write(value))
+
+
+@cache
+def _class_codec(kind: type) -> _ClassCodec:
+    return _ClassCodec(kind)
+
+
+def _form(kind: type) -> Form:
+    form: Form = getattr(kind, "json_form", Form())
+    return form
+
+
+@cache
+def _fields(kind: type) -> tuple[Field, ...]:
+    """The fields of a class in the order of its JSON form."""
+    form, hints = _form(kind), typing.get_type_hints(kind, include_extras=True)
+    found = {}
+    for each in dataclasses.fields(kind):
+        may_lack = each.name in (*form.sparse, *form.optional)
+        found[each.name] = Field(
+            each.name,
+            form.names.get(each.name, each.name),
+            _codec(hints[each.name]),
+            _default(each) if may_lack else None,
+            each.name in form.sparse,
+        )
+    return tuple(found[name] for name in dict.fromkeys((*form.leading, *found)))
+
+
+def _default(declared: dataclasses.Field[Any]) -> Callable[[], Any]:
+    if declared.default_factory is not MISSING:
+        return declared.default_factory
+    value = declared.default
+    return lambda: value
+
+
+@cache
+def _codec(annotation: Any) -> Codec:
+    """How values of an annotation are read and written."""
+    kind, *marks = get_args(annotation) if _is_annotated(annotation) else (annotation,)
+    limits: Between | None = None
+    length, pattern = Length(), ""
+    for mark in marks:
+        match mark:
+            case Via():
+                return _via(mark)
+            case Between():
+                limits = mark
+            case Length():
+                length = mark
+            case Matching(expression):
+                pattern = expression
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if origin is int:
+        return _integer(limits or INTEGERS)
+    if origin is float:
+        return _number(limits or NUMBERS)
+    if origin is str:
+        return _text(pattern, length)
+    if origin is bool:
+        return Codec(_read_bool, None, "type($) is bool")
+    if origin is bytes:
+        return _via(Via(str, _from_base64, _to_base64))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _fixed_tuple([_codec(each) for each in arguments])
+    if origin in (tuple, frozenset):
+        return _items(origin, _codec(arguments[0]), length)
+    if origin is Mapping or origin is collections.abc.Mapping:
+        return _mapping(_codec(arguments[0]), _codec(arguments[1]), length)
+    if origin in (Union, types.UnionType):
+        return _union(arguments)
+    if origin is Any:
+        return Codec(lambda data, _: data, None, "True")
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return _enumeration(origin)
+    if dataclasses.is_dataclass(origin):
+        return _class_codec(typing.cast(type, origin)).codec()
+    raise TypeError(f"{annotation} has no JSON form")
+
+
+def _is_annotated(annotation: Any) -> bool:
+    return get_origin(annotation) is typing.Annotated
+
+
+def _via(mark: Via) -> Codec:
+    inner, write, read = _codec(mark.form), mark.write, mark.read
+    take, put = inner.read, inner.write
+    return Codec(
+        lambda data, scope: read(take(data, scope), scope),
+        write if put is None else lambda value: put(write(value)),
+    )
+
+
+def _read_bool(data: Any, _: Any) -> Any:
+    raise expected("true or false", data)
+
+
+def _read_text(data: Any, _: Any) -> Any:
+    if type(data) is not str:
+        raise expected("a text", data)
+    return data
+
+
+def _integer(limits: Between) -> Codec:
+    least, most = limits.least, limits.most
+    what = "an integer" if limits == INTEGERS else f"an integer from {least} to {most}"
+
+    def read(data: Any, _: Any) -> int:
+        if type(data) is not int or not least <= data <= most:
+            raise expected(what, data)
+        return data
+
+    return Codec(read, None, f"type($) is int and {least} <= $ <= {most}")
+
+
+def _number(limits: Between) -> Codec:
+    """A float; integers are taken for one."""
+    if not limits.finite:
+        return Codec(_read_any_number, None, "type($) is float")
+    least, most, above = float(limits.least), float(limits.most), limits.above
+    what = "a number"
+    if limits != NUMBERS:
+        what += f" {'above' if above else 'from'} {least:g}"
+        what += f" to {most:g}" if most < math.inf else ""
+
+    def read(data: Any, _: Any) -> float:
+        found = float(data) if type(data) is int and abs(data) < LARGEST_FLOAT else data
+        finite = type(found) is float and math.isfinite(found)
+        if not (finite and least <= found <= most and not (above and found == least)):
+            raise expected(what, data)
+        return typing.cast(float, found)
+
+    test = "$ * 0.0 == 0.0"  # finite
+    if limits != NUMBERS:
+        test = f"{least!r} {'<' if above else '<='} $ {'<' if most == math.inf else '<='} {most!r}"
+    return Codec(read, None, f"type($) is float and {test}")
+
+
+def _read_any_number(data: Any, scope: Any) -> float:
+    if type(data) is float or data in ("NaN", "Infinity", "-Infinity"):
+        return float(data)
+    return typing.cast(float, _codec(float).read(data, scope))
+
+
+def _text(pattern: str, length: Length) -> Codec:
+    """A text; without `Length` the size of the message bounds it."""
+    if not pattern and length == Length():
+        return Codec(_read_text, None, "type($) is str")
+    matches = re.compile(pattern or ".*", re.DOTALL).fullmatch
+
+    def read(data: Any, scope: Any) -> str:
+        text: str = _read_text(data, scope)
+        length.check(text, "characters")
+        if matches(text) is None:
+            raise expected(f"a text of the form {pattern}", data)
+        return text
+
+    return Codec(read)
+
+
+def _from_base64(text: str, _: Any) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _enumeration(kind: type[Enum]) -> Codec:
+    members = {each.value: each for each in kind}
+
+    def read(data: Any, _: Any) -> Any:
+        found = members.get(data) if type(data) is str else None
+        if found is None:
+            raise expected(f"one of {', '.join(map(str, members))}", data)
+        return found
+
+    return Codec(read, operator.attrgetter("value"))
+
+
+def _items(kind: type, one: Codec, length: Length) -> Codec:
+    """A list as a tuple or a set of items alike."""
+    put, source = one.write, Source()
+
+    def slowly(data: Any, scope: Any) -> Any:
+        """The answer for what is no list of a right length, or the error of what is wrong."""
+        if type(data) is not list and type(data) is not tuple:
+            raise expected("a list", data)
+        length.check(data, "items")
+        return kind(_placed(one, each, scope, f"[{n}]") for n, each in enumerate(data))
+
+    source.values["slowly"] = slowly
+    source.lines = [
+        f"if type(data) is list and {length.least} <= len(data) <= {length.most}:",
+        f"    try: return {kind.__name__}([{source.reading(one, 'v')} for v in data])",
+        "    except ValueError: pass",
+        "return slowly(data, scope)",
+    ]
+    read = source.compiled("data, scope", "a list")
+    if kind is frozenset:
+        return Codec(read, sorted)
+    return Codec(read, list if put is None else lambda value: [put(each) for each in value])
+
+
+def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
+    put, source = one.write, Source()
+
+    def slowly(data: Any, scope: Any) -> dict[str, Any]:
+        """The answer for what is no dictionary of a right length, or the error of what is wrong."""
+        data = opened(data)
+        length.check(data, "entries")
+        return {
+            _placed(key, k, scope, shown(k)): _placed(one, v, scope, shown(k))
+            for k, v in data.items()
+        }
+
+    source.values["slowly"] = slowly
+    # Names of entries in JSON are texts.
+    name = "k" if key is _codec(str) else f"({source.reading(key, 'k')})"
+    made = f"{{{name}: ({source.reading(one, 'v')}) for k, v in data.items()}}"
+    if name == "k" and one.is_own_form == "True":
+        made = "data.copy()"
+    source.lines = [
+        f"if type(data) is dict and {length.least} <= len(data) <= {length.most}:",
+        f"    try: return {made}",
+        "    except ValueError: pass",
+        "return slowly(data, scope)",
+    ]
+    read = source.compiled("data, scope", "an object")
+    if put is None:
+        return Codec(read, dict)
+    return Codec(read, lambda value: {name: put(v) for name, v in value.items()})
+
+
+def _placed(codec: Codec, data: Any, scope: Any, place: str) -> Any:
+    """Read a part; its error is one of the whole."""
+    try:
+        return codec.read(data, scope)
+    except ValueError as error:
+        raise within(error, place) from None
+
+
+def _fixed_tuple(parts: list[Codec]) -> Codec:
+    """A list of so many items, each with a codec of its own."""
+    numbered = [(part, f"[{number}]") for number, part in enumerate(parts)]
+    made = f"({''.join(f'a{number}, ' for number in range(len(parts)))})"
+    puts = [part.write or (lambda value: value) for part in parts]
+    return Codec(
+        row_reader(numbered, made, Source()),
+        lambda value: [put(v) for put, v in zip(puts, value, strict=True)],
+    )
+
+
+def _union(kinds: tuple[Any, ...]) -> Codec:
+    """None or another type, scalars of several types, or classes that a field tells apart."""
+    if type(None) in kinds:
+        others = [kind for kind in kinds if kind is not type(None)]
+        return _optional(_codec(functools.reduce(operator.or_, others)))
+    if all(dataclasses.is_dataclass(kind) for kind in kinds):
+        return _tagged(kinds)
+    scalars = {_scalar(kind): _codec(kind) for kind in kinds}
+
+    def read(data: Any, scope: Any) -> Any:
+        found = scalars.get(type(data))
+        if found is None:
+            raise expected(" or ".join(_WORDS[kind] for kind in scalars), data)
+        return found.read(data, scope)
+
+    return Codec(read, None, " or ".join(f"({each.is_own_form})" for each in scalars.values()))
+
+
+_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _scalar(annotation: Any) -> type:
+    kind = get_args(annotation)[0] if _is_annotated(annotation) else annotation
+    if kind not in _WORDS:
+        raise TypeError(f"{annotation} cannot be told apart from the other types of its union")
+    return typing.cast(type, kind)
+
+
+def _optional(inner: Codec) -> Codec:
+    read, put = inner.read, inner.write
+    return Codec(
+        lambda data, scope: None if data is None else read(data, scope),
+        None if put is None else lambda value: None if value is None else put(value),
+        f"$ is None or ({inner.is_own_form})" if inner.is_own_form else "$ is None",
+    )
+
+
+def _tagged(kinds: tuple[type, ...]) -> Codec:
+    """A union of classes: the value of a constant tells them apart, or else their first fields."""
+    codecs = {kind: _class_codec(kind) for kind in kinds}
+    tags = {next(iter(_form(kind).constants), "") for kind in kinds}
+    tag = tags.pop() if len(tags) == 1 else ""
+
+    @cache
+    def table() -> dict[str, _ClassCodec]:
+        """By the constant, or by the name of the first field; made late for recursive types."""
+        if tag:
+            found = {_form(kind).constants[tag]: codec for kind, codec in codecs.items()}
+        else:
+            found = {_fields(kind)[0].key: codec for kind, codec in codecs.items()}
+        return {key: codec.compiled() for key, codec in found.items()}
+
+    def read(data: Any, scope: Any) -> Any:
+        data = opened(data) if type(data) is not dict else data
+        if tag:
+            value = data.get(tag)
+            found = table().get(value) if type(value) is str else None
+            if found is None:
+                raise within(expected(f"one of {', '.join(table())}", value), tag)
+            return found.read(data, scope)
+        for name, codec in table().items():
+            if name in data:
+                return codec.read(data, scope)
+        raise MalformedError(f"expected one of the fields {', '.join(table())}")
+
+    def write(value: Any) -> Any:
+        return codecs[type(value)].compiled().write(value)
+
+    return Codec(read, write)

@@ -1,0 +1,220 @@
+"""The source of readers and writers of dataclasses, compiled to functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, cast
+
+from tilewright.compiler.runtime.json_form import (
+    Form,
+    MalformedError,
+    Read,
+    Write,
+    expected,
+    shown,
+    within,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How values of one annotation are read and written.
+
+    Attributes:
+        read: checks data and gives the value.
+        write: None where the value is its own JSON form.
+        is_own_form: the source of a test of `$` that holds only for data that `read` returns as it
+            is. Where it holds, nothing is called.
+    """
+
+    read: Read
+    write: Write | None = None
+    is_own_form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a class: its name there and in JSON, its codec, and the value that it may lack."""
+
+    name: str
+    key: str
+    codec: Codec
+    default: Callable[[], Any] | None
+    sparse: bool
+
+
+class Source:
+    """A function that is being written: its lines, and the values that they name."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.values: dict[str, Any] = {"within": within, "inf": math.inf}
+
+    def name(self, value: Any, word: str) -> str:
+        """A name that the lines have for a value."""
+        found = f"{word}{len(self.values)}"
+        self.values[found] = value
+        return found
+
+    def reading(self, codec: Codec, value: str) -> str:
+        """An expression that reads a variable: a test in place, or the call of a function."""
+        call = f"{self.name(codec.read, 'read')}({value}, scope)"
+        if not codec.is_own_form:
+            return call
+        return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
+
+    def part(self, codec: Codec, value: str, place: str) -> list[str]:
+        """Lines that read a variable into itself; an error says that it lies at `place`."""
+        if codec.is_own_form == "True":
+            return []
+        lines = [
+            f"try: {value} = {self.name(codec.read, 'read')}({value}, scope)",
+            f"except ValueError as error: raise within(error, {place!r}) from None",
+        ]
+        if codec.is_own_form:
+            test = codec.is_own_form.replace("$", value)
+            return [f"if not ({test}):", *(f"    {line}" for line in lines)]
+        return lines
+
+    def compiled(self, parameters: str, what: str) -> Any:
+        """The function. Its source has names of fields and words of this module, nothing else."""
+        text = "\n    ".join([f"def made({parameters}):", *self.lines])
+        exec(compile(text, f"<the JSON form of {what}>", "exec"), self.values)
+        return self.values["made"]
+
+
+def class_reader(kind: type, form: Form, fields: Sequence[Field]) -> Read:
+    """Compile the reader of a class.
+
+    For a class with the fields `workload` and `threads` the source is
+
+        def made(data, scope):
+            if type(data) is not dict: data = opened(data)
+            try:
+                a0 = data["workload"]
+                a1 = data["threads"]
+            except KeyError as error: raise missing(error)
+            count = 2
+            if not (type(a0) is str):
+                try: a0 = read0(a0, scope)
+                except ValueError as error: raise within(error, "workload")
+            ...
+            if len(data) != count: check_keys(data)
+            return kind(a0, a1)
+    """
+    source = Source()
+    places = {each.name: f"a{n}" for n, each in enumerate(fields)}
+    given = ", ".join(places[each.name] for each in dataclasses.fields(kind))
+    if form.row:
+        parts = [(each.codec, each.name) for each in fields]
+        return row_reader(parts, f"{source.name(kind, 'kind')}({given})", source)
+    known = {*form.constants, *(each.key for each in fields), *form.derived}
+    source.values |= {
+        "opened": opened,
+        "missing": _missing,
+        "absent": MISSING,
+        "check_constant": _check_constant,
+        "check_keys": lambda data: _check_keys(data, known),
+    }
+    required = [each for each in fields if each.default is None]
+    lines = ["if type(data) is not dict: data = opened(data)", "try:", "    pass"]
+    lines += [f"    {places[each.name]} = data[{each.key!r}]" for each in required]
+    for key, value in form.constants.items():
+        wrong = f"check_constant({key!r}, data[{key!r}], {value!r})"
+        lines.append(f"    if data[{key!r}] != {value!r}: {wrong}")
+    lines += [f"    data[{key!r}]" for key in form.derived]
+    lines.append("except KeyError as error: raise missing(error) from None")
+    lines.append(f"count = {len(required) + len(form.constants) + len(form.derived)}")
+    parts_of = {}
+    for each in fields:
+        value = places[each.name]
+        part = source.part(each.codec, value, each.key)
+        if each.default is not None:
+            part = [
+                f"{value} = data.get({each.key!r}, absent)",
+                f"if {value} is absent: {value} = {source.name(each.default, 'default')}()",
+                "else:",
+                "    count += 1",
+                *(f"    {line}" for line in part),
+            ]
+        parts_of[each.name] = part
+    if form.opens is not None:
+        opening, scope_of = form.opens
+        made = f"{source.name(scope_of, 'scope')}({places[opening]})"
+        lines += [*parts_of.pop(opening), f"scope = {made}"]
+    lines += [line for part in parts_of.values() for line in part]
+    lines.append("if len(data) != count: check_keys(data)")
+    lines.append(f"value = {source.name(kind, 'kind')}({given})")
+    if form.check is not None:
+        lines.append(f"{source.name(form.check, 'check')}(value)")
+    source.lines = [*lines, "return value"]
+    return cast(Read, source.compiled("data, scope", kind.__name__))
+
+
+def row_reader(parts: list[tuple[Codec, str]], made: str, source: Source) -> Read:
+    """Compile the reader of a list of so many parts, each with its codec and its place.
+
+    `made` is the source of the value of the parts `a0`, `a1`...
+    """
+    source.values |= {"expected": expected}
+    wrong = f"raise expected('a list of {len(parts)}', data)"
+    source.lines = [
+        f"if type(data) not in (list, tuple) or len(data) != {len(parts)}: {wrong}",
+        f"{', '.join(f'a{n}' for n in range(len(parts)))}, = data",
+    ]
+    for number, (codec, place) in enumerate(parts):
+        source.lines += source.part(codec, f"a{number}", place)
+    source.lines.append(f"return {made}")
+    return cast(Read, source.compiled("data, scope", "a row"))
+
+
+def class_writer(form: Form, fields: Sequence[Field], what: str) -> Write:
+    """Compile the writer of a class: an object with its constants, fields and derived entries."""
+    source = Source()
+    written = {each.name: f"value.{each.name}" for each in fields}
+    for each in fields:
+        if each.codec.write is not None:
+            call = source.name(each.codec.write, "write")
+            written[each.name] = f"{call}(value.{each.name})"
+    if form.row:
+        source.lines = [f"return [{', '.join(written.values())}]"]
+        return cast(Write, source.compiled("value", what))
+    entries, lines = [f"{key!r}: {value!r}" for key, value in form.constants.items()], []
+    for each in fields:
+        stated = written[each.name]
+        if each.sparse and each.default is not None:
+            default = source.name(each.default(), "default")
+            lines.append(f"if value.{each.name} != {default}: out[{each.key!r}] = {stated}")
+        elif lines:
+            lines.append(f"out[{each.key!r}] = {stated}")
+        else:
+            entries.append(f"{each.key!r}: {stated}")
+    if form.derived:
+        places = ", ".join(f"out[{key!r}]" for key in form.derived)
+        lines.append(f"{places}, = {source.name(form.derive, 'derive')}(value)")
+    source.lines = [f"out = {{{', '.join(entries)}}}", *lines, "return out"]
+    return cast(Write, source.compiled("value", what))
+
+
+def opened(data: object) -> Mapping[str, Any]:
+    """Data that is an object, though not necessarily a `dict`; raises MalformedError."""
+    if not isinstance(data, Mapping):
+        raise expected("an object", data)
+    return data
+
+
+def _missing(error: KeyError) -> MalformedError:
+    return MalformedError("is missing", str(error.args[0]))
+
+
+def _check_keys(data: Mapping[str, Any], known: set[str]) -> None:
+    for key in data:
+        if key not in known:
+            raise MalformedError("is not known", shown(key))
+
+
+def _check_constant(key: str, found: object, value: str) -> None:
+    raise within(expected(f"'{value}'", found), key)
