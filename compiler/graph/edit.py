@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
-from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.graph.names import fresh, in_type
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.runtime.labels import LABELLED
 
@@ -24,7 +26,7 @@ class Edit:
         self.source = source
         self.types: dict[str, TensorType] = dict(source.types)
         self.constants: dict[str, np.ndarray] = dict(source.constants)
-        self._nodes: dict[str, Node] = {}  # by output
+        self.nodes: dict[str, Node] = {}  # by output
         self._reserved: Container[str] = {node.name for node in source.nodes}
 
     def fresh(self, base: str) -> str:
@@ -32,30 +34,44 @@ class Edit:
         return fresh(base, self.types, self._reserved)
 
     def add(
-        self, name: str, op: str, inputs: Sequence[str], attrs: AttrPairs, kind: TensorType
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[str],
+        attrs: AttrPairs = (),
+        kind: TensorType | None = None,
     ) -> str:
-        """Add a node and its output, which both have this name, and return that."""
+        """As `put`, of a node that has the name of its output."""
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
         return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
 
     def put(self, node: Node, kind: TensorType | None = None) -> str:
-        """Add a node as it is and return its output, which has the type of the source's value of
-        this name unless another one is given."""
+        """Add a node and return its output, whose type is given unless the value has one."""
         if kind is not None:
             self.types[node.output] = kind
-        self._nodes[node.output] = node
+        self.nodes[node.output] = node
         return node.output
+
+    def in_type(self, value: str, dtype: DType) -> str:
+        """A new name for a value that is stored in another type, which it gets."""
+        name = in_type(value, dtype, self.types, self._reserved)
+        self.types[name] = replace(self.types[value], dtype=dtype)
+        return name
+
+    def convert(self, value: str, name: str) -> str:
+        """Add the conversion of a value into another, whose type is known, and return that."""
+        return self.add(name, "cast", [value], {"to": self.types[name].dtype.value})
 
     def producer(self, value: str, op: str | None = None) -> Node | None:
         """The node that makes a value; with `op`, only if it is that operator."""
-        node = self._nodes.get(value)
+        node = self.nodes.get(value)
         return node if node is not None and op in (None, node.op) else None
 
     def finish(self, outputs: Sequence[str] | None = None) -> Graph:
         """The new graph, with the inputs of the source and, if no others are given, its outputs."""
         source = self.source
         outputs = source.outputs if outputs is None else outputs
-        nodes, values = live(self._nodes.values(), source.inputs, outputs)
+        nodes, values = live(self.nodes.values(), source.inputs, outputs)
         return source.replace(
             nodes=nodes,
             outputs=outputs,

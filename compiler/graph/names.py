@@ -21,9 +21,9 @@ def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None)
     return name
 
 
-def in_type(value: str, dtype: DType, taken: Container[str]) -> str:
+def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
     """A new name for a value that is stored in another type: "y.bfloat16" stands for "y"."""
-    return fresh(f"{value}.{dtype}", taken)
+    return fresh(f"{value}.{dtype}", *taken)
 
 
 def stands_for(name: str) -> Iterator[str]:

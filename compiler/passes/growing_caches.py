@@ -24,6 +24,7 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
@@ -39,7 +40,8 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     found = _grown(graph)
     if not found:
         return graph, ()
-    types, nodes, grown = dict(graph.types), list[Node](), list[Growth]()
+    edit, grown = Edit(graph), list[Growth]()
+    types = edit.types
     places: dict[tuple[int, ...], str] = {}
     names: set[str] = {d.name for d in graph.dimensions}
     rooms: dict[int, Dimension] = {}
@@ -48,10 +50,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     def emit(
         op: str, inputs: tuple[str, ...], name: str, kind: TensorType, **attrs: AttrValue
     ) -> str:
-        name = fresh(name, types)
-        types[name] = kind
-        nodes.append(Node(name, op, inputs, (name,), tuple(sorted(attrs.items()))))
-        return name
+        return edit.add(edit.fresh(name), op, inputs, attrs, kind)
 
     def counted(name: str, kind: TensorType, axis: int, start: int, step: int) -> str:
         number, shape = kind.dtype.value, kind.shape
@@ -86,7 +85,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
             inputs = tuple(
                 rows_of(v, graph.types[v].shape) if v in held else v for v in node.inputs
             )
-            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+            edit.put(replace(node, inputs=inputs))
             continue
         (past, new), present = node.inputs, node.output
         axis = axis_of(node.attrs, len(graph.types[past].shape))
@@ -98,14 +97,15 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         shape = graph.types[past].shape
         outer, capacity = prod(shape[:axis]), after + open_size(room)
         buffer = TensorType(types[past].dtype, (*shape[:axis], capacity, *shape[axis + 1 :]))
-        types[past] = types[present] = buffer
+        types[past] = buffer
         where = positions(outer, capacity, before, after - before)
         added = rows_of(new, graph.types[new].shape) if new in held else new
-        nodes.append(
-            Node(node.name, "scatter", (past, where, added), (present,), (("depth", axis + 1),))
+        scatter = Node(
+            node.name, "scatter", (past, where, added), (present,), (("depth", axis + 1),)
         )
+        edit.put(scatter, buffer)
         grown.append(Growth(past, present, axis, before, after, room))
-    return graph.replace(nodes=nodes, types=types), tuple(grown)
+    return edit.finish(), tuple(grown)
 
 
 def _grown(graph: Graph) -> dict[str, Node]:

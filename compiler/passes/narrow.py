@@ -30,9 +30,8 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.graph.names import in_type
-from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.wide_sums import wide_sums
@@ -79,9 +78,7 @@ class _Narrowing:
         self._chooses = chooses
         self._repeated = repeated
         self._groups = fuse(graph)
-        self._types: dict[str, TensorType] = dict(graph.types)
-        self._constants = dict(graph.constants)
-        self._nodes: list[Node] = []
+        self._edit = Edit(graph)
         self._stored: dict[str, str] = {
             node.output: value
             for node in graph.nodes
@@ -98,16 +95,7 @@ class _Narrowing:
         """The graph with the chosen values narrow."""
         for group in self._groups:
             self._rewrite(group)
-        source = self._source
-        if not self._stored:
-            return source
-        kept = {v for node in self._nodes for v in (*node.inputs, *node.outputs)}
-        kept |= {*source.inputs, *source.outputs}
-        return source.replace(
-            nodes=self._nodes,
-            types={value: kind for value, kind in self._types.items() if value in kept},
-            constants={value: a for value, a in self._constants.items() if value in kept},
-        )
+        return self._edit.finish() if self._stored else self._source
 
     # ---- which values are stored narrow
 
@@ -247,14 +235,14 @@ class _Narrowing:
             elif elements and self._are_narrow(node.inputs[:elements]):
                 name = self._name_of(node.output)
                 inputs = self._inputs(node, elements, wide)
-                self._nodes.append(replace(node, name=name, inputs=inputs, outputs=(name,)))
+                self._edit.put(replace(node, name=name, inputs=inputs, outputs=(name,)))
                 if self._source.returns(node.output):
-                    self._convert(name, node.output)
+                    self._edit.convert(name, node.output)
                     wide[node.output] = node.output
             else:
                 self._add(replace(node, inputs=self._inputs(node, 0, wide)), wide)
             if node.output == rounded and rounded not in self._stored:
-                self._convert(rounded, self._name_of(rounded))
+                self._edit.convert(rounded, self._name_of(rounded))
 
     def _repeats(self, node: Node) -> bool:
         """Whether a node rounds what is stored rounded."""
@@ -307,7 +295,7 @@ class _Narrowing:
         """The narrow value; a constant is rounded once."""
         if value not in self._stored:
             array = self._source.constants[value]
-            self._constants[self._name_of(value)] = self._rounded(value, array)
+            self._edit.constants[self._name_of(value)] = self._rounded(value, array)
         return self._stored[value]
 
     def _rounded(self, value: str, array: np.ndarray) -> np.ndarray:
@@ -326,25 +314,18 @@ class _Narrowing:
         if value not in self._stored or value in self._source.constants:
             return value
         if value not in wide:
-            wide[value] = in_type(value, DType.FLOAT32, self._types)
-            self._types[wide[value]] = self._source.types[value]
-            self._convert(self._stored[value], wide[value])
+            wide[value] = self._edit.in_type(value, DType.FLOAT32)
+            self._edit.convert(self._stored[value], wide[value])
         return wide[value]
-
-    def _convert(self, value: str, name: str) -> None:
-        to = self._types[name].dtype.value
-        self._nodes.append(Node(name, "cast", (value,), (name,), (("to", to),)))
 
     def _add(self, node: Node, wide: dict[str, str]) -> None:
         """Add a node whose result this group has in float32."""
-        self._nodes.append(node)
+        self._edit.put(node)
         wide[node.output] = node.output
 
     def _name_of(self, value: str) -> str:
         """A new name for the narrow value of one in float32."""
-        name = in_type(value, self._dtype, self._types)
-        self._types[name] = replace(self._source.types[value], dtype=self._dtype)
-        self._stored[value] = name
+        name = self._stored[value] = self._edit.in_type(value, self._dtype)
         return name
 
 

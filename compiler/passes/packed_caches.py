@@ -20,11 +20,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
-from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of, ints
-from tilewright.compiler.passes.dead_code import dead_code
 from tilewright.compiler.sizes import is_open
 
 Shape = tuple[int, ...]
@@ -135,17 +134,15 @@ def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
 
 def _packed(graph: Graph, cache: _Cache) -> Graph | None:
     """The graph with one concatenation; None if the new rows of a part need another one's old."""
-    types, made = dict(graph.types), list[Node]()
+    edit = Edit(graph)
     after, rows = graph.types[cache.present].shape, cache.rows
     added = after[rows] - graph.types[cache.past].shape[rows]
 
     def emit(
         op: str, inputs: Sequence[str], made_shape: Shape, name: str = "", **attrs: AttrValue
     ) -> str:
-        name = name or fresh(f"{cache.present}.{op}", types)
-        types[name] = TensorType(types[cache.past].dtype, made_shape)
-        made.append(Node(name, op, tuple(inputs), (name,), tuple(sorted(attrs.items()))))
-        return name
+        kind = TensorType(graph.types[cache.past].dtype, made_shape)
+        return edit.add(name or edit.fresh(f"{cache.present}.{op}"), op, inputs, attrs, kind)
 
     def with_rows(shape: Shape) -> Shape:
         return (*shape[:rows], added, *shape[rows + 1 :])
@@ -157,7 +154,7 @@ def _packed(graph: Graph, cache: _Cache) -> Graph | None:
     joined = emit("concat", new, with_rows(after), axis=cache.outer)
     emit("concat", [cache.past, joined], after, cache.present, axis=rows)
     for part, starts in cache.starts():
-        steps, grown = (1,) * len(starts), types[part.grown].shape
+        steps, grown = (1,) * len(starts), graph.types[part.grown].shape
         cut = emit(
             "slice", [cache.present], part.shape, starts=starts, steps=steps, sizes=part.shape
         )
@@ -166,8 +163,11 @@ def _packed(graph: Graph, cache: _Cache) -> Graph | None:
     replaced = {cache.present, *(part.grown for part in cache.parts)}
     nodes = [node for node in graph.nodes if node.output not in replaced]
     first = next(at for at, node in enumerate(graph.nodes) if node.output in replaced)
-    ordered = _in_order(graph, [*nodes[:first], *made, *nodes[first:]])
-    return None if ordered is None else dead_code(graph.replace(nodes=ordered, types=types))
+    ordered = _in_order(graph, [*nodes[:first], *edit.nodes.values(), *nodes[first:]])
+    if ordered is None:
+        return None
+    edit.nodes = {node.output: node for node in ordered}
+    return edit.finish()
 
 
 def _in_order(graph: Graph, nodes: Iterable[Node]) -> list[Node] | None:

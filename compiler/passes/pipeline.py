@@ -130,10 +130,5 @@ def optimise(
     if narrow_type is not DType.FLOAT32:
         last = [partial(narrow, dtype=narrow_type, repeated=repeated)]
     for each in last:
-        graph = step(_cleared(each), graph, narrow.__name__)
+        graph = step(each, graph, narrow.__name__)
     return graph
-
-
-def _cleared(made: Pass) -> Pass:
-    """The pass without what nothing reads after it."""
-    return lambda graph: dead_code(made(graph))

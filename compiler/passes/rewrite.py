@@ -124,13 +124,13 @@ class Rewriter(Edit):
             value = self._replaced.get(output)
             if value is None:
                 continue
-            if value in self._nodes and value not in (*self.source.outputs, *names):
+            if value in self.nodes and value not in (*self.source.outputs, *names):
                 names[value] = output
             else:
                 node = Node(
                     f"{output}.identity", "identity", (names.get(value, value),), (output,), ()
                 )
-                self._nodes[output] = node
+                self.nodes[output] = node
         if names:
             nodes = [
                 Node(
@@ -140,15 +140,15 @@ class Rewriter(Edit):
                     tuple(names.get(v, v) for v in node.outputs),
                     node.attrs,
                 )
-                for node in self._nodes.values()
+                for node in self.nodes.values()
             ]
-            self._nodes = {node.outputs[0]: node for node in nodes}
+            self.nodes = {node.outputs[0]: node for node in nodes}
 
     def _rename(self, value: str, output: str, name: str) -> None:
         # The last node that a rule emits takes the name of the value that it replaces.
-        node = self._nodes.pop(value)
+        node = self.nodes.pop(value)
         self.types[output] = self.types.pop(value)
-        self._nodes[output] = Node(name, node.op, node.inputs, (output,), node.attrs)
+        self.nodes[output] = Node(name, node.op, node.inputs, (output,), node.attrs)
 
 
 _FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)

@@ -27,9 +27,8 @@ import numpy as np
 
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.graph.names import in_type
-from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.products import HALVES
 from tilewright.compiler.ops.registry import OpKind
@@ -86,9 +85,7 @@ class _Widening:
     def __init__(self, graph: Graph, own: DType | None) -> None:
         self._source = graph
         self._own = own
-        self._types: dict[str, TensorType] = dict(graph.types)
-        self._constants = dict(graph.constants)
-        self._nodes: list[Node] = []
+        self._edit = Edit(graph)
         self._stored = {value for value in graph.inputs if self._is_narrow(value)}
         """The 16-bit values that the new graph has, too, and that are no constants."""
         self._factors = _factors_of_halves(graph, own)
@@ -109,20 +106,14 @@ class _Widening:
             # Inputs and constants that are returned are what they were.
             narrow = self._is_narrow(value) and value not in source.constants
             if narrow and value not in self._stored:
-                self._convert(self._names[value], value)
-        kept = {v for node in self._nodes for v in (*node.inputs, *node.outputs)}
-        kept |= {*source.inputs, *source.outputs}
-        return source.replace(
-            nodes=self._nodes,
-            types={value: kind for value, kind in self._types.items() if value in kept},
-            constants={value: a for value, a in self._constants.items() if value in kept},
-        )
+                self._edit.convert(self._names[value], value)
+        return self._edit.finish()
 
     def _rewrite(self, node: Node) -> None:
         narrow = any(self._is_narrow(v) for v in (*node.inputs, node.output))
         if not narrow or self._stays(node):
             inputs = tuple(self._as_before(value) for value in node.inputs)
-            self._nodes.append(replace(node, inputs=inputs))
+            self._edit.put(replace(node, inputs=inputs))
             if self._is_narrow(node.output):
                 self._stored.add(node.output)
                 if self._source.types[node.output].dtype is self._own:
@@ -131,15 +122,15 @@ class _Widening:
         inputs = tuple(self._wide(v) if self._is_narrow(v) else v for v in node.inputs)
         output, attrs = node.output, node.attrs
         if self._is_narrow(output):
-            output = self._new(output, DType.FLOAT32)
+            output = self._edit.in_type(output, DType.FLOAT32)
             self._names[node.output] = output
             # of a conversion, and of a sequence of numbers
             to = {k: DType.FLOAT32.value for k, _ in attrs if k in ("to", "dtype")}
             attrs = tuple((key, to.get(key, value)) for key, value in attrs)
         name = node.name if node.name == output else output
-        self._nodes.append(Node(name, node.op, inputs, (output,), attrs))
+        self._edit.put(Node(name, node.op, inputs, (output,), attrs))
         if node.output in self._factors:
-            self._convert(self._names.pop(node.output), node.output)
+            self._edit.convert(self._names.pop(node.output), node.output)
             self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
@@ -173,8 +164,8 @@ class _Widening:
         """The float32 value of a 16-bit one."""
         if value not in self._names and value in self._source.constants:
             array, dtype = self._source.constants[value], self._source.types[value].dtype
-            name = self._names[value] = self._new(value, DType.FLOAT32)
-            self._constants[name] = from_memory(array, dtype).astype(np.float32)
+            name = self._names[value] = self._edit.in_type(value, DType.FLOAT32)
+            self._edit.constants[name] = from_memory(array, dtype).astype(np.float32)
         elif value not in self._names:
             self._names[value] = self._converted(value, DType.FLOAT32)
         return self._names[value]
@@ -182,19 +173,8 @@ class _Widening:
     def _is_narrow(self, value: str) -> bool:
         return self._source.types[value].dtype in HALVES
 
-    def _new(self, value: str, dtype: DType) -> str:
-        name = in_type(value, dtype, self._types)
-        self._types[name] = replace(self._types[value], dtype=dtype)
-        return name
-
     def _converted(self, value: str, to: DType) -> str:
-        name = self._new(value, to)
-        self._convert(value, name)
-        return name
-
-    def _convert(self, value: str, name: str) -> None:
-        to = self._types[name].dtype.value
-        self._nodes.append(Node(name, "cast", (value,), (name,), (("to", to),)))
+        return self._edit.convert(value, self._edit.in_type(value, to))
 
 
 def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
