@@ -17,6 +17,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import axis_of, ints
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.passes.sink import movements, unmoved
 
 _PRODUCERS = (
     OpKind.CONTRACTION,
@@ -67,32 +68,19 @@ def _counted(rewriter: Rewriter, iota: Node, shape: tuple[int, ...]) -> str | No
 
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:
-    views = [v for v in node.inputs if rewriter.producer(v, "reshape") is not None]
-    if not views or not all(rewriter.used_once(v) for v in set(views)):
+    views = movements(rewriter, node, "reshape")
+    sources = [view.inputs[0] for view in views]
+    if not views or not all(rewriter.used_once(view.output) for view in views):
         return None
-    sources = [n.inputs[0] for v in views if (n := rewriter.producer(v)) is not None]
     shape = rewriter.shape(sources[0])
-    full = rewriter.shape(node.outputs[0])
     if any(rewriter.shape(v) != shape for v in sources):
-        return None
-    if any(rewriter.shape(v) != full for v in views):
         return None
     if not any(_follows_kernel(rewriter, value) for value in sources):
         return None
-    operands: list[str] = []
-    for value in node.inputs:
-        producer = rewriter.producer(value, "reshape")
-        array = rewriter.array(value)
-        if producer is not None:
-            operands.append(producer.inputs[0])
-        elif array is not None and array.size == 1:
-            operands.append(value)
-        else:
-            return None
-    result = rewriter.emit(node.op, operands, node.attrs)
-    if rewriter.shape(result) != shape:
+    result = unmoved(rewriter, node, "reshape", lambda v, array: v if array.size == 1 else None)
+    if result is None or rewriter.shape(result) != shape:
         return None
-    return rewriter.emit("reshape", [result], {"shape": full})
+    return rewriter.emit("reshape", [result], {"shape": rewriter.shape(node.output)})
 
 
 def _follows_kernel(rewriter: Rewriter, value: str) -> bool:

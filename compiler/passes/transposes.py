@@ -22,6 +22,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import ints
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
+from tilewright.compiler.passes.sink import movements, unmoved
 from tilewright.compiler.sizes import OpenSizeError
 
 
@@ -128,31 +129,17 @@ def permutation(node: Node, rank: int) -> tuple[int, ...]:
 
 def _sink(rewriter: Rewriter, node: Node) -> str | None:
     """`f(transpose(x), c)` -> `transpose(f(x, c'))`, where c' is c transposed back."""
-    rank = len(rewriter.shape(node.outputs[0]))
-    moved = [v for v in node.inputs if rewriter.producer(v, "transpose") is not None]
-    if not moved or not any(rewriter.used_once(v) for v in moved):
-        return None
-    nodes = [n for v in moved if (n := rewriter.producer(v)) is not None]
-    perms = {permutation(n, rank) for n in nodes}
-    full = rewriter.shape(node.outputs[0])
-    if len(perms) != 1 or any(rewriter.shape(v) != full for v in moved):
+    moved = movements(rewriter, node, "transpose")
+    perms = {permutation(each, len(rewriter.shape(node.output))) for each in moved}
+    if len(perms) != 1 or not any(rewriter.used_once(each.output) for each in moved):
         return None
     (perm,) = perms
-    operands: list[str] = []
-    for value in node.inputs:
-        producer = rewriter.producer(value, "transpose")
-        array = rewriter.array(value)
-        if producer is not None:
-            operands.append(producer.inputs[0])
-        elif array is not None and node.op == "lookup":
-            operands.append(value)
-        elif array is not None:
-            operands.append(_transposed_back(rewriter, value, array, perm))
-        else:
-            return None
-    return rewriter.emit(
-        "transpose", [rewriter.emit(node.op, operands, node.attrs)], {"perm": perm}
-    )
+
+    def back(value: str, array: np.ndarray) -> str:
+        return value if node.op == "lookup" else _transposed_back(rewriter, value, array, perm)
+
+    result = unmoved(rewriter, node, "transpose", back)
+    return None if result is None else rewriter.emit("transpose", [result], {"perm": perm})
 
 
 def _transposed_back(rewriter: Rewriter, value: str, array: np.ndarray, perm: Sequence[int]) -> str:
