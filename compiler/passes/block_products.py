@@ -21,6 +21,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
 from tilewright.compiler.ops.block_matmul import Packing
 from tilewright.compiler.ops.products import BYTES
+from tilewright.compiler.passes.quantisation import scaled, shifted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
@@ -72,16 +73,15 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose" and ints(node.attrs, "perm") == (1, 0):
         return _weight(rewriter, node.inputs[0], along_rows=not along_rows)
-    scaled = None if node is None or node.op != "reshape" else rewriter.producer(node.inputs[0])
-    if scaled is None or scaled.op != "mul" or len(rewriter.shape(value)) != 2:
+    if node is None or node.op != "reshape" or len(rewriter.shape(value)) != 2:
         return None
-    scale, cast = rewriter.array(scaled.inputs[1]), rewriter.producer(scaled.inputs[0], "cast")
-    if scale is None or cast is None or scale.dtype != np.float32:
+    factors = scaled(rewriter, node.inputs[0])
+    found = None if factors is None else _integers(rewriter, factors[0])
+    if factors is None or found is None:
         return None
-    found = _integers(rewriter, cast.inputs[0])
-    if found is None or found[0].ndim != 3 or scale.ndim != 3:
+    (stored, zero), scale = found, factors[1]
+    if stored.ndim != 3 or scale.ndim != 3:
         return None
-    stored, zero = found
     blocked = 2 if along_rows else 1
     wanted = tuple(1 if dim == blocked else extent for dim, extent in enumerate(stored.shape))
     matrix = (stored.shape[0] * stored.shape[1], stored.shape[2])
@@ -94,17 +94,12 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Stored bytes and their zero point, of `int32(bytes) - zero`."""
-    node, zero = rewriter.producer(value), np.zeros((1, 1, 1), np.int32)
-    if node is not None and node.op == "sub":
-        known = rewriter.array(node.inputs[1])
-        if known is None:
-            return None
-        node, zero = rewriter.producer(node.inputs[0]), known
-    if node is None or node.op != "cast":
+    found = shifted(rewriter, value)
+    if found is None or rewriter.type(found[0]).dtype not in BYTES:
         return None
-    stored = rewriter.array(node.inputs[0])
-    is_bytes = rewriter.type(node.inputs[0]).dtype in BYTES
-    return None if stored is None or not is_bytes else (stored, zero)
+    stored = rewriter.array(found[0])
+    zero = np.zeros((1, 1, 1), np.int32) if found[1] is None else rewriter.array(found[1])
+    return None if stored is None or zero is None else (stored, zero)
 
 
 def _unsigned(

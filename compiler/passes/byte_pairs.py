@@ -17,16 +17,15 @@ from functools import partial
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES
-from tilewright.compiler.passes.byte_operands import (
+from tilewright.compiler.passes.byte_products import scale_of, scaled_by
+from tilewright.compiler.passes.quantisation import (
     ByteFactor,
     ByteSource,
     as_factor,
-    is_single,
     number_of,
     source_of,
     unsigned,
 )
-from tilewright.compiler.passes.byte_products import scale_of, scaled_by
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.sizes import always_less, exact_quotient, is_open
 
@@ -82,14 +81,13 @@ def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
     """Whether both are, each with one zero point and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
-    zeros = [is_single(rewriter, side.zero) for side in sides]
+    zeros = [number_of(rewriter, side.zero) is not None for side in sides]
     return min(ranks) >= 2 and all((*single, *zeros))
 
 
 def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:
     """A zero point that is none."""
-    zero = source.zero
-    return zero if zero is not None and number_of(rewriter, zero) != 0 else None
+    return source.zero if number_of(rewriter, source.zero) != 0 else None
 
 
 def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:

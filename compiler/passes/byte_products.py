@@ -30,12 +30,11 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.ops.attributes import integer, ints, number
 from tilewright.compiler.ops.products import BYTES
-from tilewright.compiler.passes.byte_operands import (
+from tilewright.compiler.passes.quantisation import (
     ByteFactor,
     ByteSource,
     Weight,
     as_factor,
-    is_single,
     number_of,
     source_of,
     transposed,
@@ -156,12 +155,11 @@ def _multiplied(
     sums = sums.reshape(sums.shape[-1]) if values.ndim == 2 else sums
     held = rewriter.constant((values - moved).astype(stored.numpy), f"{name}.bytes")
     operands = [source.value, held]
-    known = is_single(rewriter, source.zero)
-    if known and source.zero is not None:
-        correction = _wrapped(-number_of(rewriter, source.zero) * sums)
-        operands.append(rewriter.constant(correction, f"{name}.correction"))
+    zero = number_of(rewriter, source.zero)
+    if zero is not None and source.zero is not None:
+        operands.append(rewriter.constant(_wrapped(-zero * sums), f"{name}.correction"))
     total = rewriter.emit("matmul", operands, {"accumulator": DType.INT32.value})
-    if not known and source.zero is not None:
+    if zero is None and source.zero is not None:
         columns = rewriter.constant(_wrapped(sums), f"{name}.sums")
         total = rewriter.emit("sub", [total, rewriter.emit("mul", [source.zero, columns])])
     if moved.any():
@@ -180,7 +178,7 @@ def _convolved(
     values, x = weight.values.astype(np.int64), source.value
     channels, group = values.shape[1], integer(node.attrs, "group", 1)
     missing = max(0, _LEAST_CHANNELS - channels) if group == 1 else 0
-    if (1 < channels < _LEAST_CHANNELS and group > 1) or not is_single(rewriter, source.zero):
+    if (1 < channels < _LEAST_CHANNELS and group > 1) or number_of(rewriter, source.zero) is None:
         return None
     inner = tuple(range(1, values.ndim))
     stored, scale = _weight_type(rewriter, source), weight.scale
@@ -195,7 +193,7 @@ def _convolved(
     if stored is DType.INT16 and _has_faster_floats(node, values, group):
         return None
     source = as_factor(rewriter, source, factor)
-    zero = 0 if source.zero is None else number_of(rewriter, source.zero)
+    zero = number_of(rewriter, source.zero) or 0
     attrs, x = dict(node.attrs), source.value
     spatial = values.ndim - 2
     pads = ints(node.attrs, "pads", (0,) * 2 * spatial)
@@ -262,11 +260,8 @@ def _stays_inside(
     """
     limits = np.iinfo(rewriter.type(source.value).dtype.numpy)
     low, high = int(limits.min), int(limits.max)
-    if is_single(rewriter, source.zero):
-        zero = 0 if source.zero is None else number_of(rewriter, source.zero)
-        low, high = low - zero, high - zero
-    else:
-        low, high = low - high, high - low
+    zero = number_of(rewriter, source.zero)
+    low, high = (low - high, high - low) if zero is None else (low - zero, high - zero)
     above = np.maximum(values, 0).sum(axis=axes)
     below = np.minimum(values, 0).sum(axis=axes)
     most, least = above * high + below * low, above * low + below * high

@@ -34,6 +34,7 @@ from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.quantisation import MOVEMENTS, moved_operands
 from tilewright.compiler.passes.wide_sums import wide_sums
 from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.sizes import typical
@@ -41,8 +42,8 @@ from tilewright.compiler.sizes import typical
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
 """Products, and how many of their operands are factors."""
 
-_MOVES = ("transpose", "slice", "expand", "reshape", "gather", "pad", "extend")
-"""What gives elements of its first operand; a concatenation gives those of all."""
+_MOVES = (*MOVEMENTS, "pad", "extend")
+"""What gives elements of its `moved_operands`, and perhaps zeros."""
 
 _FEW_ROWS = 16
 """With 2048 x 2048 weights, products of float16 took half of the time of float32 for 1 row, nine
@@ -336,4 +337,4 @@ def _product(group: Group) -> Node | None:
 
 def moved(node: Node) -> int:
     """How many operands, the first, a node gives elements of and nothing else; 0 if it computes."""
-    return len(node.inputs) if node.op == "concat" else int(node.op in _MOVES)
+    return len(moved_operands(node)) if node.op in _MOVES else 0

@@ -12,7 +12,6 @@ from tilewright.compiler.passes.algebra import algebra
 from tilewright.compiler.passes.attention import attention
 from tilewright.compiler.passes.block_products import block_products
 from tilewright.compiler.passes.bodies import optimise_bodies
-from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
 from tilewright.compiler.passes.byte_pairs import byte_pairs
 from tilewright.compiler.passes.byte_products import byte_products
 from tilewright.compiler.passes.byte_tables import byte_tables
@@ -30,6 +29,7 @@ from tilewright.compiler.passes.merge_matmuls import merge_matmuls
 from tilewright.compiler.passes.narrow import narrow, narrow_products
 from tilewright.compiler.passes.no_ops import no_ops
 from tilewright.compiler.passes.pool_first import pool_first
+from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
 from tilewright.compiler.passes.quantise_first import quantise_first
 from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products

@@ -23,10 +23,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES
 from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.passes.quantisation import MOVEMENTS, move, moved_operands
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-
-MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
-"""Operators whose result has elements of their operands (of gather, the first), and no others."""
 
 RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
 """Operators that keep the order of numbers, if what they multiply or divide by is positive."""
@@ -57,13 +55,10 @@ def _first(rewriter: Rewriter, node: Node) -> str | None:
     if moved.op == "max_pool":
         if not all(_rises(rewriter, each) for each in chain.nodes):
             return None
-        operands = moved.inputs[:1]
-    elif moved.op in MOVEMENTS:
-        operands = moved.inputs[:1] if moved.op == "gather" else moved.inputs
-    else:
+    elif moved.op not in MOVEMENTS:
         return None
-    made = [_applied(rewriter, chain, value) for value in operands]
-    return rewriter.emit(moved.op, [*made, *moved.inputs[len(made) :]], moved.attrs)
+    made = [_applied(rewriter, chain, value) for value in moved_operands(moved)]
+    return move(rewriter, moved, made)
 
 
 def _chain(rewriter: Rewriter, last: Node) -> _Chain:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from functools import partial
 
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
 from tilewright.compiler.passes.byte_pairs import of_two_sources
+from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
 from tilewright.compiler.passes.rewrite import rewrite
 
 

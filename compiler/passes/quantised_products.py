@@ -16,8 +16,8 @@ from __future__ import annotations
 from functools import partial
 
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
 from tilewright.compiler.passes.byte_products import of_bytes
+from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
 from tilewright.compiler.passes.rewrite import rewrite
 
 

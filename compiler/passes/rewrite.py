@@ -9,6 +9,7 @@ asks of an open size what its range does not decide keeps the node: it must hold
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -133,12 +134,10 @@ class Rewriter(Edit):
                 self.nodes[output] = node
         if names:
             nodes = [
-                Node(
-                    node.name,
-                    node.op,
-                    tuple(names.get(v, v) for v in node.inputs),
-                    tuple(names.get(v, v) for v in node.outputs),
-                    node.attrs,
+                replace(
+                    node,
+                    inputs=tuple(names.get(v, v) for v in node.inputs),
+                    outputs=tuple(names.get(v, v) for v in node.outputs),
                 )
                 for node in self.nodes.values()
             ]

@@ -13,9 +13,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import BYTES, WORDS
-from tilewright.compiler.passes.byte_operands import ByteFactor, unsigned
 from tilewright.compiler.passes.byte_pairs import byte_pairs
 from tilewright.compiler.passes.byte_products import byte_products
+from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
 from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space

@@ -9,7 +9,7 @@ from tests.unit.passes.test_byte_products import WIDE, after, anchor, conv, matm
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.products import WORDS
-from tilewright.compiler.passes.byte_operands import unsigned
+from tilewright.compiler.passes.quantisation import unsigned
 
 
 def of_words(stored: DType) -> DType | None:

@@ -1,8 +1,14 @@
-"""What products of quantised numbers are made of: integers less a zero point, scaled or not."""
+"""What quantised values are made of: integers less a zero point, scaled or not.
+
+%1 = cast(%0) {to=int32}                    %1 is (%0, no zero point, no scale)
+%2 = sub(%1, z)                             %2 is (%0, z, no scale)
+%3 = cast(%2) {to=float32}
+%4 = mul(%3, s)                             %4 is (%0, z, s)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,11 +17,13 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.ops.attributes import ints
 from tilewright.compiler.ops.products import BYTES, WORDS
-from tilewright.compiler.passes.quantise_first import MOVEMENTS
 from tilewright.compiler.passes.rewrite import Rewriter
 
 STORED = (*BYTES, *WORDS)
 """The types of what is multiplied, less a zero point."""
+
+MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
+"""Operators whose result has elements of their operands (of gather, the first), and no others."""
 
 ByteFactor = Callable[[DType], DType | None]
 """Stored integers -> the type that they are multiplied as; None: not as integers."""
@@ -47,71 +55,89 @@ class Weight:
     scale: np.ndarray | None
 
 
+def scaled(rewriter: Rewriter, value: str) -> tuple[str, np.ndarray] | None:
+    """The integers that a value has in float32, and the constant scale that they are multiplied
+    by."""
+    node = rewriter.producer(value, "mul")
+    if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
+        return None
+    for wide, factor in (node.inputs, node.inputs[::-1]):
+        cast, scale = rewriter.producer(wide, "cast"), rewriter.array(factor)
+        if cast is not None and scale is not None:
+            return cast.inputs[0], scale
+    return None
+
+
+def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
+    """The integers that a value has in int32, and the zero point that is taken off them, if any."""
+    sub = rewriter.producer(value, "sub")
+    wide, zero = (value, None) if sub is None else sub.inputs
+    cast = rewriter.producer(wide, "cast")
+    if cast is None or rewriter.type(wide).dtype is not DType.INT32:
+        return None
+    return cast.inputs[0], zero
+
+
 def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
     """Bytes less a zero point, scaled or not, perhaps moved since."""
     node = rewriter.producer(value)
-    if node is None:
-        return None
-    if node.op in MOVEMENTS or node.op == "max_pool":
+    if node is not None and node.op in (*MOVEMENTS, "max_pool"):
         return _moved_source(rewriter, node)
-    if node.op == "mul":
-        for first, second in (node.inputs, node.inputs[::-1]):
-            scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
-            if scale is None or cast is None or rewriter.type(first).dtype is not DType.FLOAT32:
-                continue
-            inner = source_of(rewriter, cast.inputs[0])
-            if inner is None or inner.scale is not None or not is_single(rewriter, inner.zero):
-                continue
-            if scale.size == 1 and scale.ndim <= 1:
-                return replace(inner, scale=scale.reshape(()))
-            shape = rewriter.shape(value)
-            if scale.shape == (*shape[1:2], *(1,) * (len(shape) - 2)):
-                return replace(inner, scale=scale)  # of each channel
+    factors = scaled(rewriter, value)
+    if factors is not None:
+        integers, scale = factors
+        inner, shape = source_of(rewriter, integers), rewriter.shape(value)
+        if inner is None or inner.scale is not None or number_of(rewriter, inner.zero) is None:
+            return None
+        if scale.size == 1 and scale.ndim <= 1:
+            return replace(inner, scale=scale.reshape(()))
+        of_channels = scale.shape == (*shape[1:2], *(1,) * (len(shape) - 2))
+        return replace(inner, scale=scale) if of_channels else None
+    found = shifted(rewriter, value)
+    if found is None:
         return None
-    zero: str | None = None
-    if node.op == "sub":
-        wide, zero = node.inputs[0], _one_zero(rewriter, node.inputs[1])
-        node = rewriter.producer(wide, "cast")
-    if node is None or node.op != "cast" or rewriter.type(node.outputs[0]).dtype is not DType.INT32:
-        return None
-    (stored,) = node.inputs
+    stored, zero = found
     if rewriter.type(stored).dtype not in STORED or rewriter.array(stored) is not None:
         return None
-    if zero is not None and len(rewriter.shape(zero)) > len(rewriter.shape(stored)):
-        return None
-    if zero is not None and rewriter.shape(zero)[-1:] not in ((), (1,)):
-        return None  # one for each place along the sum
-    if zero is not None and is_single(rewriter, zero):
+    source = ByteSource(stored, None if zero is None else _one_zero(rewriter, zero), None)
+    if source.zero is not None:
+        shape, number = rewriter.shape(source.zero), number_of(rewriter, source.zero)
         limits = np.iinfo(rewriter.type(stored).dtype.numpy)
-        if not limits.min <= number_of(rewriter, zero) <= limits.max:
+        if len(shape) > len(rewriter.shape(stored)):
+            return None
+        if shape[-1:] not in ((), (1,)):
+            return None  # one for each place along the sum
+        if number is not None and not limits.min <= number <= limits.max:
             return None  # no byte to pad with
-    return ByteSource(stored, zero, None)
+    return source
 
 
 def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
     """What was moved as floats, moved as the bytes; parts must be scaled alike."""
-    count = len(node.inputs) if node.op == "concat" else 1
-    parts = [source_of(rewriter, operand) for operand in node.inputs[:count]]
-    found = [part for part in parts if part is not None and is_single(rewriter, part.zero)]
-    if len(found) < len(parts):
+    operands = moved_operands(node)
+    found = [part for value in operands if (part := source_of(rewriter, value)) is not None]
+    zeros = {number_of(rewriter, part.zero) for part in found}
+    if len(found) < len(operands) or None in zeros or len(zeros) > 1:
         return None
     first = found[0]
     if any(part.scale is not None and part.scale.ndim for part in found):
         return None
     if node.op == "max_pool" and first.scale is not None and not first.scale > 0:
         return None
-    alike = {
-        (
-            part.scale if part.scale is None else float(part.scale),
-            0 if part.zero is None else number_of(rewriter, part.zero),
-            rewriter.type(part.value).dtype,
-        )
-        for part in found
-    }
-    if len(alike) > 1:
+    scales = {None if part.scale is None else float(part.scale) for part in found}
+    if len(scales) > 1 or len({rewriter.type(part.value).dtype for part in found}) > 1:
         return None
-    operands = [part.value for part in found] + list(node.inputs[count:])
-    return replace(first, value=rewriter.emit(node.op, operands, node.attrs))
+    return replace(first, value=move(rewriter, node, [part.value for part in found]))
+
+
+def moved_operands(node: Node) -> tuple[str, ...]:
+    """The operands of a movement that the elements of its result are from."""
+    return node.inputs if node.op == "concat" else node.inputs[:1]
+
+
+def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
+    """The movement of other values in place of its `moved_operands`."""
+    return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
 
 def _one_zero(rewriter: Rewriter, zero: str) -> str:
@@ -122,10 +148,12 @@ def _one_zero(rewriter: Rewriter, zero: str) -> str:
     return rewriter.constant(array.flat[0].reshape(()), zero)
 
 
-def is_single(rewriter: Rewriter, zero: str | None) -> bool:
-    """Whether a zero point is a constant for all elements."""
-    array = None if zero is None else rewriter.array(zero)
-    return zero is None or (array is not None and array.size == 1)
+def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
+    """The zero point of all elements, 0 if there is none; None where it is no such constant."""
+    if zero is None:
+        return 0
+    array = rewriter.array(zero)
+    return int(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
@@ -133,22 +161,17 @@ def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
     if rewriter.type(value).dtype is DType.INT32:
         values = _integers(rewriter, value)
         return None if values is None else Weight(values, None)
-    node = rewriter.producer(value)
-    if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
-        return None
-    if node.op == "transpose":
+    node = rewriter.producer(value, "transpose")
+    if node is not None:
         inner = weight_of(rewriter, node.inputs[0])
         return None if inner is None else transposed(inner, ints(node.attrs, "perm"))
-    if node.op != "mul":
+    factors = scaled(rewriter, value)
+    if factors is None or rewriter.type(factors[0]).dtype is not DType.INT32:
         return None
-    for first, second in (node.inputs, node.inputs[::-1]):
-        scale, cast = rewriter.array(second), rewriter.producer(first, "cast")
-        if scale is None or cast is None or rewriter.type(cast.inputs[0]).dtype is not DType.INT32:
-            continue
-        values = _integers(rewriter, cast.inputs[0])
-        if values is not None and rewriter.shape(value) == values.shape:
-            return Weight(values, scale.reshape((1,) * (values.ndim - scale.ndim) + scale.shape))
-    return None
+    values, scale = _integers(rewriter, factors[0]), factors[1]
+    if values is None or rewriter.shape(value) != values.shape:
+        return None
+    return Weight(values, scale.reshape((1,) * (values.ndim - scale.ndim) + scale.shape))
 
 
 def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
@@ -186,12 +209,11 @@ def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> Byt
     half = 1 << 8 * stored.bytes - 1
     step = -half if wanted.is_signed else half
     wide = rewriter.constant(np.array(step, np.int32), f"{source.value}.zero")
+    number = number_of(rewriter, source.zero)
     if source.zero is None:
         zero = wide
-    elif is_single(rewriter, source.zero):
-        zero = rewriter.constant(
-            np.array(number_of(rewriter, source.zero) + step, np.int32), source.zero
-        )
+    elif number is not None:
+        zero = rewriter.constant(np.array(number + step, np.int32), source.zero)
     else:
         zero = rewriter.emit("add", [source.zero, wide])
     return replace(source, value=_stepped(rewriter, source.value, wanted, step), zero=zero)
@@ -201,16 +223,8 @@ def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
     """Bytes in the other type, moved before they change their places: by what computes them."""
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:
-        count = len(made.inputs) if made.op == "concat" else 1
-        inner = [_stepped(rewriter, operand, dtype, step) for operand in made.inputs[:count]]
-        return rewriter.emit(made.op, [*inner, *made.inputs[count:]], made.attrs)
+        inner = [_stepped(rewriter, value, dtype, step) for value in moved_operands(made)]
+        return move(rewriter, made, inner)
     bits = rewriter.emit("cast", [value], {"to": dtype.value})
     distance = rewriter.constant(np.array(step, dtype.numpy), f"{value}.step")
     return rewriter.emit("add", [bits, distance])
-
-
-def number_of(rewriter: Rewriter, value: str) -> int:
-    """A zero point that `is_single`."""
-    array = rewriter.array(value)
-    assert array is not None
-    return int(array.reshape(-1)[0])
