@@ -217,7 +217,7 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Give rows to bytes that have none: of an earlier release, or of a copied folder."""
+        """Give rows to bytes that have none: those of a copied folder."""
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [

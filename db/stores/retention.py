@@ -185,8 +185,7 @@ def _newest_artifacts() -> sa.Select[tuple[str]]:
     same = (
         *(_jobs.c.model_digest, _jobs.c.target, _jobs.c.target_key),
         *(_jobs.c.threads, _jobs.c.numerics, _jobs.c.options["dims"].as_string()),
-        # jobs of earlier releases have none
-        sa.func.coalesce(_jobs.c.options["precision"].as_string(), "float32"),
+        _jobs.c.options["precision"].as_string(),
     )
     newest_first = (_jobs.c.finished_at.desc(), _jobs.c.id.desc())
     place = sa.func.row_number().over(partition_by=same, order_by=newest_first)

@@ -34,8 +34,7 @@ class StoredRun:
     starts: int  # more than one: it was killed and taken up again
     options: TuneOptions
     inputs: tuple[TaskInputs, ...]
-    adopted: Sequence[Mapping[str, Any]] | None
-    """Requests of earlier processes as JSON; None if the run's release did not keep them."""
+    adopted: Sequence[Mapping[str, Any]]  # requests of earlier processes, as JSON
     journal: tuple[int, ...] | None
     ended: str | None  # tuner.events.Ended
     trials: int | None

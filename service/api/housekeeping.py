@@ -108,7 +108,7 @@ def sweep(
 
 
 async def name_all(storage: Storage) -> None:
-    """Find the names of all workloads, which a migration may have left without, by and by."""
+    """Find the names of all workloads that came since the last time, a batch at a time."""
     while await run_in_threadpool(name_workloads, storage):
         pass
 

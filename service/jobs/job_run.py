@@ -112,8 +112,6 @@ class JobRun:
     def _run(self) -> None:
         storage, job, hold = self._storage, self.job, self._hold
         target = _target_of(job, storage)
-        options = dict(job.options)
-        options.pop("worker_id", None)  # jobs of earlier releases have it here
         spec = JobSpec.of_options(
             ModelRequest(
                 storage.blobs.get(job.model_digest),
@@ -122,7 +120,7 @@ class JobRun:
                 job.numerics,
                 digest=job.model_digest,
             ),
-            options,
+            job.options,
         )
         spec = replace(spec, given=self._given(spec))
         budget = replace(spec.budget, seconds=_seconds_left(job, storage))

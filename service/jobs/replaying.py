@@ -33,9 +33,8 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
     """Repeat a run without its device.
 
     Raises:
-        ReplayError: if the run did not end, or is of another version of the code generation; if a
-            release continued it that did not keep what it took over; if trials that it needs were
-            forgotten by age; or if today's code decides differently.
+        ReplayError: if the run did not end, or is of another version of the code generation; if
+            trials that it needs were forgotten by age; or if today's code decides differently.
         NotFoundError: if a workload of it is not in the database.
     """
     events: list[Event] = []
@@ -49,11 +48,6 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
     """Everything that a run is repeated from. Raises ReplayError as `repeat` does."""
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
-    if run.starts > 1 and run.adopted is None:
-        raise ReplayError(
-            f"run '{run.id}' was killed and taken up again by a release that did not keep what was "
-            "under way then"
-        )
     if run.options.codegen_version != CODEGEN_VERSION:
         raise ReplayError(
             f"run '{run.id}' is of code generation {run.options.codegen_version}, "
@@ -80,7 +74,7 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
         if trial.key in known and trial.id not in before and trial.phase is not Phase.CONFIRM
     ]
     try:
-        adopted = tuple(map(MeasureRequest.from_json, run.adopted or ()))
+        adopted = tuple(map(MeasureRequest.from_json, run.adopted))
     except ProtocolError as error:
         raise ReplayError(f"run '{run.id}': what it took over: {error}") from error
     return RecordedRun(run.options, run.inputs, run.journal, known, trials, adopted)

@@ -110,10 +110,9 @@ class Registration:
         self._log(f"registered as {worker_id} for {len(keys)} targets{why}")
 
     def come_again(self, answer: dict[str, Any]) -> None:
-        """Go by how often the answer to a heartbeat wants the next ones. A service of an earlier
-        release says nothing of it. Raises Unreachable if it makes no sense."""
-        if "heartbeat_seconds" in answer:
-            self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
+        """Adopt the interval of heartbeats in the answer to one. Raises Unreachable if it makes no
+        sense."""
+        self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:
         """Raises Unreachable for what is no key, Distrusted for another one than was known."""

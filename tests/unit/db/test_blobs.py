@@ -175,7 +175,7 @@ def test_a_blob_is_touched_in_the_database_once_a_minute(
 
 
 def test_bytes_without_a_row_are_found_and_go(blobs: BlobStore, clock: Any) -> None:
-    """A folder of an earlier release, or one that was copied together."""
+    """Those of a folder that was copied."""
     for number, modified in ((1, clock() - KEEP - 1), (2, clock())):
         data = b"%d" % number
         digest = hashlib.sha256(data).hexdigest()

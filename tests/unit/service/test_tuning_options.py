@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler.program.build import CODEGEN_VERSION
@@ -258,23 +257,14 @@ def test_a_run_whose_evidence_was_forgotten_by_age_says_so(
     assert "its evidence was retired" in said and "'conv 3x3' were forgotten by age" in said
 
 
-def test_runs_of_releases_that_kept_less_are_refused(
+def test_runs_of_another_code_generation_are_refused(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the requests that a run took over it is half a run, which is none."""
-    from tilewright.db.models import TuningRunRow
     from tilewright.tuner.events import Finished, Started
 
     storage = open_storage(settings)
-    for options in (TuneOptions(job_id="killed"), TuneOptions(job_id="killed")):
-        run_id = storage.runs.start(Started((), 0, options))
-    storage.runs.finish(run_id, Finished((), (), 0, 1.0))
-    with storage.engine.begin() as connection:
-        connection.execute(sa.update(TuningRunRow).values(adopted=sa.null()))
     old = storage.runs.start(Started((), 0, TuneOptions(job_id="old", codegen_version="0")))
     storage.runs.finish(old, Finished((), (), 0, 1.0))
     storage.close()
-    assert run_cli(["replay", "killed"]) == 1
-    assert "killed and taken up again" in capsys.readouterr().err
     assert run_cli(["replay", "old"]) == 1
     assert "of code generation 0" in capsys.readouterr().err
