@@ -1,6 +1,8 @@
-"""A process of a concurrency test: `peer.py ACTION URL NAME`; prints JSON, waits for a go on stdin.
+"""A process of concurrency tests, which reads a JSON array [ACTION, URL, NAME] per line of stdin.
 
-Not a test module: test_concurrency.py runs it several times at once on one database.
+For each line it connects, prints "ready", waits for another line, acts, and prints "ended". All
+output is one JSON value per line. test_concurrency.py runs several of these processes at once on
+one database.
 """
 
 from __future__ import annotations
@@ -94,8 +96,11 @@ ACTIONS = {
 }
 
 if __name__ == "__main__":
-    _, action, url, peer = sys.argv
-    engine = open_engine(url)
-    say("ready")
-    sys.stdin.readline()
-    ACTIONS[action](engine, peer)
+    for line in iter(sys.stdin.readline, ""):
+        action, url, peer = json.loads(line)
+        engine = open_engine(url)
+        say("ready")
+        sys.stdin.readline()
+        ACTIONS[action](engine, peer)
+        engine.dispose()
+        say("ended")

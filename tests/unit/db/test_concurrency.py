@@ -31,32 +31,61 @@ ROOT = Path(db.__file__).parents[1]
 NAMES = ("a", "b", "c")
 
 
+_idle: list[Any] = []
+"""Peers for the next test: starting one takes longer than its part in a test."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_peer_stays() -> Iterator[None]:
+    yield
+    while _idle:
+        end(_idle.pop())
+
+
 @contextmanager
-def peers(action: str, url: str, names: tuple[str, ...] = NAMES) -> Iterator[list[Any]]:
-    """Processes that have connected; all get their go at once. Killed at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(PEER), action, url, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for name in names
-    ]
+def peers(
+    action: str, url: str, names: tuple[str, ...] = NAMES, *, killed: bool = False
+) -> Iterator[list[Any]]:
+    """Processes that have connected and begin together.
+
+    At the end each has finished its action, or is killed in the middle of it if `killed`.
+    """
+    busy = [_idle.pop() if _idle else start() for _ in names]
     try:
-        for process in started:
+        for process, name in zip(busy, names, strict=True):
+            tell(process, json.dumps([action, url, name]))
+        for process in busy:
             assert said(process) == "ready"
-        for process in started:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        yield started
+        for process in busy:
+            tell(process, "go")
+        yield busy
+        if not killed:
+            assert [said(process) for process in busy] == ["ended"] * len(busy)
+            _idle.extend(busy)
+            busy = []
     finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+        for process in busy:
+            end(process)
+
+
+def start() -> Any:
+    return subprocess.Popen(
+        [sys.executable, str(PEER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def end(process: Any) -> None:
+    process.kill()
+    process.communicate()
+
+
+def tell(process: Any, line: str) -> None:
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
 
 
 def said(process: Any) -> Any:
@@ -123,7 +152,7 @@ def test_a_killed_process_is_replaced_and_fenced_off(
 ) -> None:
     submit(engine, 1)
     job = JobStore(engine).create(model, "host")
-    with peers("hold", url, ("killed",)) as (process,):
+    with peers("hold", url, ("killed",), killed=True) as (process,):
         old_lease, old_claim = said(process)
     later = lambda: time.time() + 3600  # noqa: E731
     leases, jobs = LeaseStore(engine, later), JobStore(engine, later)
@@ -143,7 +172,7 @@ def test_a_killed_process_is_replaced_and_fenced_off(
 def test_a_process_killed_while_writing_leaves_nothing_and_no_lock(
     engine: sa.Engine, url: str
 ) -> None:
-    with peers("die_writing", url, ("killed",)) as (process,):
+    with peers("die_writing", url, ("killed",), killed=True) as (process,):
         assert said(process) == "writing"
     store = WorkloadStore(engine)
     store.put_workloads({"half": "whole"})
