@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import Any
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form, Length
 from tilewright.compiler.runtime.packing import aligned_empty
 
 CHAINS = 12
@@ -33,45 +35,35 @@ READ_SAMPLES = 8
 class Level:
     """A cache or the memory: its name, its size in bytes (0: no limit), bytes read a second."""
 
+    json_form: ClassVar[Form] = Form(row=True)
+
     name: str
     bytes: int
     bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class Speeds(JsonValue):
     """Rates of one core: float32 operations a second, and bytes a second read from each level.
 
     `levels` run from the smallest cache to the memory. `dots` are the operations a second of the
     types in DOTS for which the target has an instruction.
     """
 
+    json_form: ClassVar[Form] = Form("roofline", check=lambda found: found.check())
+
     flops_per_second: float
-    levels: tuple[Level, ...]
+    levels: Annotated[tuple[Level, ...], Length(1)]
     dots: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ValueError unless the levels end with the memory."""
+        if self.levels[-1].bytes:
+            raise ValueError("the last level of a roofline is the memory")
 
     def level_for(self, size: int) -> Level:
         """The smallest level that holds so many bytes."""
         return next(level for level in self.levels if not level.bytes or size <= level.bytes)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON form that `from_json` reads back to an equal value."""
-        levels = [[level.name, level.bytes, level.bytes_per_second] for level in self.levels]
-        return {
-            "flops_per_second": self.flops_per_second,
-            "levels": levels,
-            "dots": dict(self.dots),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Speeds:
-        """Raises KeyError, TypeError or ValueError for what `to_json` did not write."""
-        levels = tuple(Level(str(n), int(size), float(rate)) for n, size, rate in data["levels"])
-        if not levels or levels[-1].bytes:
-            raise ValueError("the last level of a roofline is the memory")
-        # Workers of earlier releases measure float32 alone.
-        dots = {str(name): float(rate) for name, rate in data.get("dots", {}).items()}
-        return cls(float(data["flops_per_second"]), levels, dots)
 
 
 @dataclass(frozen=True, slots=True)

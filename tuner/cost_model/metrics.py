@@ -6,12 +6,13 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import mean
 
 import numpy as np
 
+from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.tuner.cost_model.protocol import Sample
 
 SAME = 0.03
@@ -24,7 +25,7 @@ LEAST_SAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class Scores(JsonValue):
     """Means over tasks, each from 0 to 1.
 
     `pairwise`: the share of pairs in order, of those whose times differ by more than SAME; equal
@@ -43,14 +44,6 @@ class Scores:
     def quality(self) -> float:
         """One figure to compare models by: the mean of what batches and single picks depend on."""
         return (self.pairwise + self.top1 + self.top5) / 3
-
-    def to_json(self) -> dict[str, float]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, float]) -> Scores:
-        """Read what `to_json` wrote."""
-        return cls(**{f.name: data[f.name] for f in fields(cls)})  # type: ignore[arg-type]
 
 
 Predict = Callable[[np.ndarray], np.ndarray]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+
+from tilewright.compiler.runtime.codec import JsonValue
 
 
 class SandboxGuard(StrEnum):
@@ -35,7 +36,7 @@ Guards = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Confinement:
+class Confinement(JsonValue):
     """Settings of the guards.
 
     Attributes:
@@ -49,14 +50,6 @@ class Confinement:
     memory_bytes: int = 0
     cores: tuple[int, ...] = ()
     folder: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "cores": list(self.cores)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Confinement:
-        """Read what `to_json` wrote."""
-        return cls(data["user"], data["memory_bytes"], tuple(data["cores"]), data["folder"])
 
     def name_of(self, file: Path) -> str:
         """A file as the child names it: it may not be allowed to look above the folder."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 
+from tilewright.compiler.runtime.codec import JsonValue, decode
+from tilewright.compiler.runtime.json_form import Form, Length, Via
 from tilewright.compiler.runtime.speeds import Speeds
-from tilewright.tuner.measure.measurement import MOST_ERROR
+from tilewright.tuner.measure.measurement import ErrorText
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
@@ -37,8 +37,40 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+_OutputError = Annotated[
+    float,
+    Via(
+        float | None,
+        lambda data, _: math.inf if data is None else data,
+        lambda error: error if math.isfinite(error) else None,  # JSON has no infinity
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class _Race:
+    """A race as it travels: for each variant the one that it was compared with, and the ratios."""
+
+    incumbent_seconds: float
+    comparisons: tuple[tuple[str, Annotated[tuple[float, ...], Length(1)]], ...]
+
+
+_RaceJson = Annotated[
+    Race,
+    Via(
+        _Race,
+        lambda data, _: Race(
+            data.incumbent_seconds, tuple(Comparison(*each) for each in data.comparisons)
+        ),
+        lambda race: _Race(
+            race.incumbent_seconds, tuple((c.against, c.ratios) for c in race.comparisons)
+        ),
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(JsonValue):
     """What came of a run. Only the fields of its kind of work are filled.
 
     Attributes:
@@ -51,12 +83,19 @@ class RunResult:
         worker: who ran it.
     """
 
+    json_form: ClassVar[Form] = Form(
+        "run result",
+        ProtocolError,
+        constants={"kind": "run"},
+        leading=("protocol", "request_id", "worker"),
+    )
+
     request_id: str
     status: RunStatus
-    error: str = ""
-    errors: Mapping[str, float] = field(default_factory=dict)
+    error: ErrorText = ""
+    errors: Mapping[str, _OutputError] = field(default_factory=dict)
     fetched: Mapping[str, bytes] = field(default_factory=dict)
-    race: Race | None = None
+    race: _RaceJson | None = None
     seconds: tuple[float, ...] = ()
     speeds: Speeds | None = None
     worker: str = ""
@@ -76,61 +115,12 @@ class RunResult:
         except (ValueError, OSError, EOFError) as error:
             raise ProtocolError(f"malformed output of a run: {error!r}") from error
 
-    def to_json(self) -> dict[str, Any]:
-        race = self.race
-        return {
-            "kind": "run",
-            "protocol": self.protocol,
-            "request_id": self.request_id,
-            "worker": self.worker,
-            "status": self.status.value,
-            "error": self.error[:MOST_ERROR],
-            # JSON has no infinity.
-            "errors": {k: v if math.isfinite(v) else None for k, v in self.errors.items()},
-            "fetched": {k: base64.b64encode(v).decode() for k, v in self.fetched.items()},
-            "race": None
-            if race is None
-            else {
-                "incumbent_seconds": race.incumbent_seconds,
-                "comparisons": [[c.against, list(c.ratios)] for c in race.comparisons],
-            },
-            "seconds": list(self.seconds),
-            "speeds": None if self.speeds is None else self.speeds.to_json(),
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunResult:
+    def from_json(cls, data: object) -> Self:
         """Read a result.
 
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing or wrong.
         """
         check_protocol(data)
-        try:
-            race, speeds = data["race"], data["speeds"]
-            return cls(
-                request_id=str(data["request_id"]),
-                status=RunStatus(data["status"]),
-                error=str(data["error"]),
-                errors={
-                    str(k): math.inf if v is None else float(v) for k, v in data["errors"].items()
-                },
-                fetched={
-                    str(k): base64.b64decode(v, validate=True) for k, v in data["fetched"].items()
-                },
-                race=None if race is None else _race_from_json(race),
-                seconds=tuple(map(float, data["seconds"])),
-                speeds=None if speeds is None else Speeds.from_json(speeds),
-                worker=str(data["worker"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
-            raise ProtocolError(f"malformed run result: {error!r}") from error
-
-
-def _race_from_json(data: Mapping[str, Any]) -> Race:
-    comparisons = []
-    for against, ratios in data["comparisons"]:
-        if not ratios:
-            raise ValueError("a comparison without pairs")
-        comparisons.append(Comparison(str(against), tuple(map(float, ratios))))
-    return Race(float(data["incumbent_seconds"]), tuple(comparisons))
+        return decode(cls, data)

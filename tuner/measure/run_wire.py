@@ -9,11 +9,12 @@ are imported: this is what a device needs.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, assert_never
+from typing import Annotated, Any, ClassVar, Self, assert_never
 
+from tilewright.compiler.runtime.codec import JsonValue, decode
+from tilewright.compiler.runtime.json_form import Between, Form, Length, Matching
 from tilewright.compiler.runtime.native import MAX_THREADS
 from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.tuner.measure.model_runs import INPUT_SEED
@@ -24,18 +25,24 @@ ITEMS_LIMIT = 1_000_000
 SECONDS_LIMIT = 86_400.0
 SAMPLES_LIMIT = 100_000
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+Digest = Annotated[str, Matching("[0-9a-f]{64}")]
+Bytes = Annotated[int, Between(0, BYTES_LIMIT)]
+Number = Annotated[int, Between(0, ITEMS_LIMIT)]
+Seed = Annotated[int, Between(0, 1 << 31)]
+Files = Mapping[str, Digest]
+"""Files by the name of the input or output that each is of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Weights: `bytes` of a blob, from `start` on, that lie at `offset` of the program's block."""
 
-    digest: str
-    start: int
-    offset: int
-    bytes: int
+    json_form: ClassVar[Form] = Form(row=True)
+
+    digest: Digest
+    start: Bytes
+    offset: Bytes
+    bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +58,13 @@ class ProgramParts:
             random.
     """
 
-    program: str
-    library: str
-    block: int
+    json_form: ClassVar[Form] = Form(sparse=("inputs",))
+
+    program: Digest
+    library: Annotated[str, Matching("([0-9a-f]{64})?")]
+    block: Number
     parts: tuple[Part, ...]
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Files = field(default_factory=dict)
 
     @property
     def digests(self) -> Iterator[str]:
@@ -74,9 +83,11 @@ class CheckWork:
     back (`run_result.FETCH_BYTES`).
     """
 
-    program: int
-    seed: int
-    expected: Mapping[str, str]
+    json_form: ClassVar[Form] = Form(constants={"do": "check"})
+
+    program: Number
+    seed: Seed
+    expected: Files
     fetch: tuple[str, ...] = ()
 
 
@@ -84,17 +95,21 @@ class CheckWork:
 class RaceWork:
     """Each variant in pairs with the first one. A variant is programs that run one by one."""
 
-    variants: tuple[tuple[int, ...], ...]
-    seed: int = INPUT_SEED
+    json_form: ClassVar[Form] = Form(constants={"do": "race"})
+
+    variants: Annotated[tuple[Annotated[tuple[Number, ...], Length(1)], ...], Length(1)]
+    seed: Seed = INPUT_SEED
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileWork:
     """Time every instruction of a program in its place; the fastest of `samples`."""
 
-    program: int
-    samples: int
-    seed: int = INPUT_SEED
+    json_form: ClassVar[Form] = Form(constants={"do": "profile"})
+
+    program: Number
+    samples: Annotated[int, Between(1, SAMPLES_LIMIT)]
+    seed: Seed = INPUT_SEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +120,20 @@ class SpeedsWork:
     functions the library has.
     """
 
-    library: str
-    vector_bytes: int
-    cache_bytes: tuple[int, ...]
-    memory_bytes: int
-    dots: tuple[str, ...] = ()
+    json_form: ClassVar[Form] = Form(constants={"do": "speeds"})
+
+    library: Digest
+    vector_bytes: Annotated[int, Between(4, 1 << 12)]
+    cache_bytes: tuple[Bytes, ...]
+    memory_bytes: Bytes
+    dots: tuple[Annotated[str, Matching("|".join(DOTS))], ...] = ()
 
 
 Work = CheckWork | RaceWork | ProfileWork | SpeedsWork
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(JsonValue):
     """One run.
 
     Attributes:
@@ -132,16 +149,25 @@ class RunRequest:
         plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
     """
 
-    request_id: str
+    json_form: ClassVar[Form] = Form(
+        "run request",
+        ProtocolError,
+        constants={"kind": "run"},
+        leading=("protocol",),
+        sparse=("plain",),
+        check=lambda request: _check_places(request),
+    )
+
+    request_id: Annotated[str, Matching("[A-Za-z0-9_-]{1,64}")]
     job_id: str
-    threads: int
+    threads: Annotated[int, Between(1, MAX_THREADS)]
     programs: tuple[ProgramParts, ...]
-    block_bytes: tuple[int, ...]
+    block_bytes: tuple[Bytes, ...]
     work: Work
-    blobs: Mapping[str, int]
-    memory_bytes: int
-    limit_seconds: float
-    plain: tuple[str, ...] = ()
+    blobs: Mapping[Digest, Bytes]
+    memory_bytes: Bytes
+    limit_seconds: Annotated[float, Between(0.0, SECONDS_LIMIT, above=True)]
+    plain: tuple[Digest, ...] = ()
     protocol: int = PROTOCOL
 
     @property
@@ -154,33 +180,8 @@ class RunRequest:
         """Of all blobs together."""
         return sum(self.blobs.values())
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": "run",
-            "protocol": self.protocol,
-            "request_id": self.request_id,
-            "job_id": self.job_id,
-            "threads": self.threads,
-            "programs": [
-                {
-                    "program": each.program,
-                    "library": each.library,
-                    "block": each.block,
-                    "parts": [[p.digest, p.start, p.offset, p.bytes] for p in each.parts],
-                    **({"inputs": dict(each.inputs)} if each.inputs else {}),
-                }
-                for each in self.programs
-            ],
-            "block_bytes": list(self.block_bytes),
-            "work": _work_to_json(self.work),
-            "blobs": dict(self.blobs),
-            "memory_bytes": self.memory_bytes,
-            "limit_seconds": self.limit_seconds,
-            **({"plain": list(self.plain)} if self.plain else {}),
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunRequest:
+    def from_json(cls, data: object) -> Self:
         """Read a request.
 
         Raises:
@@ -188,23 +189,7 @@ class RunRequest:
                 beyond all reason.
         """
         check_protocol(data)
-        try:
-            request = cls(
-                request_id=_matches(_NAME, data["request_id"]),
-                job_id=str(data["job_id"]),
-                threads=_integer(data["threads"], MAX_THREADS, least=1),
-                programs=_items(data["programs"], _program_from_json),
-                block_bytes=_items(data["block_bytes"], _size),
-                work=_work_from_json(data["work"]),
-                blobs={_digest(name): _size(size) for name, size in data["blobs"].items()},
-                memory_bytes=_size(data["memory_bytes"]),
-                limit_seconds=_seconds(data["limit_seconds"]),
-                plain=_items(data.get("plain", []), _digest),
-            )
-            _check_places(request)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ProtocolError(f"malformed run request: {error!r}") from error
-        return request
+        return decode(cls, data)
 
 
 Request = MeasureRequest | RunRequest
@@ -226,86 +211,6 @@ def read_request(payload: Mapping[str, Any]) -> Request:
     return MeasureRequest.from_json(payload)
 
 
-def _work_to_json(work: Work) -> dict[str, Any]:
-    match work:
-        case CheckWork(program, seed, expected, fetch):
-            return {
-                "do": "check",
-                "program": program,
-                "seed": seed,
-                "expected": dict(expected),
-                "fetch": list(fetch),
-            }
-        case RaceWork(variants, seed):
-            return {"do": "race", "variants": [list(v) for v in variants], "seed": seed}
-        case ProfileWork(program, samples, seed):
-            return {"do": "profile", "program": program, "samples": samples, "seed": seed}
-        case SpeedsWork(library, vector_bytes, cache_bytes, memory_bytes, dots):
-            return {
-                "do": "speeds",
-                "library": library,
-                "vector_bytes": vector_bytes,
-                "cache_bytes": list(cache_bytes),
-                "memory_bytes": memory_bytes,
-                "dots": list(dots),
-            }
-        case _:
-            assert_never(work)
-
-
-def _work_from_json(data: Mapping[str, Any]) -> Work:
-    match data["do"]:
-        case "check":
-            return CheckWork(
-                _integer(data["program"], ITEMS_LIMIT),
-                _integer(data["seed"], 1 << 31),
-                _files(data["expected"]),
-                _items(data["fetch"], _text),
-            )
-        case "race":
-            return RaceWork(
-                _items(data["variants"], lambda v: _items(v, _size)),
-                _integer(data["seed"], 1 << 31),
-            )
-        case "profile":
-            return ProfileWork(
-                _integer(data["program"], ITEMS_LIMIT),
-                _integer(data["samples"], SAMPLES_LIMIT, least=1),
-                _integer(data["seed"], 1 << 31),
-            )
-        case "speeds":
-            return SpeedsWork(
-                _digest(data["library"]),
-                _integer(data["vector_bytes"], 1 << 12, least=4),
-                _items(data["cache_bytes"], _size),
-                _size(data["memory_bytes"]),
-                _items(data.get("dots", []), _dot),  # services of earlier releases ask for none
-            )
-        case other:
-            raise ValueError(f"there is no work '{other}'")
-
-
-def _dot(name: Any) -> str:
-    if name not in DOTS:
-        raise ValueError(f"no peak of '{name}' is measured")
-    return str(name)
-
-
-def _program_from_json(data: Mapping[str, Any]) -> ProgramParts:
-    return ProgramParts(
-        _digest(data["program"]),
-        _digest(data["library"]) if data["library"] else "",
-        _integer(data["block"], ITEMS_LIMIT),
-        _items(data["parts"], _part_from_json),
-        _files(data.get("inputs", {})),
-    )
-
-
-def _part_from_json(data: Sequence[Any]) -> Part:
-    digest, start, offset, size = data
-    return Part(_digest(digest), _size(start), _size(offset), _size(size))
-
-
 def _check_places(request: RunRequest) -> None:
     """Raises ValueError if something refers to what the request does not have."""
     named: set[str] = set(request.plain)
@@ -325,8 +230,6 @@ def _check_places(request: RunRequest) -> None:
             numbers = [number]
             named.update(expected.values())
         case RaceWork(variants=variants):
-            if not variants or not all(variants):
-                raise ValueError("a race without programs")
             numbers = [number for variant in variants for number in variant]
         case ProfileWork(program=number):
             numbers = [number]
@@ -340,50 +243,3 @@ def _check_places(request: RunRequest) -> None:
         raise ValueError("the list of blobs is not that of what is named")
     if request.blob_bytes > BYTES_LIMIT:
         raise ValueError(f"{request.blob_bytes} bytes of blobs")
-
-
-Value = TypeVar("Value")
-
-
-def _items(data: Any, read: Callable[[Any], Value]) -> tuple[Value, ...]:
-    if not isinstance(data, list) or len(data) > ITEMS_LIMIT:
-        raise ValueError("expected a list of reasonable length")
-    return tuple(map(read, data))
-
-
-def _integer(value: Any, most: int, least: int = 0) -> int:
-    """An integer within the limits; booleans and floats are refused."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"expected an integer from {least} to {most}, got {value!r}")
-    return value
-
-
-def _size(value: Any) -> int:
-    return _integer(value, BYTES_LIMIT)
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value <= SECONDS_LIMIT:
-        raise ValueError(f"expected seconds up to {SECONDS_LIMIT:g}, got {value!r}")
-    return float(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a name, got {value!r}")
-    return value
-
-
-def _files(data: Mapping[Any, Any]) -> dict[str, str]:
-    """Digests of files by the name of the input or output that each is of."""
-    return {_text(name): _digest(digest) for name, digest in data.items()}
-
-
-def _digest(value: Any) -> str:
-    return _matches(_DIGEST, value)
-
-
-def _matches(pattern: re.Pattern[str], value: Any) -> str:
-    if not isinstance(value, str) or pattern.fullmatch(value) is None:
-        raise ValueError(f"{value!r} is not of the form {pattern.pattern}")
-    return value

@@ -190,12 +190,6 @@ def test_peaks_that_nobody_measures_are_refused(names: Any) -> None:
         read_request(payload)
 
 
-def test_a_service_that_knows_float32_alone_is_understood() -> None:
-    payload = request(WORKS[-1]).to_json()
-    del payload["work"]["dots"]
-    assert read_request(payload) == request(replace(WORKS[-1], dots=()))
-
-
 @pytest.mark.parametrize(
     "change",
     [
