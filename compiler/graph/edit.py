@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,7 +28,10 @@ class Edit:
         self.types: dict[str, TensorType] = dict(source.types)
         self.constants: dict[str, np.ndarray] = dict(source.constants)
         self.nodes: dict[str, Node] = {}  # by output
-        self._reserved: Container[str] = {node.name for node in source.nodes}
+
+    @cached_property
+    def _reserved(self) -> set[str]:
+        return {node.name for node in self.source.nodes}
 
     def fresh(self, base: str) -> str:
         """The name, or one like it, that no value and no node has."""

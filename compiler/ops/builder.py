@@ -12,8 +12,8 @@ import numpy as np
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
-from tilewright.compiler.graph.edit import live
-from tilewright.compiler.graph.ir import AttrValue, Graph, Node
+from tilewright.compiler.graph.edit import Edit
+from tilewright.compiler.graph.ir import Attrs, AttrValue, Graph, Node
 from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import from_memory, to_memory
@@ -65,7 +65,7 @@ class GraphBuilder:
         self.limits: dict[tuple[int, int], str] = {}
         """Values that no run has in which a size is above a limit (`ops.refusals`)."""
         self._inputs: list[str] = []
-        self._nodes: list[Node] = []
+        self._nodes: dict[str, Node] = {}  # by output
         self._reserved = set(reserved)
         self._numbers: dict[str, int] = {}
         self._trims: dict[str, Trim] = {}
@@ -178,7 +178,7 @@ class GraphBuilder:
         if undecided is not None:
             self._undecided[name] = undecided
         self.types[name] = kind
-        self._nodes.append(Node(name, op, tuple(inputs), (name,), pairs))
+        self._add(name, op, inputs, pairs)
         if op == "trim":
             self._trims[name] = Trim(inputs[0], inputs[1], axis_of(pairs, len(kind.shape), 0))
         return name
@@ -186,11 +186,11 @@ class GraphBuilder:
     @contextmanager
     def ahead(self) -> Iterator[None]:
         """Put the nodes that are made meanwhile, which read no others, before all others."""
-        others, self._nodes = self._nodes, []
+        others, self._nodes = self._nodes, {}
         try:
             yield
         finally:
-            self._nodes += others
+            self._nodes |= others
 
     def sequence(self, values: Sequence[str]) -> str:
         """A name for a sequence of these values."""
@@ -210,17 +210,12 @@ class GraphBuilder:
 
     def undecided(self, value: str) -> OpenSizeError | None:
         """Why a value is not known, if it is computed of constants and open sizes alone."""
-        makers = {node.output: node for node in self._nodes}
-        seen, stack, reason = {value}, [value], self._undecided.get(value)
-        while stack:
-            node = makers.get(stack.pop())
-            if node is not None:
-                reason = reason or self._undecided.get(node.output)
-                stack += [v for v in node.inputs if v not in seen]
-                seen.update(node.inputs)
-        if not seen.isdisjoint(self._inputs):
+        found = self._computed_from(value)
+        reasons = [self._undecided[each] for each in found if each in self._undecided]
+        if not set(found).isdisjoint(self._inputs):
             return None
-        return reason or OpenSizeError("it is computed of sizes that are known at run time only")
+        unknown = OpenSizeError("it is computed of sizes that are known at run time only")
+        return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
         """What a value is trimmed from, if a dimension's extent is known only at run time.
@@ -240,18 +235,23 @@ class GraphBuilder:
 
     def maker(self, value: str) -> Node | None:
         """The node that makes a value, if one does."""
-        return next((node for node in reversed(self._nodes) if node.output == value), None)
+        return self._nodes.get(value)
 
     def inputs_of(self, value: str) -> tuple[str, ...]:
         """The graph inputs that a value is computed from, in their order."""
-        makers = {node.output: node for node in self._nodes}
-        seen, stack = {value}, [value]
+        found = {*self._computed_from(value)}
+        return tuple(name for name in self._inputs if name in found)
+
+    def _computed_from(self, value: str) -> list[str]:
+        """The value, and those that it is computed from, as they are met on the way back."""
+        seen, stack, found = {value}, [value], list[str]()
         while stack:
-            node = makers.get(stack.pop())
+            found.append(stack.pop())
+            node = self._nodes.get(found[-1])
             if node is not None:
                 stack += [v for v in node.inputs if v not in seen]
                 seen.update(node.inputs)
-        return tuple(name for name in self._inputs if name in seen)
+        return found
 
     def finish(
         self,
@@ -271,7 +271,7 @@ class GraphBuilder:
         for value, _ in outputs:
             self._as_data(value)
         renames = dict(names)
-        made = {node.output for node in self._nodes}
+        made = {*self._nodes}
         final_names = {final for _, final in outputs}
         results = []
         for value, final in outputs:
@@ -282,7 +282,7 @@ class GraphBuilder:
                 continue
             # The output is an input, a constant, or another output under a second name.
             copy = self._fresh(f"{final}.identity")
-            self._nodes.append(self._copied(value, copy))
+            self._nodes[copy] = self._copied(value, copy)
             self.types[copy] = self.types[value]
             if final not in self.types:
                 renames[copy] = final
@@ -293,8 +293,7 @@ class GraphBuilder:
         """A node that makes a value again under another name."""
         if self.trim(value) is None:
             return Node(copy, "identity", (value,), (copy,), ())
-        (trim,) = (node for node in self._nodes if node.output == value)
-        return replace(trim, name=copy, outputs=(copy,))
+        return replace(self._nodes[value], name=copy, outputs=(copy,))
 
     def _graph(
         self,
@@ -306,25 +305,14 @@ class GraphBuilder:
         def final(value: str) -> str:
             return renames.get(value, value)
 
-        renamed = (
-            Node(
-                node_names.get(node.output, final(node.output)),
-                node.op,
-                tuple(map(final, node.inputs)),
-                (final(node.output),),
-                node.attrs,
-            )
-            for node in self._nodes
-        )
-        nodes, values = live(renamed, self._inputs, outputs)
-        return Graph(
-            name,
-            tuple(self._inputs),
-            tuple(outputs),
-            tuple(nodes),
-            {final(v): t for v, t in self.types.items() if final(v) in values},
-            {final(v): a for v, a in self.constants.items() if final(v) in values},
-        )
+        types = {final(value): kind for value, kind in self.types.items()}
+        constants = {final(value): array for value, array in self.constants.items()}
+        edit = Edit(Graph(name, tuple(self._inputs), tuple(outputs), (), types, constants))
+        for node in self._nodes.values():
+            output = final(node.output)
+            inputs, own_name = tuple(map(final, node.inputs)), node_names.get(node.output, output)
+            edit.put(Node(own_name, node.op, inputs, (output,), node.attrs))
+        return edit.finish()
 
     def _fold(
         self,
@@ -402,16 +390,18 @@ class GraphBuilder:
         if not parts:
             (item,) = array.flat
             attrs = {"dtype": kind.dtype.value, "shape": kind.shape, "start": item, "step": 0}
-            self._nodes.append(Node(value, "iota", (), (value,), tuple(attrs.items())))
+            self._add(value, "iota", (), tuple(attrs.items()))
             return value
         inputs = tuple(map(self._as_data, parts))
         name = value if len(kind.shape) == 1 else self._fresh(f"{value}.flat")
         self.types[name] = TensorType(kind.dtype, (len(parts),))
-        self._nodes.append(Node(name, "concat", inputs, (name,), (("axis", 0),)))
+        self._add(name, "concat", inputs, (("axis", 0),))
         if name != value:
-            shape = (("shape", kind.shape),)
-            self._nodes.append(Node(value, "reshape", (name,), (value,), shape))
+            self._add(value, "reshape", (name,), (("shape", kind.shape),))
         return value
+
+    def _add(self, name: str, op: str, inputs: Sequence[str], attrs: Attrs) -> None:
+        self._nodes[name] = Node(name, op, tuple(inputs), (name,), attrs)
 
     def _fresh(self, hint: str) -> str:
         return fresh(hint, self.types, self.sequences, self._reserved, last=self._numbers)
