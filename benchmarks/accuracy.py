@@ -25,6 +25,7 @@ from benchmarks.report import Origin
 from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import compare
@@ -79,7 +80,7 @@ def kernel_errors(graphs: Iterable[Graph], target: Target) -> list[KernelError]:
     """Every distinct float workload of the graphs with its untuned schedule, by algorithm."""
     workloads: dict[str, Workload] = {}
     for graph in graphs:
-        for workload, _ in driver.make_plan(graph, target).tasks():
+        for workload, _ in driver.make_plan(graph, Mode(target)).tasks():
             if workload.output.type.dtype.is_float:
                 workloads.setdefault(workload.key, workload)
     worst: dict[str, tuple[float, Workload]] = {}
@@ -111,12 +112,12 @@ def kernel_error(workload: Workload) -> float:
         constants={**workload.graph.constants, **{name: drawn[name] for name in weights}},
     )
     target = host_target()
-    executable = driver.compile_plan(driver.make_plan(graph, target), None, target)
+    executable = driver.compile_plan(driver.make_plan(graph, Mode(target)), None, Mode(target))
     return _largest(executable.run({n: drawn[n] for n in graph.inputs}), exact)
 
 
 def _algorithm(workload: Workload, target: Target) -> str:
-    schedule = next(iter(untuned_schedules(workload, target, 1, "fast")))
+    schedule = next(iter(untuned_schedules(workload, Mode(target))))
     outputs = dict(schedule.choices).get("outputs")
     return schedule.algorithm if outputs is None else f"{schedule.algorithm} F({outputs})"
 
@@ -172,7 +173,7 @@ def main() -> None:
     for name in arguments.models:
         found = model_errors(name)
         rows += found
-        graphs.append(driver.optimise(driver.load_graph(models.build(name)), target))
+        graphs.append(driver.optimise(driver.load_graph(models.build(name)), Mode(target)))
         for row in found:
             print(f"{name} {row.numerics}: {row.error:.1e}, {row.ratio:.2f} of ONNX Runtime's")
     kernels = kernel_errors(graphs, target)

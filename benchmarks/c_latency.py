@@ -32,6 +32,7 @@ from benchmarks.report import Origin, markdown_table, write_result
 from tilewright import compile_model, load_artifact
 from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import write_c_library
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
@@ -72,11 +73,11 @@ def prepare(name: str, folder: Path) -> None:
     folder.mkdir(parents=True)
     proto, target = models.build(name), host_target()
     onnx.save(proto, folder / "model.onnx")
-    graph = driver.optimise(driver.load_graph(proto), target)
-    plan = driver.make_plan(graph, target)
+    graph = driver.optimise(driver.load_graph(proto), Mode(target))
+    plan = driver.make_plan(graph, Mode(target))
     given: dict[str, Any] = models.feeds(name, proto)
     np.savez(folder / "inputs.npz", **given)
-    (compiled,) = save_artifact({(): plan}, ProgramBuilder(None, target), folder / "artifact")
+    (compiled,) = save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), folder / "artifact")
     for number, port in enumerate(compiled.program.inputs):
         folder.joinpath(f"input{number}.bin").write_bytes(given[port.name].tobytes())
     sizes = {port.dtype.bytes for port in compiled.program.outputs}

@@ -24,6 +24,7 @@ from benchmarks.report import Origin, markdown_table, write_result
 from tests.devices.packages import debian
 from tilewright.compiler import driver
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import untuned_schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -123,9 +124,9 @@ def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
 
     A statement's loop is known by the multiply-adds of its register tile, of which tails have less.
     """
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     for workload, count in plan.tasks():
-        schedule = untuned_schedule(workload, target)
+        schedule = untuned_schedule(workload, Mode(target))
         lowered = lower_workload(workload, schedule, target)
         most = max(compute_costs(lowered.nest), key=lambda each: each.counts[_FMA])
         if not most.is_reduction or not most.counts[_FMA]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cost_model_tasks import families
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
@@ -107,7 +108,7 @@ def _waiting(
 
 def _task(workload: Workload, target: Target, unconstrained: bool) -> Task:
     name = workload_name(workload)
-    return make_task(workload, target, name=name, constrained=not unconstrained)
+    return make_task(workload, Mode(target), name=name, constrained=not unconstrained)
 
 
 def _candidates(task: Task, trials: int, seed: int) -> list[Schedule]:

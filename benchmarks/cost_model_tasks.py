@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import operators
 from benchmarks.models import build
 from benchmarks.search_tables import heaviest_workload
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
@@ -144,7 +145,7 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
 def _is_fit(workload: Workload, target: Target) -> bool:
     return (
         LEAST_FLOPS <= costs.flops(workload) <= MOST_FLOPS
-        and len(schedule_space(workload, target)) >= LEAST_SCHEDULES
+        and len(schedule_space(workload, Mode(target))) >= LEAST_SCHEDULES
     )
 
 

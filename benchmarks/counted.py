@@ -32,6 +32,7 @@ from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import NEOVERSE_N1, RISCV64, Machine
 from tests.devices.packages import cached, fetch
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime import verify
@@ -133,9 +134,9 @@ def count(model: str, machine: Machine, emulated: Emulated, plugin: Path) -> lis
         given: dict[str, Any] = feeds(model, proto)
         np.savez(folder / "inputs.npz", **given)
         target = resolve_target(machine.target)
-        graph = driver.optimise(driver.load_graph(folder / "model.onnx"), target)
-        plan = driver.make_plan(graph, target)
-        save_artifact({(): plan}, ProgramBuilder(None, target), folder / "artifact")
+        graph = driver.optimise(driver.load_graph(folder / "model.onnx"), Mode(target))
+        plan = driver.make_plan(graph, Mode(target))
+        save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), folder / "artifact")
         ours = Count(model, machine.name, "ours", *_run(folder, OURS, emulated, plugin))
         if machine.architecture != "aarch64":
             return [ours]

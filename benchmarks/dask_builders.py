@@ -20,6 +20,7 @@ from benchmarks.dask_cluster import Cluster, stretched, until
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from tilewright.compiler.graph.text import parse_graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import make_workload
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.model_tasks import task_of
@@ -43,7 +44,7 @@ def product() -> Task:
     )
     graph = parse_graph(text)
     workload = make_workload(graph, [node.name for node in graph.nodes])
-    return task_of(workload, resolve_target(TARGET), 1, "fast")
+    return task_of(workload, Mode(resolve_target(TARGET)))
 
 
 def check_built(built: Sequence[Built]) -> None:

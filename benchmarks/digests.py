@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
-from typing import cast, get_args
+from typing import Any, cast, get_args
 from unittest.mock import patch
 
 import llvmlite
@@ -50,6 +50,7 @@ from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.text import INLINE_ELEMENTS
 from tilewright.compiler.graph.text import digest as array_digest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import PASSES
 from tilewright.compiler.plan.plan import BranchStep, GraphPlan, LoopStep, Step, bodies_of
 from tilewright.compiler.plan.workload import Workload
@@ -80,24 +81,15 @@ SAMPLES = 16
 """Schedules of a workload's space that are lowered."""
 
 
-@dataclass(frozen=True, slots=True)
-class DigestMode:
-    """What decides code besides a model and a target."""
-
-    threads: int = 1
-    numerics: str = "fast"
-    precision: str = DType.FLOAT32
-    in_place: bool = True
-
-
-MODES = {
-    "plain": DigestMode(),
-    "threads": DigestMode(threads=4),
-    "strict": DigestMode(numerics="strict", in_place=False),
-    "loose": DigestMode(threads=4, numerics="loose"),
-    "bfloat16": DigestMode(precision=DType.BFLOAT16),
-    "float16": DigestMode(threads=4, precision=DType.FLOAT16, in_place=False),
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "threads": {"threads": 4},
+    "strict": {"numerics": "strict", "in_place": False},
+    "loose": {"threads": 4, "numerics": "loose"},
+    "bfloat16": {"precision": DType.BFLOAT16},
+    "float16": {"threads": 4, "precision": DType.FLOAT16, "in_place": False},
 }
+"""What of a mode is not as by default."""
 
 Digests = Mapping[str, str]
 """A short digest of each of PARTS."""
@@ -135,15 +127,9 @@ def digest_model(model: str, target: Target) -> Found:
 
     A model that is refused has the digest of the kind of error.
     """
-    found, mode, given = Found(), MODES[mode_of(model, target.name)], _read(model)
-    request = ModelRequest(
-        cast(bytes, given),  # a model that is read; it is passed on as it is
-        target,
-        mode.threads,
-        mode.numerics,
-        precision=mode.precision,
-        in_place=mode.in_place,
-    )
+    found, given = Found(), _read(model)
+    mode = Mode(target, **MODES[mode_of(model, target.name)])
+    request = ModelRequest(cast(bytes, given), mode)  # a model that is read is passed on as it is
     last: list[Graph] = []
 
     def observe(name: str, graph: Graph) -> None:
@@ -172,13 +158,7 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
     found.occurred |= {f"step {type(step).__name__}" for step, _ in plan.walk()}
     if plan.growing:
         found.occurred.add("pass growing_caches")
-    builder = ProgramBuilder(
-        None,
-        planned.target,
-        planned.threads,
-        planned.numerics,
-        any_rows=planned.open is not None,
-    )
+    builder = ProgramBuilder(None, planned.mode, any_rows=planned.open is not None)
     compiled = builder.into(PlacedWeights()).build(plan)
     program = compiled.program
     found.occurred |= {f"instruction {type(each).__name__}" for each in program.walk()}
@@ -382,8 +362,8 @@ def _home(workload: Workload, model: str) -> str:
 
 def _space(workload: Workload, planned: Planned, found: Found) -> str:
     """A workload's schedule space, and the code of some of its points."""
-    target, threads, numerics = planned.target, planned.threads, planned.numerics
-    space = schedule_space(workload, target, threads, numerics)
+    target, threads = planned.mode.target, planned.mode.threads
+    space = schedule_space(workload, planned.mode)
     lines = [workload.key]
     for each in space.subspaces:
         lines += [each.algorithm, str(each.knobs), str(each.default)]

@@ -32,6 +32,7 @@ from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64
 from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import ProgramBuilder, build_program
@@ -107,7 +108,9 @@ def agreement(model: str, proto: Any, wanted: Sequence[NDArray[Any]], place: Pla
     limit = case(model).largest_error
     limit = LARGEST_ERROR if limit == 1e-3 else limit  # what engines of float32 may differ by
     found = partial(Agreement, model, place.name, place.target.name, limit=limit)
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), place.target), place.target)
+    plan = driver.make_plan(
+        driver.optimise(driver.load_graph(proto), Mode(place.target)), Mode(place.target)
+    )
     with tempfile.TemporaryDirectory() as work:
         try:
             outputs = place.run(Path(work), plan, feeds(model, proto))
@@ -126,7 +129,7 @@ def emulated_place(emulated: Emulated) -> Place:
     def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         inputs: dict[str, Any] = dict(given)
         np.savez(folder / "inputs.npz", **inputs)
-        save_artifact({(): plan}, ProgramBuilder(None, target), folder / "artifact")
+        save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), folder / "artifact")
         environment = {**os.environ, "PYTHONPATH": str(emulated.packages)}
         _call([*emulated.python, "-c", SCRIPT, str(folder)], emulated.packages, environment)
         with np.load(folder / "outputs.npz") as found:
@@ -140,7 +143,7 @@ def node_place(name: str, node: str) -> Place:
     target = resolve_target(name)
 
     def run(folder: Path, plan: GraphPlan, given: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        compiled = build_program(plan, None, target)
+        compiled = build_program(plan, None, Mode(target))
         write_wasm_module(compiled, folder / "module", "model", "model.onnx")
         for index, port in enumerate(compiled.program.inputs):
             given[port.name].tofile(folder / f"input-{index}.bin")

@@ -31,6 +31,7 @@ from benchmarks import models, peers
 from benchmarks.answering import serve_parent
 from benchmarks.llama_peer import load_llama_cpp
 from benchmarks.peers import Arrays, Run
+from tilewright.compiler.mode import Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def load_tuned(
 
         storage = open_storage(Settings(data_folder=Path(schedules)))
         data = model.SerializeToString()
-        executable = KnownModel(data, storage, threads, precision=precision).compile()
+        executable = KnownModel(data, storage, Mode(threads=threads, precision=precision)).compile()
         storage.close()
     return lambda: executable.run(feeds)
 

@@ -21,6 +21,7 @@ from benchmarks.models import MODELS, build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process import settle_process
 from tilewright.compiler.schedule.problem import anchor
@@ -60,7 +61,9 @@ def workloads(networks: Sequence[str]) -> Iterator[Workload]:
     for name in networks:
         taken: Counter[frozenset[str]] = Counter()
         for workload, _ in plan_model(ModelRequest(build(name).SerializeToString())).workloads:
-            offered = frozenset(s.algorithm for s in schedule_space(workload, target).subspaces)
+            offered = frozenset(
+                s.algorithm for s in schedule_space(workload, Mode(target)).subspaces
+            )
             taken[offered] += 1
             if taken[offered] <= ALIKE:
                 yield workload
@@ -78,7 +81,7 @@ class _Clock:
     """A task's lowering, with the CPU time that it takes."""
 
     def __init__(self, workload: Workload) -> None:
-        self.task = make_task(workload, resolve_target("host"))
+        self.task = make_task(workload, Mode())
         self.nanoseconds = 0
 
     def lower(self, schedule: Schedule) -> LoopNest:
@@ -103,7 +106,7 @@ def measure(texts: Sequence[str], candidates: int) -> list[Line]:
         points = list(task.space.points)
         chosen = random.Random(text).sample(points, min(candidates, len(points)))
         features = FeatureExtractor(
-            clock.lower, task.space.default(), target_facts(task.target, device=this_device())
+            clock.lower, task.space.default(), target_facts(task.mode.target, device=this_device())
         )
         for schedule in chosen:
             group = kind_of(workload), schedule.algorithm

@@ -17,6 +17,7 @@ import onnx
 
 from benchmarks.metaschedule_runs import tell
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import host_target
@@ -39,8 +40,10 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
     builder, runner = ProcessBuilder(), LocalRunner()
     try:
         target = host_target()
-        plan = driver.make_plan(driver.optimise(driver.load_graph(onnx.load(path)), target), target)
-        tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
+        plan = driver.make_plan(
+            driver.optimise(driver.load_graph(onnx.load(path)), Mode(target)), Mode(target)
+        )
+        tasks = [make_task(workload, Mode(target), count=count) for workload, count in plan.tasks()]
         tell("tasks", weights=[task.count for task in tasks])
         options = TuneOptions(
             trials=trials,

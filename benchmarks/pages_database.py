@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from benchmarks.light import light_model
 from benchmarks.service_load_server import TARGET, record_of_load, retain, settings_of
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
 from tilewright.compiler.targets.device import find_device
@@ -121,7 +122,7 @@ class _Filling:
             *(t.key for n, t in known_targets().items() if "v2" in n or "v4" in n),
         ]
         data = light_model("squeezenet").SerializeToString()
-        planned = plan_model(ModelRequest(data, known_targets()["x86-64-v3"]))
+        planned = plan_model(ModelRequest(data, Mode(known_targets()["x86-64-v3"])))
         self._real = [workload for workload, _ in planned.workloads]
         self._model = storage.models.add(data, "squeezenet.onnx").digest
         self._text = self._real[0].text()
@@ -281,7 +282,7 @@ class _Filling:
     def _tasks(self, number: int) -> list[dict[str, Any]]:
         model = number % MODELS
         target = known_targets()["x86-64-v3"]
-        chosen = untuned_schedule(self._real[0], target).to_json()
+        chosen = untuned_schedule(self._real[0], Mode(target)).to_json()
         facts = {"flops": 1e9, "bytes": 1e6, "bound_seconds": 1e-5, "algorithm": "direct"}
         facts |= {"origins": {"model": 50}, "schedule": chosen, "best_origin": "model"}
         return [

@@ -24,6 +24,7 @@ from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
 from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.packing import aligned_empty
@@ -77,8 +78,10 @@ class Tuner:
     def schedules(self, model: Any) -> ScheduleSource:
         """The best schedules of the model's workloads after `trials` trials each."""
         target = host_target()
-        plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
-        tasks = [make_task(workload, target, count=count) for workload, count in plan.tasks()]
+        plan = driver.make_plan(
+            driver.optimise(driver.load_graph(model), Mode(target)), Mode(target)
+        )
+        tasks = [make_task(workload, Mode(target), count=count) for workload, count in plan.tasks()]
         # models share workloads: changes of layout above all
         unknown = [task for task in tasks if self._store.best_record(task.key) is None]
         self._runs += 1
@@ -107,10 +110,8 @@ class _Found:
 
     store: MemoryStore
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
-        record = self.store.best_record(RecordKey(workload_key, target_key, threads, numerics))
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
+        record = self.store.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.compiler.errors import ModelWarning
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 from tilewright.compiler.targets.target import Target
@@ -70,7 +71,7 @@ def scalar_share(model: Path | bytes) -> ScalarShare:
 
 def _estimated(workload: Workload, target: Target) -> tuple[str, float]:
     """The algorithm of the untuned schedule, and the seconds of one run."""
-    schedule = untuned_schedule(workload, target)
+    schedule = untuned_schedule(workload, Mode(target))
     nest = lower_schedule(workload.typical(), schedule, target, 1).nest
     machine = describe(target_facts(target))
     return schedule.algorithm, estimate_nest(nest, placed_computes(nest), machine).seconds

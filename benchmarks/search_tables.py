@@ -16,11 +16,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks import operators
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import cost
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.tuner.loop import tune
@@ -122,7 +122,7 @@ class TableFile(MemoryStore):
             head = {
                 "key": task.key.to_json(),
                 "workload": task.workload.text(),
-                "target": task.target.to_json(),
+                "target": task.mode.target.to_json(),
                 "codegen_version": CODEGEN_VERSION,
                 "schedules": len(task.space),
             }
@@ -155,7 +155,7 @@ def record(
 
 def make_tables_task(name: str, target: Target, unconstrained: bool) -> Task:
     """The task of a table, with its whole space."""
-    task = make_task(workload_of(name), target, name=name)
+    task = make_task(workload_of(name), Mode(target), name=name)
     return replace(task, space=task.space.unconstrained()) if unconstrained else task
 
 
@@ -163,7 +163,7 @@ def read_table(path: Path, name: str) -> Table:
     """A table as it was recorded: what was measured again in pairs counts by that, the others by
     their screening, brought to the same scale."""
     head, trials = read_trials(path)
-    task = make_task(Workload.parse(head["workload"]), resolve_target("host"), name=name)
+    task = make_task(Workload.parse(head["workload"]), Mode(), name=name)
     screened = {t.schedule: t.measurement for t in trials if t.phase is Phase.SCREEN}
     finals = {t.schedule: t.measurement for t in trials if t.phase is Phase.FINAL}
     ratios = [

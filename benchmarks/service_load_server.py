@@ -15,6 +15,7 @@ from pathlib import Path
 import uvicorn
 
 from benchmarks.light import light_model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.process import settle_process
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
@@ -94,7 +95,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
     try:
         names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(records)]
         data = light_model("squeezenet").SerializeToString()
-        planned = plan_model(ModelRequest(data, known_targets()["x86-64-v3"]))
+        planned = plan_model(ModelRequest(data, Mode(known_targets()["x86-64-v3"])))
         with writing(storage.engine) as connection:
             for name in (*names, *(workload.key for workload, _ in planned.workloads)):
                 serve(connection, record_values(record_of_load(name), storage.clock()))

@@ -20,6 +20,8 @@ from pathlib import Path
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import Timings
 
 LINES = "tuned.jsonl"
@@ -79,7 +81,7 @@ def tune(
     builder = open_builder(settings, beside)
     budget = JobBudget(trials=1_000_000, seconds=seconds, stop_gain=0.0)
     model = models.build(name).SerializeToString()
-    spec = JobSpec(model, target, threads, budget=budget, precision=precision)
+    spec = JobSpec(model, Mode(resolve_target(target), threads, precision=precision), budget=budget)
     run_name = f"{name}-{precision}-{target}"
     try:
         with LocalDevice() as device:

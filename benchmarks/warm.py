@@ -83,7 +83,9 @@ def first_picks(table: Table, base: bytes) -> FirstPicks:
     only a device shows."""
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
-        task.lower, task.space.default(), target_facts(task.target, task.threads, this_device())
+        task.lower,
+        task.space.default(),
+        target_facts(task.mode.target, task.mode.threads, this_device()),
     )
     model = XGBoostModel(0)
     model.load(base)

@@ -35,6 +35,7 @@ from benchmarks.web_browser import race_in_page
 from benchmarks.web_tensorflow import NoCallError, write_calls
 from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime import verify
 from tilewright.compiler.targets.host import resolve_target
@@ -144,8 +145,8 @@ def _race_in_node(model: str, folder: Path, options: argparse.Namespace) -> None
 def _module(folder: Path, target_name: str) -> str:
     """The path of a module in the folder of the race."""
     target = resolve_target(target_name)
-    graph = driver.optimise(driver.load_graph(folder / "model.onnx"), target)
-    compiled = build_program(driver.make_plan(graph, target), None, target)
+    graph = driver.optimise(driver.load_graph(folder / "model.onnx"), Mode(target))
+    compiled = build_program(driver.make_plan(graph, Mode(target)), None, Mode(target))
     write_wasm_module(compiled, folder / target_name, "raced", "model.onnx")
     return f"{target_name}/raced.mjs"
 

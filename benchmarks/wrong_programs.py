@@ -23,8 +23,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.names import fresh
+from tilewright.compiler.mode import PRECISIONS, Mode
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.options import PRECISIONS
 from tilewright.compiler.program.builder import build_program
 from tilewright.service.jobs.certificate import WrongProgramError, certify
 from tilewright.service.jobs.loadables import of_compiled
@@ -222,7 +222,7 @@ def judge(
     model: Path, dims: Mapping[str, int], count: int, seed: int, precision: str = DType.FLOAT32
 ) -> Iterator[Wrong]:
     """Change a model so many times, as often in each way as it can be."""
-    request = ModelRequest(model, dims=dims or None, in_place=False, precision=precision)
+    request = ModelRequest(model, Mode(precision=precision, in_place=False), dims=dims or None)
     planned = plan_model(request)
     kinds: dict[str, list[Changed]] = {}
     for each in changes(planned.graph):
@@ -263,9 +263,9 @@ class Observed:
 
     @classmethod
     def of(cls, planned: Planned, graph: Graph) -> Observed:
-        optimised = driver.optimise(graph, planned.target, precision=planned.precision)
-        plan = driver.make_plan(optimised, planned.target, in_place=False)
-        loadable = of_compiled(build_program(plan, None, planned.target, 1))
+        optimised = driver.optimise(graph, planned.mode)
+        plan = driver.make_plan(optimised, Mode(planned.target, in_place=False))
+        loadable = of_compiled(build_program(plan, None, Mode(planned.target)))
         names = [port.name for port in loadable.program.outputs]
         return cls(
             planned,

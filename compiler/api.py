@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.specialise.store import KeptModels, own_folder
+from tilewright.compiler.targets.host import resolve_target
 
 if TYPE_CHECKING:
     from tilewright.compiler.driver import Model
@@ -52,14 +54,11 @@ def compile_model(
         CompilerError: naming what is wrong with the model or the options.
     """
     options = CompileOptions(
-        target,
-        threads,
+        Mode(resolve_target(target), threads, numerics, precision),
         dims or {},
         schedules,
-        numerics,
         weight_limit_bytes,
         timings,
         planner,
-        precision,
     )
     return KeptModels(own_folder() if keep else None).compile(model, options)

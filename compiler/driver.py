@@ -31,11 +31,8 @@ from tilewright.compiler.frontend.dimensions import (
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.options import (
-    CompileOptions,
-    check_numerics,
-    check_precision,
-)
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.growing_caches import growing_caches
 from tilewright.compiler.passes.pipeline import Observer
@@ -110,10 +107,8 @@ def load_graph(
 def load_for(
     model: Model,
     dims: Mapping[str, int],
-    target: Target,
-    numerics: str = "fast",
+    mode: Mode,
     timings: Timings | None = None,
-    precision: str = DType.FLOAT32,
 ) -> Graph:
     """As `load_graph` for numbers alone, where a named dimension that is a large batch becomes a
     loop over slices that the target's caches hold (`compiler.program.sliced_batch`).
@@ -125,21 +120,21 @@ def load_for(
     leading = [shape[0] for shape in model_ports(read.proto.graph).inputs.values() if shape]
     names = [name for name in dict.fromkeys(leading) if isinstance(name, str) and name in dims]
     large = any(dims[name] >= LEAST_BATCH for name in names)
-    if not large or target.family.modules:  # a page runs no functions of the C runtime
+    if not large or mode.target.family.modules:  # a page runs no functions of the C runtime
         return load_graph(read, dims, timings)
     if read is not model:
         read = with_tensors(read)  # which the graphs share
     graph = load_graph(read, dims, timings)
-    budget = cache_budget(target.core)
+    budget = cache_budget(mode.target.core)
     for name in names:
         batch = dims[name]
         if not may_outgrow(graph, batch, budget):
             continue
         try:
             whole = load_graph(read, {**dims, name: Dimension(name, 1, batch)}, timings)
-            optimised = optimise(whole, target, numerics, timings=timings, precision=precision)
-            plan = make_plan(optimised, target, numerics, timings, in_place=False)
-            slices = slices_of(plan, target.core)
+            optimised = optimise(whole, mode, timings=timings)
+            plan = make_plan(optimised, replace(mode, in_place=False), timings)
+            slices = slices_of(plan, mode.target.core)
         except OutOfMemoryError:
             raise
         except (CompilerError, *TAKEN_FOR_NUMBERS):
@@ -154,27 +149,24 @@ def load_for(
 
 def optimise(
     graph: Graph,
-    target: Target,
-    numerics: str = "fast",
+    mode: Mode,
     observer: Observer | None = None,
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
-    precision: str = DType.FLOAT32,
 ) -> Graph:
     """Run the graph passes that suit the target, or that `choice` includes, and that it does not
     leave out.
 
     `observer` sees the graph after each. The first one computes 16-bit floats in float32. The last
-    one makes values narrow, where `precision` asks for it, or the model multiplies in such a type.
+    one makes values narrow, where the precision asks for it, or the model multiplies in such a
+    type.
 
     Raises:
-        CompilerError: if `numerics` is none of NUMERICS, `precision` none of PRECISIONS, or a
-            weight is infinite in that.
+        CompilerError: if a weight is infinite in the precision.
     """
-    check_numerics(numerics)
-    check_precision(precision)
-    without = choice.without | (unsuited_passes(target) - choice.including)
-    return run_passes(graph, observer, timings, without, target.factor, DType(precision))
+    without = choice.without | (unsuited_passes(mode.target) - choice.including)
+    precision = DType(mode.precision)
+    return run_passes(graph, observer, timings, without, mode.target.factor, precision)
 
 
 def unsuited_passes(target: Target) -> frozenset[str]:
@@ -189,34 +181,26 @@ def unsuited_passes(target: Target) -> frozenset[str]:
 
 def make_plan(
     graph: Graph,
-    target: Target,
-    numerics: str = "fast",
+    mode: Mode,
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
-    *,
-    in_place: bool = True,
 ) -> GraphPlan:
     """Cut an optimised graph into workloads, with layouts and halos between them.
 
-    `in_place`: whether caches that grow are buffers with room, which a session knows to fill.
-
     Raises:
-        CompilerError: if `numerics` is none of NUMERICS, or `choice` does not fit the graph.
+        CompilerError: if `choice` does not fit the graph.
     """
-    check_numerics(numerics)
     with timed(timings, "partition"):
-        assign = partial(assign_layouts, weight_macs=target.core.weight_macs)
-        graph, growing = growing_caches(graph) if in_place else (graph, ())
-        plan = plan_graph(graph, target.lanes(DType.FLOAT32), assign, choice)
+        assign = partial(assign_layouts, weight_macs=mode.target.core.weight_macs)
+        graph, growing = growing_caches(graph) if mode.in_place else (graph, ())
+        plan = plan_graph(graph, mode.target.lanes(DType.FLOAT32), assign, choice)
         return replace(plan, growing=growing)
 
 
 def compile_plan(
     plan: GraphPlan,
     schedules: ScheduleSource | None,
-    target: Target,
-    threads: int = 1,
-    numerics: str = "fast",
+    mode: Mode,
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> Executable:
@@ -225,10 +209,9 @@ def compile_plan(
     Raises:
         CompilerError: if the target does not run on this machine, or a workload does not compile.
     """
-    compiled = build_program(
-        plan, schedules, check_runs_here(target), threads, numerics, weight_limit_bytes, timings
-    )
-    return load_program(compiled, threads, timings)
+    check_runs_here(mode.target)
+    compiled = build_program(plan, schedules, mode, weight_limit_bytes, timings)
+    return load_program(compiled, mode.threads, timings)
 
 
 def load_program(
@@ -282,7 +265,7 @@ def reading(model: Model, options: CompileOptions) -> list[ReadModel]:
     Raises:
         CompilerError: if an option is impossible, or the model cannot be read.
     """
-    options.machine()  # what is impossible is said before a large file is read
+    check_runs_here(options.mode.target)  # what is impossible is said before a large file is read
     with timed(options.timings, "read"), enough_memory_for("to read the model"):
         read = read_model(model)
     # what the caller has read may be used again
@@ -407,17 +390,14 @@ def _compile_whole(
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:
     """The graph at these sizes."""
-    machine, numerics = options.machine(), options.numerics
-    return load_for(source, sizes, machine, numerics, options.timings, options.precision)
+    return load_for(source, sizes, options.mode, options.timings)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
     """What builds the programs of one model, or of one stage."""
     return ProgramBuilder(
         options.schedules,
-        options.machine(),
-        options.threads,
-        options.numerics,
+        options.mode,
         options.weight_limit_bytes,
         options.timings,
         any_rows=any_rows,
@@ -443,17 +423,16 @@ def _executable(
     if options.planner is not None:
         plan = options.planner(graph, sizes)
     else:
-        target, numerics = builder.target, options.numerics
-        optimised = optimise(graph, target, numerics, timings=timings, precision=options.precision)
-        plan = make_plan(optimised, target, numerics, timings)
+        optimised = optimise(graph, options.mode, timings=timings)
+        plan = make_plan(optimised, options.mode, timings)
     del graph
     loaded: list[Executable] = []
 
     def load(made: Artifact) -> None:
-        loaded.append(made.executable(options.threads))
+        loaded.append(made.executable(options.mode.threads))
 
     if into is not None:
         with suppress(ArtifactError, LinkerError):
             save_artifact({(): plan}, builder, into, ports, timings, load)
             return loaded.pop()
-    return load_program(builder.build(plan, spare), options.threads, timings)
+    return load_program(builder.build(plan, spare), options.mode.threads, timings)

@@ -86,9 +86,7 @@ class BackgroundTuner:
                 log.warning("a model was not tuned", error=said.strip()[-400:])
                 return None
             storage = open_storage(self.settings)
-            known = KnownModel(
-                path, storage, options.threads, options.numerics, str(options.precision)
-            )
+            known = KnownModel(path, storage, options.mode)
             try:
                 return self._models().keep_tuned(
                     model, options, lambda into: known.compile(dict(options.dims), into)
@@ -104,8 +102,8 @@ class BackgroundTuner:
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         words += ["tune", str(path)]
         words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
-        words += ["--threads", str(options.threads), "--numerics", options.numerics]
-        words += ["--precision", str(options.precision)]
+        words += ["--threads", str(options.mode.threads), "--numerics", options.mode.numerics]
+        words += ["--precision", str(options.mode.precision)]
         for name, size in options.dims.items():
             shown = as_hinted(name, size).text
             words += ["--dim", f"{name}={shown}"]

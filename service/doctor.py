@@ -76,7 +76,7 @@ def _compiler() -> DeviceFinding:
         return DeviceFinding("compiler", Grade.WRONG, str(error), do)
     seconds = time.perf_counter() - started
     llvm = ".".join(map(str, llvm_version_info))
-    named = f"llvmlite {llvmlite}, LLVM {llvm}, target '{options.machine().name}'"
+    named = f"llvmlite {llvmlite}, LLVM {llvm}, target '{options.mode.target.name}'"
     if not np.array_equal(found, x @ y):  # small integers: exact in every order
         do = "compile with --numerics strict, and report it: it is a bug of LLVM or ours"
         return DeviceFinding("compiler", Grade.WRONG, f"{named}: a product is wrong", do)

@@ -94,7 +94,7 @@ class TaskState:
         features = FeatureExtractor(
             task.lower,
             task.space.default(),
-            target_facts(task.target, task.threads, options.device),
+            target_facts(task.mode.target, task.mode.threads, options.device),
             task.points,
         )
         context = SearchContext(task.space, features, model, rng, options.estimates)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.space import ScheduleSpace
-from tilewright.compiler.targets.target import Target
 from tilewright.tuner.drawn_sizes import points_at, points_of
 from tilewright.tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
@@ -19,7 +19,7 @@ from tilewright.tuner.measure.points import ITSELF, SizePoint
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A workload on a target, and how often the model runs it.
+    """A workload in a mode, and how often the model runs it.
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
     does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
@@ -29,12 +29,10 @@ class Task:
 
     name: str
     workload: Workload
-    target: Target
+    mode: Mode
     space: ScheduleSpace
     lower: Callable[[Schedule], LoopNest]
     count: int = 1
-    threads: int = 1
-    numerics: str = "fast"
     points: tuple[SizePoint, ...] = ITSELF
     stated: bool = False
     scale: float = 1.0
@@ -46,7 +44,7 @@ class Task:
 
     @property
     def key(self) -> RecordKey:
-        return RecordKey(self.workload.key, self.target.key, self.threads, self.numerics)
+        return RecordKey(self.workload.key, *self.mode.key)
 
     @property
     def family(self) -> Hashable:
@@ -74,7 +72,7 @@ class Task:
 
     def as_measured(self, record: TuningRecord) -> Task:
         """The task at the sizes at which a record was measured: others' times say nothing of it."""
-        found = points_at(self.workload, record.measurement.distribution, self.threads)
+        found = points_at(self.workload, record.measurement.distribution, self.mode.threads)
         return replace(self, points=found or self.points)
 
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
@@ -89,12 +87,10 @@ class Task:
 
 def make_task(
     workload: Workload,
-    target: Target,
+    mode: Mode,
     *,
     name: str = "",
     count: int = 1,
-    threads: int = 1,
-    numerics: str = "fast",
     constrained: bool = True,
     points: tuple[SizePoint, ...] = (),
     stated: bool = False,
@@ -108,21 +104,19 @@ def make_task(
     Raises:
         ScheduleError: if no template takes the workload.
     """
-    space = schedule_space(workload, target, threads, numerics)
+    space = schedule_space(workload, mode)
     return Task(
         name or " ".join(workload.operators),
         workload,
-        target,
+        mode,
         space if constrained else space.unconstrained(),
-        partial(_lower, workload, target, threads),
+        partial(_lower, workload, mode),
         count,
-        threads,
-        numerics,
-        points or points_of(workload, threads=threads),
+        points or points_of(workload, threads=mode.threads),
         stated,
         scale,
     )
 
 
-def _lower(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
-    return lower_schedule(workload, schedule, target, threads).nest
+def _lower(workload: Workload, mode: Mode, schedule: Schedule) -> LoopNest:
+    return lower_schedule(workload, schedule, mode.target, mode.threads).nest

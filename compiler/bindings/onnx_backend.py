@@ -17,9 +17,14 @@ from tilewright.compiler.errors import (
     UnsupportedOperatorError,
 )
 from tilewright.compiler.frontend.model_file import NEWEST_OPSET
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.targets.host import resolve_target
+
+_MODE = ("threads", "numerics", "precision")
+"""Options that `Mode` holds."""
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
@@ -39,7 +44,11 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         """
         constants = {tensor.name for tensor in model.graph.initializer}
         self._model = model
-        self._options = CompileOptions(**options)
+        given = dict(options)
+        how = {name: given.pop(name) for name in _MODE if name in given}
+        if "target" in given:
+            how["target"] = resolve_target(given.pop("target"))
+        self._options = CompileOptions(Mode(**how), **given)
         self._inputs = tuple(i.name for i in model.graph.input if i.name not in constants)
         self._outputs = tuple(info.name for info in model.graph.output)
         self._unranked = tuple(

@@ -71,11 +71,12 @@ def _saved(
         builder = builder.into(writer.weights)
         builder.reserve([plan for _, plan in plans])
         compiled = [builder.build(plan) for _, plan in plans]
+        target = builder.mode.target
         details = {
             "codegen_version": CODEGEN_VERSION,
-            "target_key": builder.target.key,
-            "threads": builder.threads,
-            "numerics": builder.numerics,
+            "target_key": target.key,
+            "threads": builder.mode.threads,
+            "numerics": builder.mode.numerics,
             "schedules": {
                 key: {
                     "schedule": schedule.to_json(),
@@ -89,17 +90,17 @@ def _saved(
         }
         objects = dict.fromkeys(code for program in compiled for code in program.objects)
         if not objects:  # nothing is left to compute: a library without code
-            objects[backend_of(builder.target).compile("", builder.target)] = None
+            objects[backend_of(target).compile("", target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"
-            backend_of(builder.target).link(list(objects), library)
+            backend_of(target).link(list(objects), library)
             code = library.read_bytes()
         programs = [
             SizedProgram(sizes, made.program)
             for (sizes, _), made in zip(plans, compiled, strict=True)
         ]
         with timed(timings, "write"):
-            made = writer.finish(programs, code, builder.target.to_json(), details, ports, stages)
+            made = writer.finish(programs, code, target.to_json(), details, ports, stages)
         check(made)
         with timed(timings, "write"):
             writer.publish()

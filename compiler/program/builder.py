@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import SizeSplit, leaves
 from tilewright.compiler.plan.memory import MemoryPlan, SharedBytes, plan_memory
 from tilewright.compiler.plan.plan import (
@@ -66,9 +67,7 @@ class CompiledProgram:
 def build_program(
     plan: GraphPlan,
     source: ScheduleSource | None,
-    target: Target,
-    threads: int = 1,
-    numerics: str = "fast",
+    mode: Mode,
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> CompiledProgram:
@@ -78,8 +77,7 @@ def build_program(
         CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` differ, or
             the weights do not fit the limit.
     """
-    builder = ProgramBuilder(source, target, threads, numerics, weight_limit_bytes, timings)
-    return builder.build(plan)
+    return ProgramBuilder(source, mode, weight_limit_bytes, timings).build(plan)
 
 
 class ProgramBuilder:
@@ -97,9 +95,7 @@ class ProgramBuilder:
     def __init__(
         self,
         source: ScheduleSource | None,
-        target: Target,
-        threads: int = 1,
-        numerics: str = "fast",
+        mode: Mode,
         weight_limit_bytes: int | None = None,
         timings: Timings | None = None,
         *,
@@ -107,11 +103,9 @@ class ProgramBuilder:
         kernels: KernelCache | None = None,
     ) -> None:
         """`kernels` holds what other builders have compiled or are compiling."""
-        self.target = target
-        self.threads = threads
-        self.numerics = numerics
+        self.mode = mode
         self._source = source
-        self._compiler = KernelCompiler(target, threads, timings, kernels, any_rows=any_rows)
+        self._compiler = KernelCompiler(mode, timings, kernels, any_rows=any_rows)
         self._limit = weight_limit_bytes
         self._timings = timings
         self._built: dict[Workload, KernelTree] = {}
@@ -161,7 +155,7 @@ class ProgramBuilder:
             self._compiler.objects(kernel.lowered for kernel in kernels),
             {key: kernel.schedule for kernel in kernels for key in kernel.keys},
             frozenset(key for kernel in kernels if kernel.known for key in kernel.keys),
-            self.target,
+            self.mode.target,
             {
                 key: (kernel.lowered.spec.name, kernel.lowered.operators)
                 for kernel in kernels
@@ -191,10 +185,10 @@ class ProgramBuilder:
             for workload in workloads:
                 with _told_by_names(plan, workload):
                     built[workload] = self._built.get(workload) or compiler.lower(
-                        workload, self._source, self.numerics
+                        workload, self._source
                     )
             if self._limit is not None:
-                _limit_weights(plan, built, compiler, self._limit, self.numerics)
+                _limit_weights(plan, built, compiler, self._limit)
         self._built |= built
         return built
 
@@ -218,7 +212,7 @@ class ProgramBuilder:
             memory.arena_bytes,
             weights.bytes,
             slots,
-            slices_of(plan, self.target.core),
+            slices_of(plan, self.mode.target.core),
         )
 
 
@@ -245,7 +239,6 @@ def _limit_weights(
     built: dict[Workload, KernelTree],
     compiler: KernelCompiler,
     limit: int,
-    numerics: str,
 ) -> None:
     """Give up kernels that pack weights in their own way for some sizes, then expansions, largest
     first and one step at a time (two levels of Strassen, one, none), until all packed weights fit.
@@ -262,12 +255,12 @@ def _limit_weights(
     for workload in large_first(several):
         if total() <= limit:
             return
-        built[workload] = compiler.lower(workload, None, numerics, cut=False)
+        built[workload] = compiler.lower(workload, None, cut=False)
     expanded = [w for w, tree in built.items() if _is_expanded(tree)]
     while expanded and total() > limit:
         workload, *_ = large_first(expanded)
         before = _weight_bytes(built[workload])
-        built[workload] = compiler.plainer(workload, numerics, before)
+        built[workload] = compiler.plainer(workload, before)
         if not _is_expanded(built[workload]) or _weight_bytes(built[workload]) >= before:
             expanded.remove(workload)
     if total() > limit:

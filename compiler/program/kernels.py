@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import (
     Box,
     RangePiece,
@@ -42,9 +43,7 @@ from tilewright.compiler.timings import Timings, timed
 class ScheduleSource(Protocol):
     """Where tuned schedules come from; the tuning database is one."""
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """The best schedule known, or None."""
         ...
 
@@ -121,16 +120,14 @@ class KernelCompiler:
 
     def __init__(
         self,
-        target: Target,
-        threads: int,
+        mode: Mode,
         timings: Timings | None,
         kernels: KernelCache | None,
         *,
         any_rows: bool,
     ) -> None:
         self._any_rows = any_rows
-        self._target = target
-        self._threads = threads
+        self._mode = mode
         self._timings = timings
         self._pool: ThreadPoolExecutor | None = None
         self._kernels = kernels or KernelCache()
@@ -147,12 +144,7 @@ class KernelCompiler:
             self._kernels.forget_cancelled()
 
     def lower(
-        self,
-        workload: Workload,
-        source: ScheduleSource | None,
-        numerics: str,
-        *,
-        cut: bool = True,
+        self, workload: Workload, source: ScheduleSource | None, *, cut: bool = True
     ) -> KernelTree:
         """The kernels of a workload with the best schedules known, or the first defaults that
         lower. Unless its range may be `cut`, there is one.
@@ -163,12 +155,12 @@ class KernelCompiler:
         whole = workload.dimensions
         found = boxes(workload) if cut else (whole,)
         if len(found) == 1:
-            tried = self._schedules(workload, workload, source, numerics)
+            tried = self._schedules(workload, workload, source)
             return self._first(piece_of(workload, whole), (workload.key,), tried)
         parts = []
         for box in found:
             part = piece_of(workload, box).workload
-            first = next(self._schedules(part, workload, source, numerics))
+            first = next(self._schedules(part, workload, source))
             parts.append((box, (part.key, first)))
 
         def scheduled(leaf: tuple[Box, tuple[str, tuple[Schedule, bool]]]) -> ScheduledKernel:
@@ -177,26 +169,24 @@ class KernelCompiler:
             piece = piece_of(workload, box)
             schedules = chain(
                 [(first[0], any(known for _, (_, known) in served))],
-                self._schedules(piece.workload, workload, None, numerics),
+                self._schedules(piece.workload, workload, None),
             )
             return self._first(piece, tuple(key for key, _ in served), schedules)
 
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
-    def plainer(self, workload: Workload, numerics: str, below: int) -> KernelTree:
+    def plainer(self, workload: Workload, below: int) -> KernelTree:
         """The kernel of the default that packs the most weights of those preferred to storing them
         plainly, but fewer bytes than `below`: one level of Strassen for two. Else the plain one.
 
         Raises:
             CompilerError: if it lowers with no schedule.
         """
-        target, threads = self._target, self._threads
+        mode = self._mode
         best: tuple[int, Schedule] | None = None
-        for schedule in untuned_schedules(
-            workload, target, threads, numerics, any_rows=self._any_rows
-        ):
+        for schedule in untuned_schedules(workload, mode, any_rows=self._any_rows):
             try:
-                kernel = lower_schedule(workload, schedule, target, threads)
+                kernel = lower_schedule(workload, schedule, mode.target, mode.threads)
             except ScheduleError:
                 continue
             if not kernel.transforms:
@@ -204,12 +194,13 @@ class KernelCompiler:
             packed = sum(t.bytes for t in kernel.nest.buffers if t.role is Role.WEIGHT)
             if packed < below and (best is None or packed > best[0]):
                 best = packed, schedule
+        tried: Iterable[tuple[Schedule, bool]]
         if best is None:
             # "strict" leaves out the algorithms that change rounding: they also expand the weights.
-            return self.lower(workload, None, "strict", cut=False)
-        return self._first(
-            piece_of(workload, workload.dimensions), (workload.key,), [(best[1], False)]
-        )
+            tried = self._defaults(workload, workload, replace(mode, numerics="strict"))
+        else:
+            tried = [(best[1], False)]
+        return self._first(piece_of(workload, workload.dimensions), (workload.key,), tried)
 
     def _first(
         self, piece: RangePiece, keys: tuple[str, ...], schedules: Iterable[tuple[Schedule, bool]]
@@ -240,21 +231,24 @@ class KernelCompiler:
             return tuple(self._kernels.compiled[digest].result().object for digest in digests)
 
     def _schedules(
-        self, part: Workload, whole: Workload, source: ScheduleSource | None, numerics: str
+        self, part: Workload, whole: Workload, source: ScheduleSource | None
     ) -> Iterator[tuple[Schedule, bool]]:
         """What to try for a part of a workload's sizes, in order; whether the source knew it."""
-        target, threads = self._target, self._threads
         with timed(self._timings, "schedules"):
-            best = source.best(part.key, target.key, threads, numerics) if source else None
+            best = source.best(part.key, self._mode) if source else None
             if source and best is None and whole.dimensions:
                 # what is best at typical sizes has the knobs of the open workload
-                best = source.best(whole.typical().key, target.key, threads, numerics)
+                best = source.best(whole.typical().key, self._mode)
         if best:
             yield best, True
+        yield from self._defaults(part, whole, self._mode)
+
+    def _defaults(
+        self, part: Workload, whole: Workload, mode: Mode
+    ) -> Iterator[tuple[Schedule, bool]]:
+        """The untuned schedules of `_schedules`."""
         for workload in dict.fromkeys((whole, part)):
-            defaults = untuned_schedules(
-                workload, target, threads, numerics, any_rows=self._any_rows
-            )
+            defaults = untuned_schedules(workload, mode, any_rows=self._any_rows)
             while True:
                 with timed(self._timings, "schedules"):
                     default = next(defaults, None)
@@ -263,7 +257,7 @@ class KernelCompiler:
                 yield default, False
 
     def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
-        kernels, target, threads = self._kernels, self._target, self._threads
+        kernels, target, threads = self._kernels, self._mode.target, self._mode.threads
         found = kernels.find(workload, schedule, target, threads)
         if found is not None:
             return found

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
@@ -19,13 +20,10 @@ from tilewright.compiler.targets.target import Target
 
 
 @memo(1024)
-def schedule_space(
-    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
-) -> ScheduleSpace:
-    """Every valid schedule of a workload on a target, by algorithm.
+def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
+    """Every valid schedule of a workload in a mode, by algorithm.
 
-    `numerics="strict"` leaves out algorithms that change rounding, "loose" adds those that lose
-    more than a digit (Winograd's F(6)). That of a workload with open sizes is the space at its
+    That of a workload with open sizes is the space at its
     largest sizes, at most typical ones of long ranges: a tile of five rows is not all there is for
     2 to 16 of them. Not each of its schedules lowers the open workload, but each algorithm's
     default does.
@@ -33,43 +31,36 @@ def schedule_space(
     Raises:
         CompilerError: if no template applies, or nothing lowers an open workload.
     """
-    found = [*_applicable(workload.roomy(), target, threads, numerics)]
+    found = [*_applicable(workload.roomy(), mode)]
     # Templates that take any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
     chosen = serious or [space for _, space in found]
     if not workload.dimensions:
         return ScheduleSpace(tuple(chosen))
-    default = untuned_schedule(workload, target, threads, numerics)
+    default = untuned_schedule(workload, mode)
     # An algorithm that needs to know the sizes (Strassen) is none of the range.
-    able = [space for space in chosen if _lowers(workload, space.default, target, threads)]
+    able = [space for space in chosen if _lowers(workload, space.default, mode)]
     return ScheduleSpace(tuple(able)).starting_with(default)
 
 
-def untuned_schedule(
-    workload: Workload, target: Target, threads: int = 1, numerics: str = "fast"
-) -> Schedule:
+def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
     """The first of `untuned_schedules` that lowers: what is served while nothing was measured.
 
     Raises:
         CompilerError: if no template applies, or none of them lowers an open workload.
     """
-    tried = untuned_schedules(workload, target, threads, numerics)
+    tried = untuned_schedules(workload, mode)
     if not workload.dimensions:
         return next(tried)
     for schedule in tried:
-        if _lowers(workload, schedule, target, threads):
+        if _lowers(workload, schedule, mode):
             return schedule
     operators = ", ".join(workload.operators)
     raise CompilerError(f"nothing serves all sizes of the fused workload of {operators}")
 
 
 def untuned_schedules(
-    workload: Workload,
-    target: Target,
-    threads: int = 1,
-    numerics: str = "fast",
-    *,
-    any_rows: bool = False,
+    workload: Workload, mode: Mode, *, any_rows: bool = False
 ) -> Iterator[Schedule]:
     """Schedules to compile with when nothing was measured, best guess first.
 
@@ -83,23 +74,21 @@ def untuned_schedules(
     typical = workload.typical()
     if any_rows or workload.dimensions:
         # asked before any space is made: to choose the defaults of those takes longest
-        first = serving_rows(typical, target, threads, is_open=bool(workload.dimensions))
+        first = serving_rows(typical, mode.target, mode.threads, is_open=bool(workload.dimensions))
         if first is not None:
             yield first
-    for _, space in _applicable(typical, target, threads, numerics):
+    for _, space in _applicable(typical, mode):
         yield space.default
 
 
-def _applicable(
-    workload: Workload, target: Target, threads: int, numerics: str
-) -> Iterator[tuple[float, SubSpace]]:
+def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpace]]:
     """Preferences and spaces of the templates that apply, the preferred first, as they are asked
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    liked = [(template.preference(workload, target), n) for n, template in enumerate(templates())]
+    liked = [(each.preference(workload, mode.target), n) for n, each in enumerate(templates())]
     for preference, number in sorted(liked, key=lambda item: -item[0]):
-        space = _space(number, workload, target, threads, numerics)
+        space = _space(number, workload, mode)
         if space is not None:
             found = True
             yield preference, space
@@ -108,20 +97,18 @@ def _applicable(
         raise CompilerError(f"no template applies to the fused workload of {operators}")
 
 
-def _lowers(workload: Workload, schedule: Schedule, target: Target, threads: int) -> bool:
+def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
     try:
-        lower_schedule(workload, schedule, target, threads)
+        lower_schedule(workload, schedule, mode.target, mode.threads)
     except ScheduleError:
         return False
     return True
 
 
 @memo(8192)
-def _space(
-    number: int, workload: Workload, target: Target, threads: int, numerics: str
-) -> SubSpace | None:
+def _space(number: int, workload: Workload, mode: Mode) -> SubSpace | None:
     """What a template, by its number, makes of a workload: tuning and building both ask."""
-    return templates()[number].space(workload, target, threads=threads, numerics=numerics)
+    return templates()[number].space(workload, mode)
 
 
 def lower_schedule(

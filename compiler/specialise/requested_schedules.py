@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.kernels import ScheduleSource
     from tilewright.compiler.schedule.schedule import Schedule
 
@@ -20,26 +21,23 @@ class AskedSchedules:
 
     def __init__(self, source: ScheduleSource) -> None:
         self._source = source
-        self._answers: dict[tuple[str, str, int, str], Schedule | None] = {}
+        self._answers: dict[str, Schedule | None] = {}
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """What the source says."""
-        key = workload_key, target_key, threads, numerics
-        found = self._answers[key] = self._source.best(*key)
+        found = self._answers[workload_key] = self._source.best(workload_key, mode)
         return found
 
     def answers(self) -> list[list[Any]]:
         """Each question with its answer, as JSON has them."""
-        return [[*key, _text(found)] for key, found in sorted(self._answers.items())]
+        return [[key, _text(found)] for key, found in sorted(self._answers.items())]
 
 
-def check_answers(answers: Any, source: ScheduleSource) -> None:
+def check_answers(answers: Any, source: ScheduleSource, mode: Mode) -> None:
     """Raises ArtifactError if a source says something else now; TypeError or ValueError if these
     are no answers."""
-    for workload_key, target_key, threads, numerics, said in answers:
-        if _text(source.best(workload_key, target_key, threads, numerics)) != said:
+    for workload_key, said in answers:
+        if _text(source.best(workload_key, mode)) != said:
             raise ArtifactError("a schedule has changed")
 
 

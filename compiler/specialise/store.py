@@ -30,6 +30,7 @@ from tilewright.compiler.sizes.ranges import as_range
 from tilewright.compiler.specialise.cache_folder import KeptFolder
 from tilewright.compiler.specialise.requested_schedules import AskedSchedules, check_answers
 from tilewright.compiler.targets.detection import this_device
+from tilewright.compiler.targets.host import check_runs_here
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -93,7 +94,7 @@ class KeptModels:
         Raises:
             CompilerError: naming what is wrong with the model or the options.
         """
-        options.machine()  # what is impossible is said before a large file is read
+        check_runs_here(options.mode.target)  # before a large file is read
         source = None if self._folder is None else _Source.of(model)
         if source is None or options.planner is not None:
             with _naming_packages():
@@ -161,9 +162,9 @@ class KeptModels:
         if not source.has(details["files"]):
             raise ArtifactError("its external data has changed")
         if options.schedules is not None and not tuned:
-            check_answers(details["schedules"], options.schedules)
+            check_answers(details["schedules"], options.schedules, options.mode)
         artifact = read_artifact(entry / ARTIFACT)
-        program = artifact.executable(options.threads)
+        program = artifact.executable(options.mode.threads)
         if not artifact.ports.open:
             return program
         ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
@@ -367,13 +368,10 @@ def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
         "format": FORMAT,
         "compiler": _compiler_digest(),
         "model": model,
-        "target": options.machine().key,
+        "mode": options.mode.to_json(),
         "device": [device.processor, [asdict(cache) for cache in device.caches]],
-        "threads": options.threads,
         "dims": sorted((n, as_hinted(n, given).text) for n, given in options.dims.items()),
-        "numerics": options.numerics,
         "weight_limit_bytes": options.weight_limit_bytes,
-        "precision": str(options.precision),
         "schedules": options.schedules is not None and not tuned,
         "tuned": tuned,
         "own_sizes": sorted(sorted(sizes) for sizes in options.own_sizes),

@@ -15,6 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.changes import lookups_change
 from tilewright.db.clock import Clock, system_clock
@@ -145,11 +146,9 @@ class SqlRecordStore:
 
     # the compiler's ScheduleSource
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """The schedule of the best record."""
-        record = self.best_record(RecordKey(workload_key, target_key, threads, numerics))
+        record = self.best_record(RecordKey(workload_key, *mode.key))
         return None if record is None else record.schedule
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
+from tilewright.compiler.mode import Mode
 from tilewright.db.storage import Storage
 from tilewright.db.types import canonical_json
 from tilewright.service.api.limiter import Limiter, counted_answer
@@ -16,7 +17,7 @@ from tilewright.service.api.planning_child import PlannedWorkload, WorkloadsQues
 from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.api.served import ServedRecords
 from tilewright.service.jobs.addressee import is_described, resolve_addressee, target_key_of
-from tilewright.service.jobs.known_plan import chosen_plan, mode, plan_identity
+from tilewright.service.jobs.known_plan import chosen_plan, plan_identity, plan_key
 from tilewright.service.jobs.targets import is_target_key
 
 
@@ -71,19 +72,14 @@ async def lookup_model(
     def known() -> WorkloadsQuestion:
         storage.models.get(digest, sees)
         target = resolve_addressee(body.target, storage).target
-        kept_as = mode(body.numerics, body.precision)
-        stored = chosen_plan(digest, target, body.threads, kept_as, body.dims, storage)
-        return WorkloadsQuestion(
-            digest, target, body.threads, body.numerics, body.dims, stored, body.precision
-        )
+        mode = Mode(target, body.threads, body.numerics, body.precision)
+        stored = chosen_plan(digest, mode, body.dims, storage)
+        return WorkloadsQuestion(digest, mode, body.dims, stored)
 
     question = await run_in_threadpool(known)
-    kept_as = mode(body.numerics, body.precision)
-    plan = plan_identity(
-        digest, question.target.key, body.threads, kept_as, canonical_json(body.dims)
-    )
+    plan = plan_identity(digest, *plan_key(question.mode), canonical_json(body.dims))
     workloads = await counted_answer(question, planning, limiter)
-    content = await _lookup(served, body, question.target.key, workloads)
+    content = await _lookup(served, body, question.mode.target.key, workloads)
     return LookupBytes(content, [digest, plan, *(workload.key for workload in workloads)])
 
 

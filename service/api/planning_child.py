@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StorageError, StorageKind
@@ -77,9 +77,7 @@ class JobCheck:
     """
 
     digest: str
-    target: Target
-    threads: int
-    numerics: str
+    mode: Mode
     options: Mapping[str, Any]
     path: Path = Path()
     samples: tuple[SamplesFile, ...] = ()
@@ -87,8 +85,7 @@ class JobCheck:
 
     def spec(self, model: bytes) -> JobSpec:
         """The job with a model's bytes. Raises TuningError for an option that nobody knows."""
-        request = ModelRequest(model, self.target, self.threads, self.numerics)
-        return JobSpec.of_options(request, self.options)
+        return JobSpec.of_options(ModelRequest(model, self.mode), self.options)
 
     def run(self) -> None:
         model = _model(self.path, self.digest)
@@ -171,12 +168,9 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
     chose for it, if any."""
 
     digest: str
-    target: Target
-    threads: int
-    numerics: str
+    mode: Mode
     dims: Mapping[str, int | str]
     stored: StoredPlan | None
-    precision: str = DType.FLOAT32
     path: Path = Path()
 
     MOST_BYTES = 32 << 20
@@ -190,18 +184,11 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 
     def asks(self) -> tuple[object, ...]:
         chosen = None if self.stored is None else (self.stored.digest, self.stored.created_at)
-        how = (self.target.key, self.threads, self.numerics, self.precision, self.dims)
-        return (self.digest, *how, chosen)
+        return (self.digest, self.mode.to_json(), self.dims, chosen)
 
     def run(self) -> Sequence[PlannedWorkload]:
-        request = ModelRequest(
-            _model(self.path, self.digest),
-            self.target,
-            self.threads,
-            self.numerics,
-            digest=self.digest,
-            precision=self.precision,
-        )
+        model = _model(self.path, self.digest)
+        request = ModelRequest(model, self.mode, digest=self.digest)
         planned = plan_first_program(request, {name: (size,) for name, size in self.dims.items()})
         if planned.open is None:
             planned = with_plan(planned, self.stored)
@@ -230,8 +217,7 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
     def asks(self) -> tuple[object, ...]:
         check = self.check
-        how = (check.target.key, check.threads, check.numerics, check.options)
-        return (check.digest, *how, self.choice)
+        return (check.digest, check.mode.to_json(), check.options, self.choice)
 
     def run(self) -> ModelGraph:
         spec = self.check.spec(_model(self.check.path, self.check.digest))
@@ -245,9 +231,7 @@ class CodeQuestion(KeptQuestion[ShownCode]):
 
     text: str
     schedule: Mapping[str, Any] | None
-    target: Target
-    threads: int
-    numerics: str
+    mode: Mode
 
     MOST_BYTES = 32 << 20
 
@@ -256,10 +240,10 @@ class CodeQuestion(KeptQuestion[ShownCode]):
         return "the code of the schedule"
 
     def asks(self) -> tuple[object, ...]:
-        return (self.text, self.target.key, self.threads, self.numerics, self.schedule)
+        return (self.text, self.mode.to_json(), self.schedule)
 
     def run(self) -> ShownCode:
-        return shown_code(self.text, self.schedule, self.target, self.threads, self.numerics)
+        return shown_code(self.text, self.schedule, self.mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,7 @@ def _bench_on(
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
+    from tilewright.compiler.mode import Mode
     from tilewright.service.cli.view import settled_line
     from tilewright.service.jobs.no_regret import settle_known
     from tilewright.service.jobs.planning import ModelRequest, plan_model
@@ -239,11 +240,8 @@ def _bench_on(
     storage = open_storage(load_settings())
     try:
         with device_for(on, "host", storage) as (device, target):
-            planned = plan_model(
-                ModelRequest(
-                    model, target, threads, numerics.value, dims, precision=precision.value
-                )
-            )
+            mode = Mode(target, threads, numerics.value, precision.value)
+            planned = plan_model(ModelRequest(model, mode, dims))
             settled = settle_known([planned], storage)
             (served,) = settled.planned
             timing = time_model(served, settled.schedules, device)

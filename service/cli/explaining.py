@@ -73,6 +73,7 @@ def explain(
 
     Example: tilewright explain model.onnx --kernel 3 --nest --asm
     """
+    from tilewright.compiler.mode import Mode
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
     from tilewright.service.cli.plan_view import decision_view
@@ -99,10 +100,7 @@ def explain(
         with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),
-                compiled_for,
-                threads,
-                numerics.value,
-                precision=precision.value,
+                Mode(compiled_for, threads, numerics.value, precision.value),
                 given=given,
             )
             planned = plan_first_program(

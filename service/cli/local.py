@@ -88,6 +88,9 @@ def inspect(
 
     Example: tilewright inspect model.onnx --dim batch=1
     """
+    from tilewright.compiler.mode import Mode
+    from tilewright.compiler.targets.host import resolve_target
+
     if model.is_dir():
         _inspect_artifact(model, as_json=as_json)
         return
@@ -106,7 +109,8 @@ def inspect(
 
     check_printing(as_json, dump_after)
     read = read_model(existing_file(model))
-    request = ModelRequest(model, target, numerics=numerics.value, precision=precision.value)
+    mode = Mode(resolve_target(target), 1, numerics.value, precision.value)
+    request = ModelRequest(model, mode)
     dims = {name: (size,) for name, size in parse_ranges(dim).items()}
     planned = plan_first_program(request, dims, observer=dump_observer(dump_after))
     lines = [*open_inputs(model_ports(read.proto.graph)), *range_lines([planned])]
@@ -179,6 +183,7 @@ def compile_(
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
+    from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
@@ -192,16 +197,12 @@ def compile_(
     from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
-    modules = resolve_target(target).family.modules
+    chosen = resolve_target(target)
+    modules = chosen.family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
-    request = ModelRequest(
-        existing_file(model),
-        target,
-        threads,
-        numerics.value,
-        precision=precision.value,
-        in_place=format_ is Format.ARTIFACT,  # callers of C have arrays without room
-    )
+    in_place = format_ is Format.ARTIFACT  # callers of C have arrays without room
+    mode = Mode(chosen, threads, numerics.value, precision.value, in_place)
+    request = ModelRequest(existing_file(model), mode)
     if modules is not (format_ is Format.WASM):
         raise UserError(f"--format {format_.value} is not for target '{target}'")
     if name is not None and format_ not in (Format.C, Format.WASM):
@@ -467,6 +468,8 @@ def opened(
 ) -> Iterator[tuple[Executable | SizedExecutable | StagedExecutable, KnownModel | None]]:
     """An artifact, or a model compiled with what the database knows and its KnownModel. `tell` is
     called before the model is compiled, which may take long."""
+    from tilewright.compiler.mode import Mode
+
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from tilewright.compiler.runtime.artifact import load_artifact
@@ -484,7 +487,8 @@ def opened(
     existing_file(model)
     storage = open_storage(load_settings())
     try:
-        known = KnownModel(model, storage, threads, numerics.value, precision.value)
+        mode = Mode(threads=threads, numerics=numerics.value, precision=precision.value)
+        known = KnownModel(model, storage, mode)
         tell(f"compiling {model.name}")
         # what no program is there for compiles, and asks the database, when it runs
         yield known.compile(dims), known

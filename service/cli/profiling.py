@@ -182,6 +182,7 @@ def _of_model(
     on: str | None,
     given: GivenInputs,
 ) -> list[ModelProfile]:
+    from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.builder import build_program
     from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
     from tilewright.service.jobs.loadables import of_compiled
@@ -199,14 +200,8 @@ def _of_model(
     found = []
     try:
         with device_for(on, "host", storage, given) as (device, target):
-            request = ModelRequest(
-                model,
-                target,
-                threads,
-                numerics.value,
-                precision=precision.value,
-                given=given,
-            )
+            mode = Mode(target, threads, numerics.value, precision.value)
+            request = ModelRequest(model, mode, given=given)
             planned = plan_first_program(request, dims)
             if planned.stages is not None:
                 return _of_known_stages(request, compiled_for, dims, on)
@@ -214,7 +209,7 @@ def _of_model(
             (planned,) = settled.planned
             plan = planned.served_plan
             every = shown_sizes(planned)
-            compiled = build_program(plan, settled.schedules, target, threads, planned.numerics)
+            compiled = build_program(plan, settled.schedules, mode)
             where = device.name if device.facts is None else device.facts.model
             check_draws([planned])
             with named_inputs([planned]):
@@ -250,8 +245,7 @@ def _of_known_stages(
     ranges = {name: listed[0] for name, listed in dims.items()}
     with opened(model, threads, numerics, precision, ranges) as (executable, _):
         assert isinstance(executable, StagedExecutable), "it has no first stage otherwise"
-        target = request.target if isinstance(request.target, str) else request.target.name
-        where = (target, named_device().model, threads)
+        where = (request.mode.target.name, named_device().model, threads)
         return _of_stages(executable, request.given, hinted_shares(dims), where)
 
 

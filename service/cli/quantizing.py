@@ -98,6 +98,7 @@ def quantize(
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
+    from tilewright.compiler.mode import Mode
     from tilewright.service.cli.quantize_view import report_view
     from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.no_regret import settle_known
@@ -137,7 +138,9 @@ def quantize(
             telling(None if as_json else out) as tell,
         ):
             made, report = quantize_model(
-                QuantizeWork(model, method, samples, device, target, threads, limit, serve, tell)
+                QuantizeWork(
+                    model, method, samples, device, Mode(target, threads), limit, serve, tell
+                )
             )
     except NothingToQuantizeError as error:
         save_model(load_whole(model), output)

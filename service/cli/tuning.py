@@ -76,6 +76,7 @@ def tune(
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
 
+    from tilewright.compiler.mode import Mode
     from tilewright.compiler.runtime.artifact_writer import check_destination
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
@@ -101,14 +102,11 @@ def tune(
     given = given_inputs(existing_file(model), samples, value, dims)
     spec = JobSpec(
         model,
-        chosen,
-        threads,
-        numerics.value,
+        Mode(chosen, threads, numerics.value, precision.value),
         dims,
         pad,
         weight_limit,
         budget,
-        precision=precision.value,
         given=given,
     )
     if output is not None:

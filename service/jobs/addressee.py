@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target, known_targets
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
+from tilewright.db.stores.job_rows import Job
 from tilewright.db.stores.workers import Health, RegisteredWorker
 from tilewright.service.jobs.targets import is_target_key
 
@@ -93,6 +95,12 @@ def target_of_key(key: str, storage: Storage) -> Target:
             return target
     _, description = storage.workloads.target(key)
     return Target.from_json(description)
+
+
+def mode_of(job: Job, storage: Storage) -> Mode:
+    """The mode of a job that has a target. Raises NotFoundError."""
+    target = target_of_key(job.target_key or "", storage)
+    return Mode(target, job.threads, job.numerics)
 
 
 def target_names(storage: Storage) -> dict[str, str]:

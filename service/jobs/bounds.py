@@ -35,7 +35,7 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
     0 means that nothing is known: the device does not run the tasks' target, or does not answer.
     """
-    target = tasks[0].target
+    target = tasks[0].mode.target
     if not device.runs(target):
         return [0.0] * len(tasks)
     try:
@@ -59,7 +59,7 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
     floats = {kind.dtype for kind in workload.graph.types.values()}
     # the measured peak is that of float32; dot instructions of narrower types do several times that
     flops = least_flops(task, point, workload) if floats == {DType.FLOAT32} else 0.0
-    return bound(speeds, flops, weights, moved - weights, weights, task.threads).seconds
+    return bound(speeds, flops, weights, moved - weights, weights, task.mode.threads).seconds
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:

@@ -25,18 +25,15 @@ def carry_over(plans: Sequence[Planned], storage: Storage, builder: Builder) -> 
     Raises:
         CompilerError: if a task cannot be made.
     """
-    first = plans[0]
-    target, threads, numerics = first.target, first.threads, first.numerics
+    mode = plans[0].mode
     workloads = {workload.key: workload for each in plans for workload, _ in each.workloads}
-    served = storage.ledger.served(
-        [RecordKey(key, target.key, threads, numerics) for key in workloads]
-    )
+    served = storage.ledger.served([RecordKey(key, *mode.key) for key in workloads])
     building = []
     for key, stored in served.items():
         record = stored.record
         if record.codegen_version == CODEGEN_VERSION or not record.measurement.certified:
             continue
-        task = task_of(workloads[key.workload_key], target, threads, numerics)
+        task = task_of(workloads[key.workload_key], mode)
         if record.schedule in task.space:
             building.append((stored, builder.submit(task, [record.schedule])))
     held = []

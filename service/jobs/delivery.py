@@ -54,7 +54,7 @@ def deliver(
         compiled = build_for_c(first, schedules, weight_limit_bytes, timings, kernels)
         check(partial(at_sizes, compiled))
         with timed(timings, "write"):
-            write_wasm_module(compiled, folder, MODULE_NAME, MODULE_NAME, first.threads)
+            write_wasm_module(compiled, folder, MODULE_NAME, MODULE_NAME, first.mode.threads)
         return
 
     def check_artifact(made: Artifact) -> None:

@@ -157,10 +157,10 @@ def explain(
         CompilerError: if a workload does not compile.
         DeviceError: if the device does not answer, or cannot run it.
     """
-    target, threads = planned.target, planned.threads
+    target, threads = planned.target, planned.mode.threads
     plan = planned.served_plan
     each_sizes = shown_sizes(planned)
-    builder = ProgramBuilder(source, target, threads, planned.numerics, timings=timings)
+    builder = ProgramBuilder(source, planned.mode, timings=timings)
     compiled = builder.build(plan)
     trees = builder.kernels(plan)
     speeds = None
@@ -186,8 +186,8 @@ def explain(
                 sizes,
                 target.name,
                 threads,
-                planned.numerics,
-                planned.precision,
+                planned.mode.numerics,
+                planned.mode.precision,
                 tuple(u.kernel.report(u, speeds) for u in _uses(plan, kernels, sizes, calls)),
                 speeds,
                 planned.decision,

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
-from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device import Device, DeviceError, Variant
@@ -28,7 +28,7 @@ from tilewright.service.jobs.known_plan import (
 )
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.model_tasks import task_of, tasks_of
-from tilewright.service.jobs.planning import ModelRequest, Planned
+from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.second_opinion import race_again
 from tilewright.service.units import speedup
 from tilewright.service.version import version
@@ -106,9 +106,9 @@ def choose_plan(
         return ChosenPlan(known, budget)
     builder.start()  # it loads the compiler while alternatives are found
     started, seconds = clock(), budget.seconds
-    target, request = planned.target, planned.request
+    mode = planned.mode
     ends = None if seconds is None else started + share * seconds
-    times = KernelTimes(storage.records, target, request.threads, request.numerics, CODEGEN_VERSION)
+    times = KernelTimes(storage.records, mode, CODEGEN_VERSION)
     measured: list[Workload] = []
     raced: list[GraphPlan] = []
     outcomes: list[Outcome] = []
@@ -129,18 +129,18 @@ def choose_plan(
             compiler_version=version(),
         )
         trials = FixedTrials(builder, device.runner, storage.records, options, references)
-        make = partial(task_of, target=target, threads=request.threads, numerics=request.numerics)
+        make = partial(task_of, mode=mode)
         done = trials.measure((default_of(make(one)) for one in workloads), stopped)
         measured.extend(workloads)
         complete = len(done) >= len(workloads)
 
     def run(device: Device, rule: GraphPlan, others: Sequence[GraphPlan]) -> Race:
         more = (stopped, kernels, weight_limit_bytes)
-        return race_plans(rule, others, storage, request, target, device, *more)
+        return race_plans(rule, others, storage, mode, device, *more)
 
     def compare(rule: GraphPlan, others: Sequence[GraphPlan]) -> Race | None:
         nonlocal complete, by
-        if token.cancelled or not device.runs(target):
+        if token.cancelled or not device.runs(mode.target):
             return None
         try:
             race = run(device, rule, others)
@@ -161,7 +161,7 @@ def choose_plan(
     complete &= not token.cancelled
     used = {workload for workload, _ in decision.plan.tasks()}
     chosen = replace(planned, plan=decision.plan, decision=decision.to_json())
-    unconfirmed = decision.choice != RULE and device.runs(target)
+    unconfirmed = decision.choice != RULE and device.runs(mode.target)
     if complete and (decision.tried or not decision.limited) and not unconfirmed:
         # where nothing was tried, no worker had a say
         kept = keep_choice(
@@ -218,8 +218,7 @@ def confirm_plan(
             rule.plan,
             [planned.plan],
             storage,
-            rule.request,
-            rule.target,
+            rule.mode,
             device,
             kernels=kernels,
             weight_limit_bytes=weight_limit_bytes,
@@ -281,8 +280,7 @@ def race_plans(
     rule: GraphPlan,
     others: Sequence[GraphPlan],
     storage: Storage,
-    request: ModelRequest,
-    target: Target,
+    mode: Mode,
     device: Device,
     stopped: Callable[[], bool] = lambda: False,
     kernels: KernelCache | None = None,
@@ -298,9 +296,7 @@ def race_plans(
     """
     builder = ProgramBuilder(
         storage.records,
-        target,
-        request.threads,
-        request.numerics,
+        mode,
         weight_limit_bytes,
         kernels=kernels,
     )
@@ -312,4 +308,4 @@ def race_plans(
             # one block for the weights of all: what two plans pack alike is packed once
             yield [of_compiled(builder.build(plan, spare=1 + len(others)))]
 
-    return device.race(variants(), request.threads, stopped)
+    return device.race(variants(), mode.threads, stopped)

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from tilewright.compiler.errors import CompilerError, memory_text
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
@@ -115,9 +116,7 @@ class JobRun:
         spec = JobSpec.of_options(
             ModelRequest(
                 storage.blobs.get(job.model_digest),
-                target,
-                job.threads,
-                job.numerics,
+                Mode(target, job.threads, job.numerics),
                 digest=job.model_digest,
             ),
             job.options,

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.service.jobs.planning import ModelRequest, Planned, SizeChoice
 from tilewright.service.version import version
@@ -96,7 +95,7 @@ class JobSpec:
 
     Attributes:
         model: a file, or its bytes.
-        target: a name, or a target that was resolved before.
+        mode: how code is generated.
         sizes: of the model's named dimensions; the artifact holds all combinations. A text is a
             range of sizes (`1..512`), for which it holds one program, with the size hints at which
             kernels are measured (`1..512@32:0.5,128:0.3`), or hints alone (`@128`).
@@ -105,19 +104,15 @@ class JobSpec:
         budget: when tuning ends.
         digest: the SHA-256 of the model's bytes, if known.
         given: real inputs, on which programs are verified, and whose sizes are hints.
-        precision: what values between products are stored as, and products formed of.
     """
 
     model: Path | bytes
-    target: str | Target = "host"
-    threads: int = 1
-    numerics: str = "fast"
+    mode: Mode = field(default_factory=Mode)
     sizes: Mapping[str, tuple[SizeChoice, ...]] = field(default_factory=dict)
     pad: bool = False
     weight_limit_bytes: int | None = None
     budget: JobBudget = JobBudget()
     digest: str = ""
-    precision: str = DType.FLOAT32
     given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
 
     @classmethod
@@ -138,21 +133,18 @@ class JobSpec:
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
         for name in ("samples", "values"):
             given.pop(name, None)
-        precision = given.pop("precision", request.precision)
+        mode = replace(request.mode, precision=given.pop("precision", request.mode.precision))
         unknown = set(given) - {one.name for one in fields(JobBudget)}
         if unknown:
             raise TuningError(f"options that nobody knows: {', '.join(sorted(unknown))}")
         return cls(
             request.model,
-            request.target,
-            request.threads,
-            request.numerics,
+            mode,
             sizes,
             pad,
             limit,
             JobBudget(**given),
             request.digest,
-            precision,
             request.given,
         )
 
@@ -185,15 +177,7 @@ class JobSpec:
     @property
     def request(self) -> ModelRequest:
         """The model without its sizes."""
-        return ModelRequest(
-            self.model,
-            self.target,
-            self.threads,
-            self.numerics,
-            digest=self.digest,
-            precision=self.precision,
-            given=self.given,
-        )
+        return ModelRequest(self.model, self.mode, digest=self.digest, given=self.given)
 
 
 def _hinted(sizes: tuple[SizeChoice, ...], shares: Mapping[str, float]) -> tuple[SizeChoice, ...]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tilewright.compiler import driver
-from tilewright.compiler.dtypes import DType
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
@@ -26,9 +26,8 @@ from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import SizeRange
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.known_plan import known_plan, mode, model_digest, tuned_sizes
+from tilewright.service.jobs.known_plan import known_plan, model_digest, tuned_sizes
 from tilewright.service.jobs.no_regret import Settled, settle
 from tilewright.service.jobs.planning import (
     ModelRequest,
@@ -55,9 +54,7 @@ class KnownModel:
 
     model: str | Path | bytes
     storage: Storage
-    threads: int = 1
-    numerics: str = "fast"
-    precision: str = DType.FLOAT32
+    mode: Mode = field(default_factory=Mode)
     settled: list[Settled] = field(default_factory=list, init=False)
     _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
     _source: Path | bytes = field(init=False)
@@ -86,29 +83,23 @@ class KnownModel:
         return driver.compile_with(
             self._source,
             CompileOptions(
-                threads=self.threads,
+                self.mode,
                 dims=dims or {},
                 schedules=self,
-                numerics=self.numerics,
-                precision=self.precision,
                 planner=self._plan,
                 own_sizes=self._tuned_sizes(dims or {}),
             ),
             into,
         )
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """The schedule that is served (`tilewright.compiler.program.kernels.ScheduleSource`)."""
         return self._schedules.get(workload_key)
 
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
         """Sizes of the dimensions that `dims` leave open, of jobs that agree with its numbers."""
         given = {n: d for n, d in dims.items() if isinstance(d, int)}
-        kept_as = mode(self.numerics, self.precision)
-        target = resolve_target("host")
-        known = tuned_sizes(self._model_digest(), target, self.threads, kept_as, self.storage)
+        known = tuned_sizes(self._model_digest(), self.mode, self.storage)
         return [
             tuple(sorted((name, size) for name, size in each.items() if name not in given))
             for each in known
@@ -124,28 +115,24 @@ class KnownModel:
         """The plan that is served; from now on `best` knows the schedules of its workloads."""
         digest = self._model_digest()
         dims = dict(sizes or {})
-        request = ModelRequest(
-            self._source, "host", self.threads, self.numerics, dims, digest, self.precision
-        )
-        target = resolve_target("host")
-        optimised = driver.optimise(graph, target, self.numerics, precision=self.precision)
-        plan = driver.make_plan(optimised, target, self.numerics)
+        request = ModelRequest(self._source, self.mode, dims, digest)
+        plan = driver.make_plan(driver.optimise(graph, self.mode), self.mode)
         if graph.dimensions:
             ports = model_ports(read_model(self._source).proto.graph)
             free = [d for d in graph.dimensions if d.name not in self._given]
             known = {d.name for d in graph.dimensions}
             shares = {name: each for name, each in self._shares.items() if name in known}
             open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, shares)
-            planned = planned_for_ranges(request, target, open_plan)
+            planned = planned_for_ranges(request, open_plan)
         else:
-            planned = Planned(request, graph, plan, target)
+            planned = Planned(request, graph, plan)
         # no job chose among the plans of a stage
         settled = settle(
             [planned if sizes is None else known_plan(planned, self.storage)], self.storage
         )
         (served,) = settled.planned
         for workload, _ in served.workloads:
-            schedule = settled.schedules.best(workload.key, target.key, self.threads, self.numerics)
+            schedule = settled.schedules.best(workload.key, self.mode)
             self._schedules.setdefault(workload.key, schedule)
         # the graphs go: a model's weights are in them
         self.settled.append(replace(settled, planned=()))

@@ -16,9 +16,9 @@ from typing import Any
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.text import without_digests
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.plans import StoredPlan
 from tilewright.db.stores.verdicts import StoredVerdict, VerdictKind
@@ -42,15 +42,10 @@ def known_plan(planned: Planned, storage: Storage, job_id: str = "") -> Planned:
 
 
 def chosen_plan(
-    digest: str,
-    target: Target,
-    threads: int,
-    numerics: str,
-    dims: Mapping[str, int | str],
-    storage: Storage,
+    digest: str, mode: Mode, dims: Mapping[str, int | str], storage: Storage
 ) -> StoredPlan | None:
     """The plan that a job chose for a model of this digest, if one did and it was confirmed."""
-    model = digest, target.key, threads, numerics
+    model = digest, *plan_key(mode)
     return _of(storage.verdicts.find(plan_identity(*model, canonical_json(dims))), *model, storage)
 
 
@@ -81,12 +76,10 @@ def plan_identity(digest: str, target_key: str, threads: int, numerics: str, dim
     return hashlib.sha256(canonical_json(about).encode()).hexdigest()
 
 
-def tuned_sizes(
-    digest: str, target: Target, threads: int, numerics: str, storage: Storage
-) -> tuple[Mapping[str, int], ...]:
+def tuned_sizes(digest: str, mode: Mode, storage: Storage) -> tuple[Mapping[str, int], ...]:
     """The sizes of named dimensions that jobs tuned a model of this digest at, ranges not among
-    them; `numerics` is a `mode`."""
-    kept = target.key, threads, numerics
+    them."""
+    kept = plan_key(mode)
     found = {
         plan.dims: json.loads(plan.dims)
         for plan in storage.plans.list(digest)
@@ -142,21 +135,21 @@ def model_digest(model: Path | bytes) -> str:
 
 def planner_of(planned: Planned) -> Planner:
     """What makes other plans of the same model."""
-    request = planned.request
-    return Planner(
-        planned.graph, planned.target, request.numerics, planned.optimised, request.precision
-    )
+    return Planner(planned.graph, planned.mode, planned.optimised)
 
 
 def _model(planned: Planned) -> tuple[str, str, int, str]:
     request = planned.request
     digest = request.digest or model_digest(request.model)
-    return digest, planned.target.key, request.threads, mode(request.numerics, request.precision)
+    return digest, *plan_key(planned.mode)
 
 
-def mode(numerics: str, precision: str) -> str:
-    """What a plan is kept by, in the place of its numerics: the precision, too, unless float32."""
-    return numerics if precision == DType.FLOAT32 else f"{numerics} {precision}"
+def plan_key(mode: Mode) -> tuple[str, int, str]:
+    """The mode's part of the key under which a plan is stored: the mode's key, whose numerics are
+    followed by the precision unless that is float32."""
+    target, threads, numerics = mode.key
+    narrow = mode.precision != DType.FLOAT32
+    return target, threads, f"{numerics} {mode.precision}" if narrow else numerics
 
 
 def _of(

@@ -82,14 +82,7 @@ def latencies(
         return (Latency.of(sizes[0], verdict.untuned_seconds, served),)
     if not device.runs(first.target):
         return ()
-    builder = ProgramBuilder(
-        FixedSchedules({}),
-        first.target,
-        first.threads,
-        first.numerics,
-        weight_limit_bytes,
-        kernels=kernels,
-    )
+    builder = ProgramBuilder(FixedSchedules({}), first.mode, weight_limit_bytes, kernels=kernels)
     builders = [builder]
     if settled.records:
         builders.append(builder.variant(settled.schedules))
@@ -97,7 +90,7 @@ def latencies(
     found = []
     try:
         for at, variants in _variants(settled.planned, builders):
-            race = device.race(variants, first.threads)
+            race = device.race(variants, first.mode.threads)
             compared = race.comparisons[0] if race.comparisons else None
             found.append(Latency.of(at, race.incumbent_seconds, compared))
     except DeviceError as error:

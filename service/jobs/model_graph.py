@@ -134,7 +134,7 @@ def chosen_by(planned: Planned, choice: Mapping[str, Any] | None) -> Planned:
         plan = planned.plan if made == RULE else planner_of(planned).plan(made)
     except (CompilerError, KeyError, TypeError, ValueError):
         return planned
-    return Planned(planned.request, planned.graph, plan, planned.target, planned.sizes)
+    return Planned(planned.request, planned.graph, plan, planned.sizes)
 
 
 def model_graph(planned: Planned) -> ModelGraph:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.workload_facts import workload_name
 from tilewright.tuner.drawn_sizes import points_within
@@ -41,31 +41,27 @@ def tasks_of(*planned: Planned) -> list[Task]:
                 step.workload,
                 of_range.measured,
                 step.sizes,
-                first.threads,
+                first.mode.threads,
                 stated=bool(of_range.hints),
             )
             if not points:  # nobody runs these sizes
                 continue
-        task = task_of(workload, first.target, first.threads, first.numerics, count, points)
+        task = task_of(workload, first.mode, count, points)
         tasks.append(replace(task, stated=stated and bool(workload.dimensions), scale=scale))
     return tasks
 
 
 def task_of(
     workload: Workload,
-    target: Target,
-    threads: int,
-    numerics: str,
+    mode: Mode,
     count: int = 1,
     points: tuple[SizePoint, ...] = (),
 ) -> Task:
     """The tuning task of a workload that a model runs so often."""
     return make_task(
         workload,
-        target,
+        mode,
         name=workload_name(workload),
         count=count,
-        threads=threads,
-        numerics=numerics,
         points=points,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
@@ -94,43 +95,37 @@ class _Losses:
         return f"{self.expected:.0%} slower than tuned is expected, by {pairs} of measurements"
 
 
-def best_answer(
-    storage: Storage, workload_key: str, target: Target, threads: int, numerics: str
-) -> Answer:
+def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
     """The schedule to use for a workload, known or not.
 
     Raises:
         NotFoundError: if the workload's text was never seen here.
         CompilerError: if no template takes the workload.
     """
-    key = RecordKey(workload_key, target.key, threads, numerics)
+    key = RecordKey(workload_key, *mode.key)
     stored = storage.ledger.served([key]).get(key)
     if stored is not None:
         return _exact(stored)
     workload = Workload.parse(storage.workloads.workload(workload_key))
-    space = schedule_space(workload, target, threads, numerics)
+    space = schedule_space(workload, mode)
     for stored in relatives_of(workload, key, storage):
         if stored.record.schedule in space:
             return _other_numbers(stored, storage, key)
-    found = _same_instructions(storage, key, target)
+    found = _same_instructions(storage, key, mode.target)
     if found is not None and found.schedule in space:
         return found
     storage.shapes.index(shape_of)
     # a range is looked for, and found, by its typical sizes
     fixed = workload.typical()
-    near = storage.shapes.nearest(
-        fixed.structure, fixed.sizes, target.key, threads, numerics, MOST_RELATIVES
-    )
-    default = untuned_schedule(workload, target, threads, numerics)
+    near = storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
+    default = untuned_schedule(workload, mode)
     times = storage.shapes.times(
-        [workload_key, *(each.workload_key for _, each in near)], target.key, threads, numerics
+        [workload_key, *(each.workload_key for _, each in near)], *mode.key
     )
-    fallback = _default(workload_key, default, near, times, storage, target, threads, numerics)
-    records = storage.ledger.served(
-        [RecordKey(each.workload_key, target.key, threads, numerics) for _, each in near]
-    )
+    fallback = _default(workload_key, default, near, times, storage, mode)
+    records = storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
     for away, each in near:
-        stored = records.get(RecordKey(each.workload_key, target.key, threads, numerics))
+        stored = records.get(RecordKey(each.workload_key, *mode.key))
         if stored is None or stored.record.schedule not in space:
             continue
         losses = _shape_losses(near, records, times, away)
@@ -272,9 +267,7 @@ def _default(
     near: Sequence[tuple[float, Relative]],
     times: Mapping[str, Mapping[str, float]],
     storage: Storage,
-    target: Target,
-    threads: int,
-    numerics: str,
+    mode: Mode,
 ) -> Answer:
     losses = []
     texts = storage.workloads.workloads([each.workload_key for _, each in near])
@@ -282,7 +275,7 @@ def _default(
         here = times.get(each.workload_key, {})
         try:
             relative = Workload.parse(texts[each.workload_key])
-            untuned = untuned_schedule(relative, target, threads, numerics)
+            untuned = untuned_schedule(relative, mode)
         except (CompilerError, KeyError):
             continue  # of another release
         seconds = here.get(untuned.digest)

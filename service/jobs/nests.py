@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
-from tilewright.compiler.targets.target import Target
 
 
-def stored_nest(
-    text: str, schedule: Mapping[str, Any] | None, target: Target, threads: int, numerics: str
-) -> tuple[Schedule, str]:
+def stored_nest(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> tuple[Schedule, str]:
     """A schedule and what it makes of a workload's text; without a schedule, of the untuned one.
 
     Raises CompilerError, for a workload or a schedule of another release, too.
     """
     workload = Workload.parse(text)
     if schedule is None:
-        chosen = untuned_schedule(workload, target, threads, numerics)
+        chosen = untuned_schedule(workload, mode)
     else:
         chosen = Schedule.from_json(dict(schedule))
-    return chosen, print_nest(lower_schedule(workload, chosen, target, threads).nest)
+    return chosen, print_nest(lower_schedule(workload, chosen, mode.target, mode.threads).nest)

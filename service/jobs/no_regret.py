@@ -23,6 +23,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
@@ -119,9 +120,7 @@ class FixedSchedules:
 
     schedules: Mapping[str, Schedule]
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         return self.schedules.get(workload_key)
 
 
@@ -241,8 +240,7 @@ def _records(
     planned: Sequence[Planned], workloads: Mapping[str, Workload], storage: Storage
 ) -> dict[str, TuningRecord]:
     """The records of a model's workloads, by their keys."""
-    first = planned[0]
-    keys = [RecordKey(key, first.target.key, first.threads, first.numerics) for key in workloads]
+    keys = [RecordKey(key, *planned[0].mode.key) for key in workloads]
     found = storage.records.best_records(keys)
     return {key.workload_key: record for key, record in found.items()}
 
@@ -254,15 +252,11 @@ def _related(
 
     A schedule that failed with a workload's own numbers is not taken.
     """
-    target, threads, numerics = first.target, first.threads, first.numerics
-    wanted = {
-        RecordKey(key, target.key, threads, numerics): workload
-        for key, workload in workloads.items()
-    }
+    wanted = {RecordKey(key, *first.mode.key): workload for key, workload in workloads.items()}
     return {
         key.workload_key: record
         for key, record in related_records(wanted, storage).items()
-        if record.schedule in schedule_space(wanted[key], target, threads, numerics)
+        if record.schedule in schedule_space(wanted[key], first.mode)
         and not any(
             trial.schedule == record.schedule and not trial.measurement.ok
             for trial in storage.records.trials(key)
@@ -272,9 +266,7 @@ def _related(
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
     """Whether a record says something else than the default, which is that of a workload."""
-    return record.schedule != untuned_schedule(
-        workload, planned.target, planned.threads, planned.numerics
-    )
+    return record.schedule != untuned_schedule(workload, planned.mode)
 
 
 class _Programs:
@@ -290,10 +282,8 @@ class _Programs:
         self._planned = planned
         self.tuned = schedules
         first = planned[0]
-        self._threads = first.threads
-        self._builder = ProgramBuilder(
-            FixedSchedules({}), first.target, first.threads, first.numerics, limit, kernels=kernels
-        )
+        self._threads = first.mode.threads
+        self._builder = ProgramBuilder(FixedSchedules({}), first.mode, limit, kernels=kernels)
 
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
         """The program with these schedules, and defaults for all others, against the untuned one.
@@ -389,9 +379,7 @@ def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: 
     first = planned[0]
     about = [
         [[step.workload.key for step in each.served_plan.kernels] for each in planned],
-        first.target.key,
-        first.threads,
-        first.numerics,
+        *first.mode.key,
         sorted((key, schedule.digest) for key, schedule in tuned.items()),
         CODEGEN_VERSION,
         *([] if limit is None else [limit]),

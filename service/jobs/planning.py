@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.compiler import driver
-from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import Observer
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.plan import GraphPlan
@@ -27,7 +27,6 @@ from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
 from tilewright.compiler.sizes.ranges import SizeRange, default_ranges, within_defaults
 from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.fitted_ranges import FittedRanges
@@ -44,21 +43,15 @@ COMBINATIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A model, and the target, sizes, threads, numerics and precision that it is wanted for.
+    """A model, and the mode and sizes that it is compiled for.
 
-    `target` is a name, or a target that was resolved before, since "host" means something else in
-    each process. `digest` is the SHA-256 of the model's bytes, if known. `in_place` is for what
-    runs in sessions (`driver.make_plan`), which modules do not.
+    `digest` is the SHA-256 of the model's bytes, if known.
     """
 
     model: Path | bytes
-    target: str | Target = "host"
-    threads: int = 1
-    numerics: str = "fast"
+    mode: Mode = field(default_factory=Mode)
     dims: Mapping[str, int] | None = None
     digest: str = ""
-    precision: str = DType.FLOAT32
-    in_place: bool = True
     given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
     """Real inputs, on which programs are verified, and whose sizes are hints."""
 
@@ -110,7 +103,6 @@ class Planned:
     request: ModelRequest
     graph: Graph
     plan: GraphPlan
-    target: Target
     sizes: Sizes = ()
     """The sizes of the dimensions for which the request gives several, or a range."""
     decision: Mapping[str, Any] | None = None
@@ -126,16 +118,12 @@ class Planned:
     range of them."""
 
     @property
-    def threads(self) -> int:
-        return self.request.threads
+    def mode(self) -> Mode:
+        return self.request.mode
 
     @property
-    def numerics(self) -> str:
-        return self.request.numerics
-
-    @property
-    def precision(self) -> str:
-        return self.request.precision
+    def target(self) -> Target:
+        return self.request.mode.target
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
@@ -177,14 +165,11 @@ def plan_model(
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
     """
-    target = request.target
-    if isinstance(target, str):
-        target = resolve_target(target)
-    sizes, mode = dict(request.dims or {}), (request.numerics, timings, request.precision)
-    graph = driver.load_for(request.model, sizes, target, *mode)
-    optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
-    plan = driver.make_plan(optimised.graph, target, request.numerics, timings)
-    return Planned(request, graph, plan, target, optimised=optimised)
+    mode = request.mode
+    graph = driver.load_for(request.model, dict(request.dims or {}), mode, timings)
+    optimised = optimise(graph, mode, observer, timings)
+    plan = driver.make_plan(optimised.graph, mode, timings)
+    return Planned(request, graph, plan, optimised=optimised)
 
 
 def plan_sizes(
@@ -301,9 +286,9 @@ def _plan_ranges(
     Raises:
         CompilerError: if the model is wrong or not supported.
     """
-    target = request.target
-    if isinstance(target, str):
-        target = resolve_target(target)
+    mode = request.mode
+    # modules do not run in sessions
+    mode = replace(mode, in_place=mode.in_place and not mode.target.family.modules)
     imports = 0
 
     def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
@@ -311,14 +296,8 @@ def _plan_ranges(
         imports += 1
         sizes: dict[str, SizeRange] = {**numbers, **fitted.sizes, **fitted.given, **ranges}
         graph = driver.load_graph(request.model, sizes, timings)
-        optimised = optimise(graph, target, request.numerics, observer, timings, request.precision)
-        plan = driver.make_plan(
-            optimised.graph,
-            target,
-            request.numerics,
-            timings,
-            in_place=request.in_place and not target.family.modules,
-        )
+        optimised = optimise(graph, mode, observer, timings)
+        plan = driver.make_plan(optimised.graph, mode, timings)
         return graph, plan
 
     def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
@@ -356,7 +335,7 @@ def _plan_ranges(
         {n: each for n, each in fitted.shares.items() if n in known or n in hinted.stated},
     )
     closed = replace(request, dims={**numbers, **fitted.sizes})
-    yield replace(planned_for_ranges(closed, target, open_plan), notes=tuple(fitted.notes))
+    yield replace(planned_for_ranges(closed, open_plan), notes=tuple(fitted.notes))
 
 
 def _plan_fixed(
@@ -435,7 +414,7 @@ def first_sizes(shares: Shares) -> dict[str, int]:
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
-def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) -> Planned:
+def planned_for_ranges(request: ModelRequest, plan: OpenPlan) -> Planned:
     """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(open_size(d)) for d in plan.ranges}
@@ -443,7 +422,6 @@ def planned_for_ranges(request: ModelRequest, target: Target, plan: OpenPlan) ->
         replace(request, dims={**(request.dims or {}), **sizes}),
         plan.graph.at(sizes),
         plan.plan.at(sizes),
-        target,
         tuple(sorted(sizes.items())),
         open=plan,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.options import NUMERICS
+from tilewright.compiler.mode import NUMERICS
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import Target

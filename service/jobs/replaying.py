@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.target import Target
@@ -84,11 +85,11 @@ def _task(inputs: TaskInputs, storage: Storage) -> Task:
     key = inputs.key
     return make_task(
         Workload.parse(storage.workloads.workload(key.workload_key)),
-        Target.from_json(storage.workloads.target(key.target_key)[1]),
+        Mode(
+            Target.from_json(storage.workloads.target(key.target_key)[1]), key.threads, key.numerics
+        ),
         name=inputs.name,
         count=inputs.count,
         points=inputs.points,
         scale=inputs.scale,
-        threads=key.threads,
-        numerics=key.numerics,
     )

@@ -389,8 +389,7 @@ def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
     first = plans[0]
     digests = [first.request.digest, *sorted(str(each.sizes) for each in plans)]
     key = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    request = first.request
-    return OpenTask(key, first.target.key, request.threads, request.numerics, CODEGEN_VERSION)
+    return OpenTask(key, *first.mode.key, CODEGEN_VERSION)
 
 
 def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:

@@ -19,11 +19,11 @@ from tilewright.compiler.codegen.statistics import (
     vector_registers,
 )
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.targets.target import Target
 
 MOST_NEST = 60_000
 MOST_ASSEMBLY = 200_000
@@ -63,20 +63,18 @@ class ShownCode:
     more_loops: int
 
 
-def shown_code(
-    text: str, schedule: Mapping[str, Any] | None, target: Target, threads: int, numerics: str
-) -> ShownCode:
+def shown_code(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> ShownCode:
     """A schedule of a workload's text as code; without a schedule, the untuned one.
 
     Raises:
         CompilerError: for a workload or a schedule of another release, or code that LLVM refuses.
     """
-    workload = Workload.parse(text)
+    workload, target = Workload.parse(text), mode.target
     if schedule is None:
-        chosen = untuned_schedule(workload, target, threads, numerics)
+        chosen = untuned_schedule(workload, mode)
     else:
         chosen = Schedule.from_json(dict(schedule))
-    lowered = lower_workload(workload, chosen, target, threads)
+    lowered = lower_workload(workload, chosen, target, mode.threads)
     assembly = lowered.assembly(target)
     nest, of_nest = _cut(print_nest(lowered.nest).splitlines(), MOST_NEST)
     listed, of_assembly = _cut(listing(assembly, target), MOST_ASSEMBLY)

@@ -23,7 +23,6 @@ from tilewright.compiler.sizes.hinted_ranges import as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import default_range, default_ranges
 from tilewright.compiler.specialise.enumerate import make_foreseen
 from tilewright.compiler.specialise.jit import RestCut, Stager
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.given_inputs import most_frequent
 from tilewright.service.jobs.planning import (
@@ -137,9 +136,6 @@ def _beginning(
     build: bool,
 ) -> tuple[Stager[Planned], RestCut[Planned]]:
     """What makes the stages, and the model as what is left of itself."""
-    target = request.target
-    if isinstance(target, str):
-        target = resolve_target(target)
     for name, listed in dims.items():
         if len(listed) > 1:
             raise InvalidArgumentError(
@@ -158,25 +154,23 @@ def _beginning(
     wide = default_ranges(ports.open, held)
     widened = {name: d for name, d in wide.items() if d != default_range(name)}
     shares = {**most_frequent(sampled), **shares}
-    request = replace(request, dims=given, target=target)
+    request = replace(request, dims=given)
 
     def compiling() -> Callable[[Graph, bool], Planned]:
-        builder = ProgramBuilder(None, target, request.threads, request.numerics, kernels=kernels)
+        builder = ProgramBuilder(None, request.mode, kernels=kernels)
 
         def planned(graph: Graph, each_size: bool) -> Planned:
-            optimised = optimise(graph, target, request.numerics, None, timings, request.precision)
-            plan = driver.make_plan(
-                optimised.graph, target, request.numerics, timings, in_place=request.in_place
-            )
+            optimised = optimise(graph, request.mode, None, timings)
+            plan = driver.make_plan(optimised.graph, request.mode, timings)
             if build:
                 builder.build(plan)
             if not graph.dimensions:
-                return Planned(request, graph, plan, target, optimised=optimised)
+                return Planned(request, graph, plan, optimised=optimised)
             known = {d.name for d in graph.dimensions}
             stated = {name: each for name, each in shares.items() if name in known}
             free = [d for d in graph.dimensions if d.name not in ranges]
             open_plan = OpenPlan(plan, graph, graph.dimensions)
-            return planned_for_ranges(request, target, profiled(open_plan, ports, free, stated))
+            return planned_for_ranges(request, profiled(open_plan, ports, free, stated))
 
         return planned
 

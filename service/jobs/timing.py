@@ -31,11 +31,11 @@ def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> Mo
         CompilerError: if a workload does not compile.
         DeviceError: if the device cannot run it.
     """
-    builder = ProgramBuilder(schedules, served.target, served.threads, served.numerics)
+    builder = ProgramBuilder(schedules, served.mode)
     builder.reserve([served.served_plan], spare=2)
     programs = [
         [of_compiled(one) for one in served.programs(each.build(served.served_plan))]
         for each in (builder, builder.variant(FixedSchedules({})))
     ]
-    race = device.race(programs, served.threads)
+    race = device.race(programs, served.mode.threads)
     return ModelTiming(race.incumbent_seconds, race.comparisons[0])

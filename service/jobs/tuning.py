@@ -55,7 +55,9 @@ def tune_tasks(
     facts = device.facts
     options = replace(
         budget.options(),
-        base_model=b"" if all_known(tasks, storage) else base_model(storage, tasks[0].target.key),
+        base_model=b""
+        if all_known(tasks, storage)
+        else base_model(storage, tasks[0].mode.target.key),
         device=facts and facts.brief(),
         job_id=job_id,
     )
@@ -154,15 +156,7 @@ def _builder(
     timings: Timings | None,
     kernels: KernelCache | None = None,
 ) -> ProgramBuilder:
-    return ProgramBuilder(
-        schedules,
-        planned.target,
-        planned.threads,
-        planned.numerics,
-        weight_limit_bytes,
-        timings,
-        kernels=kernels,
-    )
+    return ProgramBuilder(schedules, planned.mode, weight_limit_bytes, timings, kernels=kernels)
 
 
 def check_weight_limit(
@@ -170,9 +164,7 @@ def check_weight_limit(
 ) -> None:
     """Raises CompilerError if the packed weights of the untuned programs do not fit a limit."""
     first = planned[0]
-    builder = ProgramBuilder(
-        None, first.target, first.threads, first.numerics, limit, kernels=kernels
-    )
+    builder = ProgramBuilder(None, first.mode, limit, kernels=kernels)
     builder.reserve([each.served_plan for each in planned])
 
 
@@ -180,9 +172,7 @@ def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None)
     """Raises CompilerError if a kernel that has to serve a range of sizes has no schedule."""
     for each in planned:
         if each.open is not None:
-            builder = ProgramBuilder(
-                None, each.target, each.threads, each.numerics, kernels=kernels
-            )
+            builder = ProgramBuilder(None, each.mode, kernels=kernels)
             builder.build(each.open.plan)
 
 

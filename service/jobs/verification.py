@@ -247,7 +247,7 @@ def _verify(
     seed: int,
     ahead: Future[list[np.ndarray]] | None,
 ) -> Verification:
-    graph, threads = planned.graph, planned.threads
+    graph, threads = planned.graph, planned.mode.threads
     inputs = _draw(planned, seed)
     # first: it gives up on loops that do not end
     expected = run_graph(graph, inputs) if ahead is None else ahead.result()
@@ -265,7 +265,7 @@ def _verify(
         try:
             steps = certify(graph, inputs, seen, ports)
         except WrongProgramError:
-            if planned.precision == DType.FLOAT16:
+            if planned.mode.precision == DType.FLOAT16:
                 _check_range(planned, inputs)
             raise
         except DeviceError as failed:  # it shows no values, and the whole model agrees

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.target import Target
@@ -124,7 +125,9 @@ class WeakRecords:
         target = Target.from_json(storage.workloads.target(first.target_key)[1])
         texts = storage.workloads.workloads([one.record.key.workload_key for one in due])
         tasks = [
-            task_of(Workload.parse(texts[key.workload_key]), target, key.threads, key.numerics)
+            task_of(
+                Workload.parse(texts[key.workload_key]), Mode(target, key.threads, key.numerics)
+            )
             for key in (one.record.key for one in due)
         ]
         name = f"{AGAIN}{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once

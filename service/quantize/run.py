@@ -11,9 +11,9 @@ from typing import TypeAlias
 import onnx
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import ScheduleSource
-from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.explain import kernel_seconds
 from tilewright.service.jobs.planning import ModelRequest, Planned
@@ -60,8 +60,8 @@ class QuantizeWork:
         model: the file of the float32 model.
         method: what it becomes.
         samples: of its inputs.
-        device: where the kernels are timed, with `threads`.
-        target: what is compiled for the device; "host" is this machine.
+        device: where the kernels are timed.
+        mode: in which models are compiled for it.
         limit: the loss that is allowed, if one is stated.
         settle: what the models are timed with.
         tell: hears of each step.
@@ -71,8 +71,7 @@ class QuantizeWork:
     method: Method
     samples: Samples
     device: Device
-    target: str | Target = "host"
-    threads: int = 1
+    mode: Mode = field(default_factory=Mode)
     limit: Limit | None = None
     settle: Settle = by_rule
     tell: Tell = field(default=quiet)
@@ -97,7 +96,7 @@ class _Run:
     def __init__(self, work: QuantizeWork, folder: Path) -> None:
         self._work = work
         self._folder = folder
-        self._sizes = CompiledFor(work.samples.dims, work.threads)
+        self._sizes = CompiledFor(work.samples.dims, work.mode.threads)
         self._notes: list[str] = []
 
     def whole(self) -> tuple[onnx.ModelProto, QuantizeReport]:
@@ -164,7 +163,7 @@ class _Run:
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
         sizes = {name: (size,) for name, size in work.samples.dims.items()}
-        first = plan_first_program(ModelRequest(path, work.target, work.threads), sizes)
+        first = plan_first_program(ModelRequest(path, work.mode), sizes)
         if first.stages is not None:
             self._notes += ["the data decide sizes of this model: its kernels are not timed"]
             return None
@@ -172,9 +171,9 @@ class _Run:
         if not work.device.runs(planned.target):
             return None
         kernels = self._sizes.kernels
-        builder = ProgramBuilder(schedules, planned.target, work.threads, kernels=kernels)
+        builder = ProgramBuilder(schedules, planned.mode, kernels=kernels)
         compiled = builder.build(planned.plan)
-        seconds = kernel_seconds(compiled, work.threads, work.device)
+        seconds = kernel_seconds(compiled, work.mode.threads, work.device)
         owners = Owners(model.graph, self._known, self._layers)
         tuned = sum(step.workload.key in compiled.tuned for step in planned.plan.kernels)
         return Timed(planned.plan, seconds, owners, tensor_names(model.graph), tuned)
@@ -226,7 +225,7 @@ class _Run:
         facts = work.device.facts
         return Times(
             work.device.name if facts is None else f"{work.device.name} ({facts.model})",
-            work.threads,
+            work.mode.threads,
             None if before is None else sum(before.seconds),
             None if after is None else sum(after.seconds),
             found.parts,

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import onnx
 
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.runtime.executable import Executable
@@ -39,7 +40,7 @@ class CompiledFor:
 
     def compile(self, model: onnx.ModelProto | Path) -> Runnable:
         """Raises CompilerError if it does not compile."""
-        options = CompileOptions(threads=self.threads, dims=self.dims, kernels=self.kernels)
+        options = CompileOptions(Mode(threads=self.threads), self.dims, kernels=self.kernels)
         made = driver.compile_with(model, options)
         assert not isinstance(made, SizedExecutable), "a dimension is open"
         return made

@@ -17,6 +17,7 @@ from benchmarks.dask_cluster import Cluster, until
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
@@ -93,7 +94,9 @@ def test_a_job_outlives_a_worker_and_then_the_scheduler(
             }
         )
         outcome = run_job(
-            JobSpec(model(), resolve_target("x86-64-v3"), budget=JobBudget(TRIALS, stop_gain=0.0)),
+            JobSpec(
+                model(), Mode(resolve_target("x86-64-v3")), budget=JobBudget(TRIALS, stop_gain=0.0)
+            ),
             FakeDevice([0.9] * 8, runner=FakeQueue(seconds)),
             Workshop(storage, builder),
             watcher,

@@ -47,6 +47,7 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -179,8 +180,8 @@ def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
     cases, expected = [], []
     for rows, columns, depth in [(6, 24, 32), (5, 21, 20), (2, 3, 9)]:
         graph = product_graph(types, rows, columns, depth)
-        (workload,) = [kernel.workload for kernel in make_plan(graph, target).kernels]
-        schedule = schedule_space(workload, target).default()
+        (workload,) = [kernel.workload for kernel in make_plan(graph, Mode(target)).kernels]
+        schedule = schedule_space(workload, Mode(target)).default()
         assert schedule["products"] == "matrices"
         nest = lower_schedule(workload, schedule, target).nest
         buffers = [
@@ -199,7 +200,7 @@ def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
     """By the meaning of the nest; where bytes must have a sign, one instruction is enough."""
     target, random = resolve_target(name), np.random.default_rng(0)
     workload = block_matmul(3, 12, 64, 4, 32, zero=False, quantised=True)
-    schedule = schedule_space(workload, target).default()
+    schedule = schedule_space(workload, Mode(target)).default()
     nest = lower_schedule(workload, schedule, target).nest
     buffers = [
         pack_tensor(
@@ -231,7 +232,7 @@ def test_lanes_of_vectors_are_factors(
     for name in (TARGETS[0], "cortex-a53"):
         target = resolve_target(name)
         workload = matmul(rows, columns, depth, constant=constant)
-        lowered = lower_schedule(workload, schedule_space(workload, target).default(), target)
+        lowered = lower_schedule(workload, schedule_space(workload, Mode(target)).default(), target)
         buffers = [
             pack_tensor(t, random.standard_normal(t.shape).astype(np.float32))
             for t in lowered.nest.buffers
@@ -296,7 +297,7 @@ def test_what_every_x86_computes(tmp_path: Path) -> None:
     ]
     cases = [Case(nest, target, (x,)) for nest in nests]
     workload = matmul(3, 20, 9)
-    nest = lower_schedule(workload, untuned_schedule(workload, target), target).nest
+    nest = lower_schedule(workload, untuned_schedule(workload, Mode(target)), target).nest
     drawn = [random.standard_normal(t.shape).astype(np.float32) for t in nest.buffers[:-1]]
     cases.append(Case(nest, target, tuple(map(pack_tensor, nest.buffers, drawn))))
     a, b = all_pairs(SIGNS[1])

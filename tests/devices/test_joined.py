@@ -12,6 +12,7 @@ from tests.devices.packages import UnavailableError
 from tests.unit.codegen.rounded import bytes_nest
 from tests.unit.codegen.test_joined import SPECIAL, pointwise
 from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -27,7 +28,7 @@ def test_two_vectors_at_a_time(bits: int, tmp_path: Path) -> None:
     cases, expected = [], list[Array]()
     for filters, block, narrow in [(64, 16, False), (32, 16, True), (24, 8, False), (24, 8, True)]:
         workload = pointwise(filters, block, narrow=narrow)
-        default = untuned_schedule(workload, target)
+        default = untuned_schedule(workload, Mode(target))
         choices = {**dict(default.choices), "tile": 3, "vectors": 2}
         schedule = Schedule.of(default.algorithm, **choices)
         nest = lower_schedule(workload, schedule, target).nest

@@ -14,6 +14,7 @@ from tests.differential.reference import evaluator
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import load_graph, optimise
 from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 
 KINDS = {
@@ -84,7 +85,7 @@ def test_weights_stay_narrow(form: str, kind: int, zero: str) -> None:
     block = int(random.choice([16, 32, 64, 128]))
     blocks, columns, rows = (int(random.integers(1, limit)) for limit in (5, 40, 9))
     proto, feeds = model(form, kind, block, blocks, columns, zero, random, rows)
-    graph = optimise(load_graph(proto), resolve_target("x86-64-v3"))
+    graph = optimise(load_graph(proto), Mode(resolve_target("x86-64-v3")))
     (product,) = (node for node in graph.nodes if node.op == "block_matmul")
     four = kind in (TensorProto.INT4, TensorProto.UINT4)
     words = graph.constants[product.inputs[1]]

@@ -17,6 +17,7 @@ from tests.graphs import Maker, random_inputs
 from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.registry import operators
 from tilewright.compiler.passes.pipeline import optimise
@@ -60,9 +61,9 @@ def check(graph: Graph, inputs: dict[str, Array], target: Target = HOST) -> Grap
     plan = plan_graph(graph, target.lanes(DType.FLOAT32))
     for step in plan.steps:
         if isinstance(step, KernelStep):
-            space = schedule_space(step.workload, target)
+            space = schedule_space(step.workload, Mode(target))
             lower_workload(step.workload, space.default(), target)
-    found = compile_plan(plan, None, target).run(inputs)
+    found = compile_plan(plan, None, Mode(target)).run(inputs)
     for name, got, expected in zip(graph.outputs, found, run_graph(graph, inputs), strict=True):
         if expected.dtype.kind != "f":
             np.testing.assert_array_equal(got, expected, err_msg=name)

@@ -21,6 +21,7 @@ from tilewright.compiler.loops.layout import Layout, blocked
 from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Boundary, Cut, cut_workload
 from tilewright.compiler.program.build import LoweredKernel, lower_workload
@@ -106,7 +107,7 @@ def workload(case: str, lanes: int) -> tuple[Graph, Cut]:
 
 def schedules(cut: Cut, target: Target) -> list[Schedule]:
     """The default, and some of every algorithm."""
-    space, rng = schedule_space(cut.workload, target), random.Random(5)
+    space, rng = schedule_space(cut.workload, Mode(target)), random.Random(5)
     some = [s for sub in space.subspaces for s in rng.sample(sub.points, min(3, len(sub.points)))]
     return [space.default(), *some]
 

@@ -22,6 +22,7 @@ from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.graph.ir import AttrValue, Graph
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension, open_size
@@ -84,8 +85,10 @@ def test_every_size_of_the_range_is_right(family: str) -> None:
             (dimension,) = workload.dimensions
             sizes = {dimension.low, extent + draw.randint(1, 9)}
             values = [{"s0": n} for n in sorted(sizes)]
-            tried = [*untuned_schedules(workload, TARGET)]
-            tried.append(draw.choice(schedule_space(workload, TARGET, 1, "loose").points))
+            tried = [*untuned_schedules(workload, Mode(TARGET))]
+            tried.append(
+                draw.choice(schedule_space(workload, Mode(TARGET, numerics="loose")).points)
+            )
             taken = 0
             for schedule in dict.fromkeys(tried):
                 if schedule.algorithm == "scalar" and taken:

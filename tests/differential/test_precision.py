@@ -15,6 +15,7 @@ from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import load_graph, optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.runtime.verify import compare
 from tilewright.compiler.targets.host import resolve_target
@@ -29,7 +30,7 @@ MODELS = ("mobilenetv2", "squeezenet", "minilm-l6-128")
 def test_models(name: str, precision: str, threads: int) -> None:
     model = models.build(name)
     feeds = models.feeds(name, model)
-    graph = optimise(load_graph(model), resolve_target("host"), precision=precision)
+    graph = optimise(load_graph(model), Mode(precision=precision))
     expected = run_graph(graph, feeds)
     wide = run_graph(load_graph(model), feeds)
     executable = compile_model(model, precision=precision, threads=threads)
@@ -45,9 +46,9 @@ def test_an_unknown_precision_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="precision is 'int8', known are float32, bfl"):
         compile_model(model, precision="int8")
     with pytest.raises(InvalidArgumentError, match="precision is 'half'"):
-        optimise(load_graph(model), resolve_target("host"), precision="half")
+        optimise(load_graph(model), Mode(precision="half"))
 
 
 def test_float32_is_what_it_was() -> None:
     graph, target = load_graph(models.build("mlp")), resolve_target("host")
-    assert optimise(graph, target, precision=DType.FLOAT32) == optimise(graph, target)
+    assert optimise(graph, Mode(target, precision=DType.FLOAT32)) == optimise(graph, Mode(target))

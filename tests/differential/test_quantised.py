@@ -20,6 +20,7 @@ from tests.differential.reference import evaluator
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import load_graph, optimise
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 
 Array = np.ndarray[Any, Any]
@@ -424,7 +425,7 @@ def drawn(kind: str, number: int) -> Model:
 def test_quantised_models(kind: str, number: int) -> None:
     model = drawn(kind, number)
     proto = model.proto()
-    graph = optimise(load_graph(proto), BYTES_TARGET)
+    graph = optimise(load_graph(proto), Mode(BYTES_TARGET))
     anchors = [node for node in graph.nodes if node.op in ("matmul", "conv")]
     assert anchors or kind == "qdq_activation"
     factors = {graph.types[value].dtype for node in anchors for value in node.inputs[:2]}
@@ -471,7 +472,7 @@ def test_targets_without_an_instruction_multiply_floats_as_they_did(
     target = resolve_target(name)
     assert target.multiplies_bytes == (scaled is not None)
     for kind, accumulator in (("qdq_matmul", scaled), ("matmul_integer", "int32")):
-        graph = optimise(load_graph(drawn(kind, 0).proto()), target)
+        graph = optimise(load_graph(drawn(kind, 0).proto()), Mode(target))
         (anchor,) = [node for node in graph.nodes if node.op == "matmul"]
         assert anchor.attr("accumulator") == accumulator
         if accumulator:

@@ -11,6 +11,7 @@ from tests.differential.reference import evaluator
 from tests.differential.test_quantised import BYTES, BYTES_TARGET, Model
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import load_graph, optimise
+from tilewright.compiler.mode import Mode
 
 KINDS = (*BYTES, np.int16, np.uint16)
 
@@ -57,5 +58,5 @@ def test_scales_are_not_repeated() -> None:
     scale = m.scale("s", 0.02, 4, 3)
     stored = m("QuantizeLinear", "x", scale, axis=1, block_size=32)
     m("DequantizeLinear", stored, scale, axis=1, block_size=32)
-    graph = optimise(load_graph(m.proto()), BYTES_TARGET)
+    graph = optimise(load_graph(m.proto()), Mode(BYTES_TARGET))
     assert max(array.size for array in graph.constants.values()) == 12

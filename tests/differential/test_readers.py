@@ -26,6 +26,7 @@ from tests.opened import dims_of, open_dimensions
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import ModelWarning
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 
 PLANNED, RUN = 120, 10
@@ -99,7 +100,7 @@ class Planned(Exception):
 
 def plan(graph: Graph, sizes: Mapping[str, int] | None) -> NoReturn:
     target = resolve_target("host")
-    make_plan(optimise(graph, target), target)
+    make_plan(optimise(graph, Mode(target)), Mode(target))
     raise Planned
 
 

@@ -20,6 +20,7 @@ from tests.kernels import WIDTHS, run_workload, width
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -66,7 +67,7 @@ def seeded(*parts: object) -> Random:
 
 def spaces(workload: Workload, target: Target) -> list[SubSpace]:
     """The subspaces of every template that applies, the fallback too."""
-    found = [t.space(workload, target, threads=1, numerics="loose") for t in templates()]
+    found = [t.space(workload, Mode(target, numerics="loose")) for t in templates()]
     return [space for space in found if space is not None]
 
 
@@ -103,7 +104,7 @@ def test_random_schedules(family: str, bits: int) -> None:
         case = FAMILIES[family](random, bits // 32)
         found = spaces(case.workload, target)
         assert found, "no template applies"
-        assert schedule_space(case.workload, target).default() in [s.default for s in found]
+        assert schedule_space(case.workload, Mode(target)).default() in [s.default for s in found]
         for space in found:
             points = space.points
             assert space.default in points
@@ -141,7 +142,7 @@ def test_halves_without_an_instruction_for_them(family: str, dtype: DType, name:
     for number in range(examples(HALVED_CASES)):
         random = seeded(family, dtype, name, number)
         case = halves.halved(FAMILIES[family](random, target.lanes(DType.INT32)), dtype, random)
-        check(case, schedule_space(case.workload, target).default(), target, random)
+        check(case, schedule_space(case.workload, Mode(target)).default(), target, random)
 
 
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
@@ -154,4 +155,4 @@ def test_bytes_without_an_instruction_for_them(family: str, name: str) -> None:
     for number in range(examples(CASES)):
         random = seeded(family, name, number)
         case = FAMILIES[family](random, target.lanes(DType.INT32))
-        check(case, schedule_space(case.workload, target).default(), target, random)
+        check(case, schedule_space(case.workload, Mode(target)).default(), target, random)

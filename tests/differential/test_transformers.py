@@ -15,6 +15,7 @@ from benchmarks import models
 from tests.kernels import HOST, WIDTHS
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.driver import load_graph, make_plan, optimise
+from tilewright.compiler.mode import Mode
 
 VOCABULARY = models.BERT_VOCABULARY
 
@@ -58,7 +59,7 @@ def test_a_transformer_agrees_with_onnx_runtime(name: str, bits: int) -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gpt2 with a cache"])
 def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
     """One product makes queries, keys and values; heads are read and written where they lie."""
-    plan = make_plan(optimise(load_graph(SMALL[name][1]()), HOST), HOST)
+    plan = make_plan(optimise(load_graph(SMALL[name][1]()), Mode(HOST)), Mode(HOST))
     kernels = [step.workload.operators for step in plan.kernels]
     assert sum("attention" in names for names in kernels) == 2
     assert not any(set(names) <= {"transpose", "slice"} for names in kernels)
@@ -87,7 +88,7 @@ def test_onnx_attention_is_one_kernel(name: str, opset: int) -> None:
     node = helper.make_node("Attention", list(shapes), ["y"], **attributes)
     graph = helper.make_graph([node], "attention", inputs, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    plan = make_plan(optimise(load_graph(model), HOST), HOST)
+    plan = make_plan(optimise(load_graph(model), Mode(HOST)), Mode(HOST))
     (kernel,) = plan.kernels
     assert "attention" in kernel.workload.operators
     random = np.random.default_rng(0)

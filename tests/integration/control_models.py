@@ -14,10 +14,10 @@ import tilewright
 from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.targets.host import host_target
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 node = helper.make_node
@@ -83,13 +83,13 @@ def checked(
     agree(executable.run(dict(feeds)), expected)
     graph = driver.load_graph(proto)
     agree(run_graph(graph, feeds), expected)
-    optimised = driver.optimise(graph, host_target())
+    optimised = driver.optimise(graph, Mode())
     agree(run_graph(optimised, feeds), expected)
     for each in (graph, optimised):
         text, arrays = print_graph(each), constants_of(each)
         assert parse_graph(text, arrays) == each
         assert print_graph(parse_graph(text, arrays)) == text
-    plan = driver.make_plan(optimised, host_target())
+    plan = driver.make_plan(optimised, Mode())
     assert GraphPlan.from_json(plan.to_json(), plan.constants()) == plan
     return executable
 

@@ -26,6 +26,7 @@ from tests.integration.control_models import (
 from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops import control
 from tilewright.compiler.plan.costs import plan_summary
 from tilewright.compiler.program import artifacts
@@ -47,7 +48,7 @@ def test_artifacts_with_control_flow_are_verified(
     make: Callable[[], onnx.ModelProto], tmp_path: Path
 ) -> None:
     planned = plan_model(ModelRequest(make().SerializeToString()))
-    builder = ProgramBuilder(None, planned.target)
+    builder = ProgramBuilder(None, Mode(planned.target))
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     checked = verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-4
@@ -68,7 +69,7 @@ def test_what_differs_behind_hidden_choices_is_an_error_unless_rounding_may_be_w
         proto.graph.node.insert(0, node("ReduceSum", ["x"], ["sum"], keepdims=0))
         proto.graph.node.insert(1, node("Cast", ["sum"], ["c"], to=TensorProto.BOOL))
     planned = plan_model(ModelRequest(proto.SerializeToString()))
-    builder = ProgramBuilder(None, planned.target)
+    builder = ProgramBuilder(None, Mode(planned.target))
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     assert verify_artifact(planned, read_artifact(tmp_path / "artifact"), HERE).complete
 
@@ -100,7 +101,7 @@ def test_what_does_not_end_on_generated_inputs_is_not_run(
 ) -> None:
     """Numbers below zero have no square root to converge to."""
     planned = plan_model(ModelRequest(converging().SerializeToString()))
-    builder = ProgramBuilder(None, planned.target)
+    builder = ProgramBuilder(None, Mode(planned.target))
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "artifact")
     monkeypatch.setattr(control, "ENDLESS_STEPS", 50)
     with pytest.raises(CompilerError, match="a loop has not ended after 50 steps"):
@@ -121,8 +122,8 @@ np.savez(sys.argv[3], *found)
 
 def test_an_artifact_with_control_flow_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = nested(), host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
-    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "artifact")
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), Mode(target)), Mode(target))
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), tmp_path / "artifact")
     feeds = {"x": RANDOM.standard_normal((2, 6)).astype(np.float32), "flag": np.array(1)}
     np.savez(tmp_path / "feeds.npz", **feeds)
     files = [str(tmp_path / name) for name in ("artifact", "feeds.npz", "found.npz")]

@@ -20,6 +20,7 @@ from tilewright.compiler.driver import load_graph, load_program, make_plan, opti
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
@@ -52,16 +53,14 @@ class Drawn:
     def __post_init__(self) -> None:
         self.known = {workload.key: _drawn(workload) for workload, _ in self.plan.tasks()}
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         self.asked.append(workload_key)
         return None if workload_key in self.dropped else self.known.get(workload_key)
 
 
 def _drawn(workload: Workload) -> Schedule:
     """A schedule that is not the default, if there is one that lowers."""
-    space = schedule_space(workload, HOST)
+    space = schedule_space(workload, Mode(HOST))
     draw = Random(workload.key)
     for schedule in draw.sample(space.points, min(20, len(space))):
         try:
@@ -82,7 +81,7 @@ def model() -> bytes:
 @pytest.fixture(scope="module")
 def plan(model: bytes) -> GraphPlan:
     dims = {"batch": 1, "sequence": parse_range("sequence", "1..200")}
-    return make_plan(optimise(load_graph(model, dims), HOST), HOST)
+    return make_plan(optimise(load_graph(model, dims), Mode(HOST)), Mode(HOST))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def source(plan: GraphPlan) -> Drawn:
 
 @pytest.fixture(scope="module")
 def cut(plan: GraphPlan, source: Drawn) -> CompiledProgram:
-    return ProgramBuilder(source, HOST, kernels=KERNELS).build(plan)
+    return ProgramBuilder(source, Mode(HOST), kernels=KERNELS).build(plan)
 
 
 def test_every_interval_has_the_schedule_that_is_known_of_it(
@@ -128,8 +127,8 @@ def test_dimensions_may_have_the_names_by_which_kernels_count_theirs() -> None:
     weights = np.arange(63, dtype=np.float32).reshape(9, 7)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     dims = {name: parse_range(name, f"1..{high}") for name, high in (("s0", 200), ("s1", 5))}
-    plan = make_plan(optimise(load_graph(model.SerializeToString(), dims), HOST), HOST)
-    cut = ProgramBuilder(Drawn(plan), HOST, kernels=KERNELS).build(plan)
+    plan = make_plan(optimise(load_graph(model.SerializeToString(), dims), Mode(HOST)), Mode(HOST))
+    cut = ProgramBuilder(Drawn(plan), Mode(HOST), kernels=KERNELS).build(plan)
     assert "s0" in cut.program.borders
     executable = load_program(cut)
     for size in SIZES:
@@ -165,7 +164,7 @@ def test_artifacts_hold_the_intervals(
 ) -> None:
     ports = model_ports(read_model(model).proto.graph).fixed({"batch": 1})
     save_artifact(
-        {(): plan}, ProgramBuilder(source, HOST, kernels=KERNELS), tmp_path / "made", ports
+        {(): plan}, ProgramBuilder(source, Mode(HOST), kernels=KERNELS), tmp_path / "made", ports
     )
     manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
     assert '"last"' in json.dumps(manifest)
@@ -179,7 +178,7 @@ def test_artifacts_hold_the_intervals(
 
 
 def test_untuned_weights_lie_in_memory_once(plan: GraphPlan) -> None:
-    untuned = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan).program
+    untuned = ProgramBuilder(None, Mode(HOST), kernels=KERNELS).build(plan).program
     kept = sum(array.nbytes for array in plan.graph.constants.values())
     assert untuned.weight_bytes < 1.5 * kept
     branches = [each for each in untuned.walk() if isinstance(each, SizeBranch)]
@@ -189,9 +188,11 @@ def test_untuned_weights_lie_in_memory_once(plan: GraphPlan) -> None:
 def test_kernels_of_some_sizes_give_way_to_a_limit_of_packed_weights(
     plan: GraphPlan, cut: CompiledProgram, source: Drawn
 ) -> None:
-    untuned = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan).program.weight_bytes
+    untuned = ProgramBuilder(None, Mode(HOST), kernels=KERNELS).build(plan).program.weight_bytes
     assert cut.program.weight_bytes > untuned
-    limited = ProgramBuilder(source, HOST, weight_limit_bytes=untuned, kernels=KERNELS).build(plan)
+    limited = ProgramBuilder(source, Mode(HOST), weight_limit_bytes=untuned, kernels=KERNELS).build(
+        plan
+    )
     assert limited.program.weight_bytes <= untuned
     assert limited.tuned, "what packs nothing keeps its schedules"
 
@@ -205,8 +206,8 @@ def test_what_nobody_tuned_keeps_the_default_of_the_range(plan: GraphPlan, sourc
     one, few, many, most = (piece.workload.key for piece in pieces(workload))
     some = Drawn(plan, {one, many, most})
     some.known = {few: source.known[few]}
-    made = ProgramBuilder(some, HOST, kernels=KERNELS).build(plan)
-    default = ProgramBuilder(None, HOST, kernels=KERNELS).build(plan)
+    made = ProgramBuilder(some, Mode(HOST), kernels=KERNELS).build(plan)
+    default = ProgramBuilder(None, Mode(HOST), kernels=KERNELS).build(plan)
     assert made.schedules[few] == source.known[few]
     assert made.tuned == {few}
     for key in (one, many, most):

@@ -15,6 +15,7 @@ import tilewright
 from tests.graphs import Maker
 from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import PASSES
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
@@ -79,7 +80,9 @@ def expected(model: onnx.ModelProto, image: np.ndarray) -> np.ndarray:
 
 def planned(model: onnx.ModelProto) -> tuple[GraphPlan, Target]:
     target = host_target()
-    return driver.make_plan(driver.optimise(driver.load_graph(model), target), target), target
+    return driver.make_plan(
+        driver.optimise(driver.load_graph(model), Mode(target)), Mode(target)
+    ), target
 
 
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -98,9 +101,11 @@ def test_agrees_with_onnxruntime(
     assert np.array_equal(by_name, by_position)
 
 
-def algorithms(model: onnx.ModelProto, **options: object) -> set[str]:
+def algorithms(
+    model: onnx.ModelProto, numerics: str = "fast", weight_limit_bytes: int | None = None
+) -> set[str]:
     plan, target = planned(model)
-    compiled = build_program(plan, None, target, 1, **options)  # type: ignore[arg-type]
+    compiled = build_program(plan, None, Mode(target, numerics=numerics), weight_limit_bytes)
     return {schedule.algorithm for schedule in compiled.schedules.values()}
 
 
@@ -112,29 +117,29 @@ def test_strict_numerics_has_no_winograd(model: onnx.ModelProto) -> None:
 def test_a_weight_limit_gives_up_expansions_first(model: onnx.ModelProto) -> None:
     plain = 2 * 64 * 64 * 9 * 4
     plan, target = planned(model)
-    free = build_program(plan, None, target)
+    free = build_program(plan, None, Mode(target))
     assert free.program.weight_bytes > plain
-    limited = build_program(plan, None, target, weight_limit_bytes=plain)
+    limited = build_program(plan, None, Mode(target), weight_limit_bytes=plain)
     assert limited.program.weight_bytes <= plain
     assert not any(b.einsum for k in limited.program.kernels for b in k.buffers)
     with pytest.raises(tilewright.CompilerError, match=str(plain - 1)):
-        build_program(plan, None, target, weight_limit_bytes=plain - 1)
+        build_program(plan, None, Mode(target), weight_limit_bytes=plain - 1)
 
 
 def test_under_a_weight_limit_two_levels_of_strassen_become_one_then_none() -> None:
     make, n1 = Maker(), resolve_target("neoverse-n1")
     product = make("matmul", make.input("x", 128, 256), make.weight("w", 256, 256))
-    plan = driver.make_plan(driver.optimise(make.graph(product), n1), n1)
+    plan = driver.make_plan(driver.optimise(make.graph(product), Mode(n1)), Mode(n1))
     plain, kernels, found = 4 * 256 * 256, KernelCache(), []
     for limit in (None, 4 * plain, 2 * plain, plain):
-        builder = ProgramBuilder(None, n1, weight_limit_bytes=limit, kernels=kernels)
+        builder = ProgramBuilder(None, Mode(n1), weight_limit_bytes=limit, kernels=kernels)
         compiled = builder.build(plan)
         assert limit is None or compiled.program.weight_bytes <= limit
         assert not compiled.tuned
         found += [schedule.algorithm for schedule in compiled.schedules.values()]
     assert found == ["strassen2", "strassen2", "strassen", "gemm"]
     with pytest.raises(tilewright.CompilerError, match=str(plain - 1)):
-        ProgramBuilder(None, n1, weight_limit_bytes=plain - 1, kernels=kernels).build(plan)
+        ProgramBuilder(None, Mode(n1), weight_limit_bytes=plain - 1, kernels=kernels).build(plan)
 
 
 class Fixed:
@@ -143,9 +148,7 @@ class Fixed:
     def __init__(self, schedules: dict[str, Schedule]) -> None:
         self.schedules = schedules
 
-    def best(
-        self, workload_key: str, target_key: str, threads: int, numerics: str
-    ) -> Schedule | None:
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         return self.schedules.get(workload_key)
 
 
@@ -154,11 +157,11 @@ def test_known_schedules_are_used(
 ) -> None:
     plan, target = planned(model)
     chosen = {
-        w.key: next(s for s in schedule_space(w, target).points if s.algorithm == "direct")
+        w.key: next(s for s in schedule_space(w, Mode(target)).points if s.algorithm == "direct")
         for w, _ in plan.tasks()
         if "conv" in w.operators
     }
-    compiled = build_program(plan, Fixed(chosen), target)
+    compiled = build_program(plan, Fixed(chosen), Mode(target))
     assert compiled.tuned == frozenset(chosen)
     assert {k: compiled.schedules[k] for k in chosen} == chosen
     (output,) = driver.load_program(compiled).run({"x": image})
@@ -168,7 +171,7 @@ def test_known_schedules_are_used(
 def test_a_schedule_that_no_longer_fits_gives_way(model: onnx.ModelProto) -> None:
     plan, target = planned(model)
     stale = {w.key: Schedule.of("direct", tile=4) for w, _ in plan.tasks()}
-    compiled = build_program(plan, Fixed(stale), target)
+    compiled = build_program(plan, Fixed(stale), Mode(target))
     assert compiled.tuned == frozenset()
     assert Schedule.of("direct", tile=4) not in compiled.schedules.values()
 
@@ -177,15 +180,15 @@ def test_an_artifact_gives_the_same_bits(
     model: onnx.ModelProto, image: np.ndarray, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "artifact")
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), tmp_path / "artifact")
     (loaded,) = tilewright.load_artifact(tmp_path / "artifact").run({"x": image})
-    (compiled,) = driver.compile_plan(plan, None, target).run({"x": image})
+    (compiled,) = driver.compile_plan(plan, None, Mode(target)).run({"x": image})
     assert np.array_equal(loaded, compiled)
 
 
 def test_equal_layers_share_a_kernel_and_no_weights(model: onnx.ModelProto) -> None:
     plan, target = planned(model)
-    program = build_program(plan, None, target).program
+    program = build_program(plan, None, Mode(target)).program
     weights = [
         ref.offset
         for call in program.instructions
@@ -200,10 +203,11 @@ def test_objects_are_those_of_kernels_built_one_by_one(model: onnx.ModelProto) -
     """In the plan's order, whichever of the threads is faster."""
     plan, target = planned(model)
     alone = [
-        build_kernel(w, next(untuned_schedules(w, target)), target).object for w, _ in plan.tasks()
+        build_kernel(w, next(untuned_schedules(w, Mode(target))), target).object
+        for w, _ in plan.tasks()
     ]
     for _ in range(3):
-        assert list(build_program(plan, None, target).objects) == alone
+        assert list(build_program(plan, None, Mode(target)).objects) == alone
 
 
 def test_a_plan_that_failed_leaves_the_builder_as_it_was(model: onnx.ModelProto) -> None:
@@ -220,27 +224,27 @@ def test_a_plan_that_failed_leaves_the_builder_as_it_was(model: onnx.ModelProto)
                 raise CompilerError("gone")
             return None
 
-    builder = ProgramBuilder(Failing(), target)
+    builder = ProgramBuilder(Failing(), Mode(target))
     with pytest.raises(CompilerError, match="gone"):
         builder.build(plan)
-    assert builder.build(plan).objects == build_program(plan, None, target).objects
+    assert builder.build(plan).objects == build_program(plan, None, Mode(target)).objects
 
 
 def test_builders_with_other_schedules_share_what_is_equal(model: onnx.ModelProto) -> None:
     plan, target = planned(model)
     (first, _), *_ = plan.tasks()
-    other = Fixed({first.key: schedule_space(first, target).points[-1]})
+    other = Fixed({first.key: schedule_space(first, Mode(target)).points[-1]})
     timings = Timings()
-    builder = ProgramBuilder(None, target, timings=timings)
+    builder = ProgramBuilder(None, Mode(target), timings=timings)
     builder.reserve([plan], spare=2)
     plain = builder.build(plan)
     changed = builder.variant(other).build(plan)
     assert changed.tuned == {first.key} and plain.tuned == frozenset()
-    assert changed.objects == build_program(plan, other, target).objects
+    assert changed.objects == build_program(plan, other, Mode(target)).objects
     runs = {stage.stage: stage.count for stage in timings.stages}
     assert runs["LLVM codegen"] == len({*plain.objects, *changed.objects})
     assert plain.weights.ctypes.data == changed.weights.ctypes.data
-    alone = build_program(plan, other, target).program.weight_bytes
+    alone = build_program(plan, other, Mode(target)).program.weight_bytes
     assert changed.program.weight_bytes < plain.program.weight_bytes + alone
     image = np.ones((1, 64, 12, 12), np.float32)
     results = [driver.load_program(each).run([image])[0] for each in (plain, changed)]
@@ -251,14 +255,14 @@ def test_an_artifact_of_kernels_that_are_there_is_the_same_to_the_byte(
     model: onnx.ModelProto, tmp_path: Path
 ) -> None:
     plan, target = planned(model)
-    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "alone")
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), tmp_path / "alone")
     kernels = KernelCache()
     (first, _), *_ = plan.tasks()
-    other = Fixed({first.key: schedule_space(first, target).points[-1]})
+    other = Fixed({first.key: schedule_space(first, Mode(target)).points[-1]})
     for source in (other, None):
-        ProgramBuilder(source, target, kernels=kernels).build(plan)
+        ProgramBuilder(source, Mode(target), kernels=kernels).build(plan)
     timings = Timings()
-    builder = ProgramBuilder(None, target, timings=timings, kernels=kernels)
+    builder = ProgramBuilder(None, Mode(target), timings=timings, kernels=kernels)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "shared")
     assert not {"lower", "LLVM codegen"} & {stage.stage for stage in timings.stages}
     names = {path.name for path in (tmp_path / "alone").iterdir()}
@@ -284,7 +288,7 @@ def test_equal_code_of_different_workloads_is_compiled_once() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     plan, target = planned(model)
     timings = Timings()
-    compiled = build_program(plan, None, target, timings=timings)
+    compiled = build_program(plan, None, Mode(target), timings=timings)
     assert len(plan.tasks()) == len(compiled.program.kernels) == 2
     assert len(compiled.objects) == 1
     runs = {stage.stage: stage.count for stage in timings.stages}
@@ -297,11 +301,9 @@ def test_equal_code_of_different_workloads_is_compiled_once() -> None:
 def test_every_stage_is_timed(model: onnx.ModelProto, tmp_path: Path) -> None:
     started, timings = perf_counter(), Timings()
     target = host_target()
-    graph = driver.optimise(
-        driver.load_graph(model, timings=timings), host_target(), timings=timings
-    )
-    plan = driver.make_plan(graph, target, timings=timings)
-    builder = ProgramBuilder(None, target, timings=timings)
+    graph = driver.optimise(driver.load_graph(model, timings=timings), Mode(), timings=timings)
+    plan = driver.make_plan(graph, Mode(target), timings=timings)
+    builder = ProgramBuilder(None, Mode(target), timings=timings)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "model", timings=timings)
     seconds = {stage.stage: stage.seconds for stage in timings.stages}
     beside = {"LLVM parse", "LLVM codegen"}

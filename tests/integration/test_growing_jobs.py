@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright import load_artifact
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.targets.host import host_target
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
 from tilewright.service.jobs.local_device import LocalDevice
@@ -55,7 +56,9 @@ def growing() -> bytes:
 
 
 def test_there_is_no_room_where_kernels_are_measured_at_sizes_of_the_model() -> None:
-    (planned,) = plan_sizes(ModelRequest(growing(), "x86-64-v3"), {"past": ("0..64",)})
+    (planned,) = plan_sizes(
+        ModelRequest(growing(), Mode(resolve_target("x86-64-v3"))), {"past": ("0..64",)}
+    )
     found = planned.open
     assert found is not None
     (room,) = found.plan.rooms
@@ -73,7 +76,7 @@ def test_there_is_no_room_where_kernels_are_measured_at_sizes_of_the_model() -> 
 def test_a_model_with_a_growing_cache_is_tuned_by_default(tmp_path: Path) -> None:
     storage: Storage = open_storage(Settings(data_folder=tmp_path / "data"))
     builder = ProcessBuilder(1)
-    spec = JobSpec(growing(), host_target(), budget=JobBudget(4, 1.0))
+    spec = JobSpec(growing(), Mode(), budget=JobBudget(4, 1.0))
     try:
         with LocalDevice() as device:
             outcome = run_job(

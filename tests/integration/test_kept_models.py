@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from tilewright.compiler.driver import compile_with, make_plan
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
 from tilewright.compiler.frontend.model_file import read_model, with_tensors
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
@@ -27,7 +29,7 @@ from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.specialise import store as kept_models
 from tilewright.compiler.specialise.cache_folder import KeptFolder
 from tilewright.compiler.specialise.store import ARTIFACT, KeptModels, own_folder
-from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.host import check_runs_here, resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -119,15 +121,16 @@ def test_the_second_compile_loads(kept: KeptModels, path: Path, compiles: list[s
         {"numerics": "strict"},
         {"precision": "bfloat16"},
         {"weight_limit_bytes": 1 << 20},
-        {"target": "x86-64-v2"},
+        {"target": resolve_target("x86-64-v2")},
     ],
 )
 def test_other_options_are_another_model(
-    kept: KeptModels, path: Path, compiles: list[str], options: dict[str, object]
+    kept: KeptModels, path: Path, compiles: list[str], options: dict[str, Any]
 ) -> None:
+    limit: Any = options.pop("weight_limit_bytes", None)
+    other = CompileOptions(Mode(**options), weight_limit_bytes=limit)
     try:
-        other = CompileOptions(**options)  # type: ignore[arg-type]  # each is of its own type
-        other.machine()
+        check_runs_here(other.mode.target)
     except tilewright.CompilerError as error:
         pytest.skip(str(error))
     for _ in range(2):
@@ -363,7 +366,7 @@ def test_what_others_plan_is_not_kept(kept: KeptModels, folder: KeptFolder, path
 
 
 def plan_of(graph: Graph) -> GraphPlan:
-    return make_plan(graph, resolve_target("host"), "fast")
+    return make_plan(graph, Mode())
 
 
 def test_a_model_with_schedules_is_kept_while_they_are_the_same(
@@ -398,7 +401,7 @@ def test_a_tuned_program_is_kept_beside_the_other(
         assert found is not None and np.array_equal(found.run([X])[0], 2 * X)
         assert len(compiles) == count
         assert len(entries(folder)) == 2
-    assert kept.tuned(path, CompileOptions(threads=2)) is None
+    assert kept.tuned(path, CompileOptions(Mode(threads=2))) is None
     nowhere = KeptModels(None)
     assert nowhere.tuned(path, options) is None
     assert nowhere.keep_tuned(path, options, lambda into: made if into is None else None) is made

@@ -38,11 +38,11 @@ from tests.integration.control_models import (
 )
 from tilewright.compiler import driver
 from tilewright.compiler.errors import UnsupportedOperatorError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops import loops
 from tilewright.compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.targets.host import host_target
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -154,7 +154,7 @@ def test_weights_of_a_body_are_packed_once() -> None:
     assert executable.program.weight_bytes < 2 * w.nbytes
     calls = [i.kernel for i in executable.program.walk() if isinstance(i, KernelCall)]
     assert len(calls) > len(kernels)
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), host_target()), host_target())
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), Mode()), Mode())
     ((_, runs),) = [(w, n) for w, n in plan.tasks() if "matmul" in w.operators]
     assert runs == 1 + 16  # a loop of which nothing is known is guessed to take 16 steps
 

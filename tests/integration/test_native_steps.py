@@ -19,6 +19,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.graph.text import digest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
@@ -95,8 +96,8 @@ def test_a_model_of_kernels_and_native_steps(threads: int) -> None:
 
 
 def test_native_steps_have_no_task_and_a_json_form() -> None:
-    graph = driver.optimise(driver.load_graph(detector()), host_target())
-    plan = driver.make_plan(graph, host_target())
+    graph = driver.optimise(driver.load_graph(detector()), Mode())
+    plan = driver.make_plan(graph, Mode())
     assert len(plan.natives) == 5
     assert sum(count for _, count in plan.tasks()) == len(plan.kernels)
     constants = {digest(array): array for array in plan.graph.constants.values()}
@@ -117,8 +118,8 @@ np.savez(sys.argv[3], *found)
 
 def test_an_artifact_with_native_steps_runs_with_numpy_alone(tmp_path: Path) -> None:
     proto, target = detector(), host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), target), target)
-    artifacts.save_artifact({(): plan}, ProgramBuilder(None, target), tmp_path / "artifact")
+    plan = driver.make_plan(driver.optimise(driver.load_graph(proto), Mode(target)), Mode(target))
+    artifacts.save_artifact({(): plan}, ProgramBuilder(None, Mode(target)), tmp_path / "artifact")
     np.save(tmp_path / "x.npy", image()["x"])
     files = [str(tmp_path / name) for name in ("artifact", "x.npy", "found.npz")]
     subprocess.run([sys.executable, "-c", ALONE, *files], check=True)

@@ -20,6 +20,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
@@ -348,9 +349,11 @@ assert executable.ranged.rooms == (tuple(range(len(states))),)
 def test_an_artifact_of_ranges_keeps_growing_caches_in_place(tmp_path: Path) -> None:
     model, target = decoder("gpt2", "growing"), host_target()
     dims = {"past": parse_range("past", "0..20"), "tokens": parse_range("tokens", "1..8")}
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model, dims), target), target)
+    plan = driver.make_plan(
+        driver.optimise(driver.load_graph(model, dims), Mode(target)), Mode(target)
+    )
     assert GraphPlan.from_json(plan.to_json(), plan.constants()).growing == plan.growing
-    builder, ports = ProgramBuilder(None, target), model_ports(model.graph)
+    builder, ports = ProgramBuilder(None, Mode(target)), model_ports(model.graph)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0, "growing"), *(feeds(1, past, "growing") for past in range(5, 14))]
     np.savez(tmp_path / "steps.npz", *(each["input_ids"] for each in given))
@@ -366,11 +369,12 @@ def test_an_artifact_generates_without_the_compiler(tmp_path: Path) -> None:
     model, target = decoder("gpt2"), host_target()
     plans = {
         (("tokens", tokens),): driver.make_plan(
-            driver.optimise(driver.load_graph(model, {"tokens": tokens}), target), target
+            driver.optimise(driver.load_graph(model, {"tokens": tokens}), Mode(target)),
+            Mode(target),
         )
         for tokens in (5, 1)
     }
-    builder, ports = ProgramBuilder(None, target), model_ports(model.graph)
+    builder, ports = ProgramBuilder(None, Mode(target)), model_ports(model.graph)
     artifacts.save_artifact(plans, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0), *(feeds(1, past) for past in range(5, 12))]
     arrays = {f"ids{n}": each["input_ids"] for n, each in enumerate(given)}

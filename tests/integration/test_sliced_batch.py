@@ -12,6 +12,7 @@ import pytest
 import tilewright
 from tests.unit.c_library.conftest import Loaded
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program import slices
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.program.sliced_batch import slice_of
@@ -101,7 +102,7 @@ def test_outputs_may_have_the_names_of_what_slices_add(taken: str) -> None:
 def test_a_job_has_the_loop_and_so_has_a_library(tmp_path: Path) -> None:
     planned = plan_model(ModelRequest(model(), dims={"n": 12}))
     assert [count for _, count in planned.workloads][:2] != [1, 1]
-    made = build_program(planned.plan, None, planned.target)
+    made = build_program(planned.plan, None, Mode(planned.target))
     library = Loaded(made, tmp_path)
     (expected,) = compiled(model()).run(feeds(12))
     _, memory = library.init(library.memory())

@@ -14,6 +14,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.runtime.verify import tolerance_for
@@ -110,8 +111,8 @@ def test_two_workloads_are_tuned_and_certified(
 ) -> None:
     target = host_target()
     tasks = [
-        make_task(convolution(target), target),
-        make_task(product(2), target, threads=2),
+        make_task(convolution(target), Mode(target)),
+        make_task(product(2), Mode(target, 2)),
     ]
     store = _tune(tasks, builder, runner, trials=36)
     for task in tasks:
@@ -173,7 +174,7 @@ FLOAT64 = {
 def test_operators_in_float64_are_tuned(
     op: str, builder: ProcessBuilder, runner: LocalRunner
 ) -> None:
-    task = make_task(FLOAT64[op], host_target())
+    task = make_task(FLOAT64[op], Mode())
     store = _tune([task], builder, runner, trials=6)
     record = store.best_record(task.key)
     assert record is not None
@@ -186,7 +187,7 @@ def test_code_that_computes_something_else_never_wins(runner: LocalRunner) -> No
     target = host_target()
     builder = ProcessBuilder(workers=1, compile_candidate=without_the_activation)
     try:
-        task = make_task(convolution(target), target)
+        task = make_task(convolution(target), Mode(target))
         store = _tune([task], builder, runner, trials=6)
     finally:
         builder.close()

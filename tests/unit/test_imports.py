@@ -35,6 +35,7 @@ INSIDE: dict[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
     "memo": set(),
+    "mode": _BASE | {"runtime", "targets.host"},
     "package": set(),
     "timings": set(),
     "sizes": {"errors", "memo"},
@@ -77,7 +78,7 @@ INSIDE: dict[str, set[str]] = {
     "plan.symbolic_memory": {"plan.memory", "plan.plan", "plan.regions", "sizes"},
     "plan.costs": _IR | {"ops", "plan.workload", "plan.plan", "plan.memory", "plan.product_types"},
     "passes": _IR | {"ops", "plan.fusion", "plan.plan"},
-    "schedule": _IR | {"ops", "plan.workload", "runtime"},
+    "schedule": _IR | {"mode", "ops", "plan.workload", "runtime"},
     "codegen": _BASE | {"loops", "process"},
     "runtime.labels": set(),
     "runtime": {"errors", "dtypes", "sizes", "loops", "targets.detection", "targets.families"},
@@ -85,14 +86,14 @@ INSIDE: dict[str, set[str]] = {
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "program.build": _IR | {"plan.workload", "schedule", "codegen", "runtime"},
     "program.kernels": _IR
-    | {"plan.workload", "plan.intervals", "schedule", "program.build", "runtime"},
+    | {"mode", "plan.workload", "plan.intervals", "schedule", "program.build", "runtime"},
     "program.drawn_integers": _IR | {"ops"},
     "program.emitter": _IR
     | {"plan.workload", "plan.plan", "plan.memory", "plan.intervals", "program.kernels", "runtime"},
     "program.slices": _IR
     | {"ops", "plan.workload", "plan.plan", "plan.costs", "schedule", "program.emitter", "runtime"},
     "program.sliced_batch": _BASE | {"graph", "ops", "plan.plan", "runtime"},
-    "program.builder": _IR | {"plan", "schedule", "program", "runtime"},
+    "program.builder": _IR | {"mode", "plan", "schedule", "program", "runtime"},
     "program.artifacts": _BASE
     | {"program.build", "codegen", "plan.plan", "program.builder", "runtime"},
     "specialise": set(),
@@ -397,7 +398,11 @@ COMPARES_WITH_THE_HOST = {
     # "host" in the list of a worker on a machine like the service's
     "service.jobs.targets",
 }
-ASKS_WHAT_RUNS_HERE = {"compiler.driver", "compiler.options", "service.jobs.local_device"}
+ASKS_WHAT_RUNS_HERE = {
+    "compiler.driver",
+    "compiler.specialise.store",
+    "service.jobs.local_device",
+}
 
 
 def test_only_the_local_device_compares_a_target_with_this_host() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 from tilewright.compiler.errors import CompilerError, InvalidFactsError
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
@@ -63,7 +64,7 @@ class CandidateFeatures:
 
     def __init__(self, key: RecordKey, workload: Workload, target: Target) -> None:
         self._workload, self._target, self._threads = workload, target, key.threads
-        self._default = schedule_space(workload, target, key.threads, key.numerics).default()
+        self._default = schedule_space(workload, Mode(target, key.threads, key.numerics)).default()
         self._drawn = points_of(workload, threads=key.threads)
         self._extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
 

@@ -96,7 +96,7 @@ def _proposals(planner: Planner, rule: GraphPlan) -> Iterator[tuple[str, GraphCh
     for name in OPTIONAL_PASSES:
         yield f"without {name}", GraphChoice(without=frozenset({name}))
     for name in UNSUITED_PASSES:
-        if name in driver.unsuited_passes(planner.target):
+        if name in driver.unsuited_passes(planner.mode.target):
             yield f"with {name}", GraphChoice(including=frozenset({name}))
     graph, groups = planner.groups()
     yield from _seams(graph, groups)

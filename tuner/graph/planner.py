@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tilewright.compiler import driver
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import PASSES, Observer
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.choices import RULE, GraphChoice
@@ -16,7 +17,6 @@ from tilewright.compiler.plan.layouts.costs import OPERATIONS_A_BYTE
 from tilewright.compiler.plan.partition import fused
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 
 
@@ -30,16 +30,14 @@ class Optimised:
 
 def optimise(
     graph: Graph,
-    target: Target,
-    numerics: str = "fast",
+    mode: Mode,
     observer: Observer | None = None,
     timings: Timings | None = None,
-    precision: str = DType.FLOAT32,
 ) -> Optimised:
     """Run all passes; `observer` sees the graph after each.
 
     Raises:
-        CompilerError: if `numerics` or `precision` is unknown, or a weight does not fit into that.
+        CompilerError: if a weight does not fit into the precision.
     """
     changing: set[str] = set()
     last = graph
@@ -52,7 +50,7 @@ def optimise(
         if observer is not None:
             observer(name, after)
 
-    made = driver.optimise(graph, target, numerics, observe, timings, precision=precision)
+    made = driver.optimise(graph, mode, observe, timings)
     if any(node.bodies for node in made.nodes):
         # Passes over bodies are not observed: any of them may have had an effect.
         changing.update(step.__name__ for step in PASSES)
@@ -67,36 +65,32 @@ class Planner:
     """
 
     graph: Graph
-    target: Target
-    numerics: str = "fast"
+    mode: Mode
     rule: Optimised | None = None
-    precision: str = DType.FLOAT32
     _optimised: dict[tuple[frozenset[str], frozenset[str]], Graph] = field(default_factory=dict)
     _plans: dict[GraphChoice, GraphPlan] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
         """The vector lanes for which layouts are made."""
-        return self.target.lanes(DType.FLOAT32)
+        return self.mode.target.lanes(DType.FLOAT32)
 
     @property
     def weight_macs(self) -> float:
         """The fact of the core that layout costs need (`compiler.targets.families.CoreModel`)."""
-        return self.target.core.weight_macs
+        return self.mode.target.core.weight_macs
 
     def optimised(self, choice: GraphChoice) -> Graph:
         """The graph after all passes that suit the target, and those that the choice includes, but
         those that it leaves out."""
         if self.rule is None:
-            self.rule = optimise(self.graph, self.target, self.numerics, precision=self.precision)
-        added = choice.including & driver.unsuited_passes(self.target)
+            self.rule = optimise(self.graph, self.mode)
+        added = choice.including & driver.unsuited_passes(self.mode.target)
         if choice.without.isdisjoint(self.rule.changing) and not added:
             return self.rule.graph
         key = choice.without, added
         if key not in self._optimised:
-            self._optimised[key] = driver.optimise(
-                self.graph, self.target, self.numerics, choice=choice, precision=self.precision
-            )
+            self._optimised[key] = driver.optimise(self.graph, self.mode, choice=choice)
         return self._optimised[key]
 
     def groups(self, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
@@ -110,9 +104,7 @@ class Planner:
             CompilerError: if the choice does not fit the graph.
         """
         if choice not in self._plans:
-            self._plans[choice] = driver.make_plan(
-                self.optimised(choice), self.target, self.numerics, choice=choice
-            )
+            self._plans[choice] = driver.make_plan(self.optimised(choice), self.mode, choice=choice)
         return self._plans[choice]
 
 

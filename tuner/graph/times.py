@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
@@ -16,7 +17,6 @@ from tilewright.compiler.plan.placement import Placement, same_bytes
 from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.compiler.targets.target import Target
 from tilewright.tuner.graph.planner import operations
 from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.store import RecordStore
@@ -71,15 +71,11 @@ class KernelTimes:
     def __init__(
         self,
         store: RecordStore,
-        target: Target,
-        threads: int,
-        numerics: str,
+        mode: Mode,
         codegen_version: str,
     ) -> None:
         self._store = store
-        self._target = target
-        self._threads = threads
-        self._numerics = numerics
+        self._mode = mode
         self._version = codegen_version
         self._best: dict[Workload, float | None] = {}
         self._default: dict[Workload, float | None] = {}
@@ -92,7 +88,7 @@ class KernelTimes:
         for workload in workloads:
             if workload in self._best and not (again and not self.is_known(workload)):
                 continue
-            key = RecordKey(workload.key, self._target.key, self._threads, self._numerics)
+            key = RecordKey(workload.key, *self._mode.key)
             record = self._store.best_record(key)
             current = record is not None and record.codegen_version == self._version
             best = record.run_seconds if record is not None and current else None
@@ -152,7 +148,7 @@ class KernelTimes:
         trials = self._store.trials(key)
         if not trials:
             return None
-        default = next(untuned_schedules(workload, self._target, self._threads, self._numerics))
+        default = next(untuned_schedules(workload, self._mode))
         times = [
             trial.measurement.run_seconds
             for trial in trials

@@ -136,7 +136,7 @@ class CachingBuilder(ABC):
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""
         key = task.key
-        text, target = task.workload.text(), task.target.to_json()
+        text, target = task.workload.text(), task.mode.target.to_json()
         parts: list[Built | _Pending] = []
         for schedule in schedules:
             identity = key.workload_key, key.target_key, key.threads, schedule.digest

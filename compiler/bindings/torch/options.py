@@ -10,6 +10,7 @@ import torch
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class BackendOptions:
 
     Attributes:
         threads: that a run uses; 0: as many as PyTorch does (`torch.get_num_threads`).
-        numerics, precision: as in `CompileOptions`.
+        numerics, precision: as in `Mode`.
         keep: whether other processes load what this one compiles.
         schedules: where tuned schedules are looked up, such as a tuning database's records.
         tuner: called in a thread of its own for each model that was compiled; what it gives serves
@@ -52,15 +53,17 @@ class BackendOptions:
                     f"backend 'tilewright' has no option '{name}', known are {', '.join(known)}"
                 )
         options = cls(**(given or {}))
-        options.compile_options({}).machine()
+        options.compile_options({})  # checks the mode
         return options
 
     def compile_options(self, ranges: Mapping[str, range]) -> CompileOptions:
         """For a model whose dimensions have these ranges."""
         return CompileOptions(
-            threads=self.threads or torch.get_num_threads(),
+            Mode(
+                threads=self.threads or torch.get_num_threads(),
+                numerics=self.numerics,
+                precision=self.precision,
+            ),
             dims=dict(ranges),
             schedules=self.schedules,
-            numerics=self.numerics,
-            precision=self.precision,
         )

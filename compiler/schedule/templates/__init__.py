@@ -12,6 +12,7 @@ import pkgutil
 from functools import cache
 from typing import Protocol
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
@@ -31,9 +32,7 @@ class Template(Protocol):
     algorithms: tuple[str, ...]
     """Names under which its schedules are kept."""
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         """Its knobs for a workload; None where it does not apply or may not change rounding."""
         ...
 

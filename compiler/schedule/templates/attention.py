@@ -25,6 +25,7 @@ from itertools import product
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -63,9 +64,8 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 3.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
         found = analyse(workload)
         if found is None:
             return None

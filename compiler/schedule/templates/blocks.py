@@ -33,6 +33,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
@@ -166,13 +167,11 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         found = analyse(workload)
         if found is None:
             return None
-        lanes = target.lanes(DType.FLOAT32)
+        lanes = mode.target.lanes(DType.FLOAT32)
         whole = -(-found.lanes.extent // lanes)
         knobs = (
             Knob("tile", tuple(t for t in _TILES if t <= found.rows)),
@@ -187,7 +186,7 @@ class _Template:
 
         def machine(choice: Mapping[str, Choice]) -> bool:
             tile, vectors = int(choice["tile"]), int(choice["vectors"])
-            return found.registers(tile, vectors) <= target.vector_registers
+            return found.registers(tile, vectors) <= mode.target.vector_registers
 
         valid = [
             choice
@@ -195,7 +194,7 @@ class _Template:
             if form(choice := dict(zip((knob.name for knob in knobs), values, strict=True)))
             and machine(choice)
         ]
-        best = max(valid, key=lambda choice: _score(found, choice, lanes, threads))
+        best = max(valid, key=lambda choice: _score(found, choice, lanes, mode.threads))
         return SubSpace("blocks", knobs, form, Schedule.of("blocks", **best), machine)
 
     def lower(

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -39,13 +40,12 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
         found = analyse(workload)
         if found is None:
             return None
-        knobs = knobs_of(found, target, threads)
+        knobs = knobs_of(found, target, mode.threads)
         if not all(knob.values for knob in knobs):
             return None
 
@@ -56,7 +56,7 @@ class _Template:
             return fits(found, target, choice)
 
         algorithm = _algorithm(found)
-        default = default_schedule(found, target, algorithm, knobs, threads)
+        default = default_schedule(found, target, algorithm, knobs, mode.threads)
         return SubSpace(algorithm, knobs, form, default, machine)
 
     def lower(

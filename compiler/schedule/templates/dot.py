@@ -15,6 +15,7 @@ from tilewright.compiler.loops.expr import Combiner, Expr, Load, Role
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, LoopNest, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
@@ -100,13 +101,11 @@ class _Template:
             return 0.9
         return 1.5
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         found = analyse(workload)
         if found is None:
             return None
-        whole = -(-found.depth.extent // target.lanes(DType.FLOAT32))
+        whole = -(-found.depth.extent // mode.target.lanes(DType.FLOAT32))
         knobs = (
             Knob("tile", tuple(t for t in (1, 2, 4, 8) if t <= found.rows.extent)),
             Knob("unroll", tuple(u for u in (1, 2, 4, 8) if u <= whole)),
@@ -115,7 +114,7 @@ class _Template:
         def machine(choice: Mapping[str, Choice]) -> bool:
             tile, unroll = int(choice["tile"]), int(choice["unroll"])
             accumulators = tile * found.count * unroll
-            return accumulators + max(tile, found.count) + 1 <= target.vector_registers
+            return accumulators + max(tile, found.count) + 1 <= mode.target.vector_registers
 
         default = _default(found, *([int(v) for v in knob.values] for knob in knobs))
         return SubSpace("dot", knobs, anything, default, machine)

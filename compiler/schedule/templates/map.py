@@ -15,6 +15,7 @@ from tilewright.compiler.loops.expr import Accumulator, Expr, Load, Op, loads, w
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
@@ -47,13 +48,11 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         problem = analyse(workload)
         if problem is None:
             return None
-        lanes = target.lanes(DType.FLOAT32)
+        lanes = mode.target.lanes(DType.FLOAT32)
         turned = transposed_axis(problem.output, problem.expr, problem.axes, lanes)
         wide = turned is not None and turned.extent >= 4
         knobs = (

@@ -11,6 +11,7 @@ from tilewright.compiler.loops.expr import Const, Expr, Load, Role, Tensor
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.nest import LoopNest, Stage
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
@@ -68,9 +69,7 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 1.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         if not analyse(workload):
             return None
         knobs = (Knob("unroll", (1, 2, 4, 8)),)

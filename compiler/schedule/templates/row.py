@@ -38,6 +38,7 @@ from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
@@ -116,13 +117,11 @@ class _Template:
         # Preferred to windows, which take any reduction, but not with lanes along what is reduced.
         return 2.5 if rows else FALLBACK
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         found = analyse(workload)
         if found is None:
             return None
-        lanes = target.lanes(DType.FLOAT32)
+        lanes = mode.target.lanes(DType.FLOAT32)
         kept = _kept(found) is not None
         knobs = (Knob("unroll", (1, 2, 4, 8)), Knob("keep", (True, False) if kept else (False,)))
 

@@ -33,6 +33,7 @@ from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import merge_axes
@@ -64,9 +65,7 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return LAST
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         if not analyse(workload):
             return None
         return SubSpace("scalar", (), anything, Schedule.of("scalar"))

@@ -37,6 +37,7 @@ from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
 from tilewright.compiler.loops.rewriting import rewrite
 from tilewright.compiler.loops.semantics import neutral
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.shapes import FEW_TAPS
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
@@ -186,16 +187,14 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 2.25  # before windows
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
         found = preferred(workload)
         if found is None:
             return None
         knobs = (Knob("lines", (1, 2, 4, 8)), Knob("tile", (1, 2, 4, 8)))
 
         def machine(choice: Mapping[str, Choice]) -> bool:
-            return all(int(value) < target.vector_registers - 4 for value in choice.values())
+            return all(int(value) < mode.target.vector_registers - 4 for value in choice.values())
 
         return SubSpace(
             "separable", knobs, lambda _: True, Schedule.of("separable", lines=4, tile=4), machine

@@ -21,6 +21,7 @@ from tilewright.compiler.loops.index import Affine, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -109,10 +110,9 @@ class _Template:
         reused = _sums_are_near(found, target) or columns >= least
         return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE * slow else 0.9
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
-        found = None if numerics == "strict" else analyse(workload)
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
+        found = None if mode.numerics == "strict" else analyse(workload)
         if found is None:
             return None
         quarter = found.quarter
@@ -131,13 +131,13 @@ class _Template:
             return fits(quarter, target, choice)
 
         plain = default_schedule(
-            quarter, target, "strassen", knobs, threads, panels_alone=found.may_have_last
+            quarter, target, "strassen", knobs, mode.threads, panels_alone=found.may_have_last
         )
         order = orders[0] if _sums_are_near(found, target) else orders[-1]
         choices = dict(plain.choices) | {"order": order}
         rows = found.row_count // 2
         if order == _BLOCKS:
-            rows = _block(found, target, plain.integer("tile"), threads) * _beside(found)
+            rows = _block(found, target, plain.integer("tile"), mode.threads) * _beside(found)
         choices["prefetch"] = default_prefetch(quarter, target, choices, rows)
         return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
 

@@ -28,6 +28,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -125,10 +126,9 @@ class _Template:
         fits = fits and _sums_are_near(found, target)
         return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
-        found = None if numerics == "strict" else _blocks(workload)
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
+        found = None if mode.numerics == "strict" else _blocks(workload)
         if found is None or target.core.strassen_levels < _LEVELS:
             return None
         if not _sums_are_near(found, target):

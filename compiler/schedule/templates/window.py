@@ -28,6 +28,7 @@ from tilewright.compiler.loops.nest import (
 )
 from tilewright.compiler.loops.rewriting import rewrite
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.edges import edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
@@ -177,9 +178,8 @@ class _Template:
     def preference(self, workload: Workload, target: Target) -> float:
         return 2.0
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
         found = analyse(workload)
         if found is None:
             return None

@@ -13,6 +13,7 @@ from math import prod
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.cook_toom import POINTS
 from tilewright.compiler.schedule.kernel import Kernel
@@ -61,14 +62,13 @@ class _Template:
         costs = [_cost(found, core, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
         return 3.0 if costs and min(costs) < _direct_cost(found, workload, target) else 0.9
 
-    def space(
-        self, workload: Workload, target: Target, *, threads: int, numerics: str
-    ) -> SubSpace | None:
+    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
+        target = mode.target
         found = analyse(workload)
-        if found is None or numerics == "strict":
+        if found is None or mode.numerics == "strict":
             return None
         lanes = target.lanes(DType.FLOAT32)
-        outputs = _possible(found) if numerics == "loose" else _accurate(found)
+        outputs = _possible(found) if mode.numerics == "loose" else _accurate(found)
         if not outputs or not found.takes(lanes):
             return None
         most = min(6, -(-found.filters // lanes))
@@ -88,7 +88,9 @@ class _Template:
         def machine(choice: Mapping[str, Choice]) -> bool:
             return _fits(found, target, choice)
 
-        return SubSpace("winograd", knobs, form, _default(found, target, knobs, threads), machine)
+        return SubSpace(
+            "winograd", knobs, form, _default(found, target, knobs, mode.threads), machine
+        )
 
     def lower(
         self, workload: Workload, schedule: Schedule, target: Target, *, threads: int

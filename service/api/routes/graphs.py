@@ -15,7 +15,7 @@ from tilewright.service.api.limiter import LimiterDep, counted_answer
 from tilewright.service.api.planning_child import GraphQuestion, JobCheck
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.schemas.graphs import GraphView
-from tilewright.service.jobs.addressee import target_of_key
+from tilewright.service.jobs.addressee import mode_of
 from tilewright.service.jobs.model_graph import ModelGraph
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
@@ -40,8 +40,7 @@ async def get_graph(
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
     """What the drawing of a job's model is made by. Raises NotFoundError for the job."""
     job = storage.jobs.get(job_id, token.sees)
-    target = target_of_key(job.target_key or "", storage)
-    check = JobCheck(job.model_digest, target, job.threads, job.numerics, dict(job.options))
+    check = JobCheck(job.model_digest, mode_of(job, storage), dict(job.options))
     return GraphQuestion(check, ((job.result or {}).get("plan") or {}).get("choice"))
 
 

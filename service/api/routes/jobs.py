@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from tilewright.compiler.mode import Mode
 from tilewright.db.errors import NotFoundError
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
@@ -27,7 +28,7 @@ from tilewright.service.api.planning_child import JobCheck
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
 from tilewright.service.api.views import job_view, task_view
-from tilewright.service.jobs.addressee import Addressee, resolve_addressee, target_of_key
+from tilewright.service.jobs.addressee import Addressee, mode_of, resolve_addressee
 from tilewright.service.jobs.leftovers import store_leftovers
 from tilewright.service.jobs.nests import stored_nest
 from tilewright.service.jobs.waiting import Workforce, match_jobs
@@ -55,7 +56,7 @@ async def checked_job(
             raise NotFoundError("samples", digest)
         addressee = resolve_addressee(body.target, storage)
         target, options = addressee.target, body.options()
-        check = JobCheck(model.digest, target, body.threads, body.numerics, options)
+        check = JobCheck(model.digest, Mode(target, body.threads, body.numerics), options)
         check.spec(b"").budget.options()  # what is wrong without a look at the model
         return check, addressee
 
@@ -141,10 +142,9 @@ def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> 
     chosen."""
     job = storage.jobs.get(job_id, token.sees)
     task = storage.tasks.get(job.id, workload)
-    target = target_of_key(job.target_key or "", storage)
     text = storage.workloads.workload(task.workload_key)
     chosen = (task.facts or {}).get("schedule")
-    schedule, nest = stored_nest(text, chosen, target, job.threads, job.numerics)
+    schedule, nest = stored_nest(text, chosen, mode_of(job, storage))
     return NestView(schedule=schedule.to_json(), text=nest)
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from tilewright.compiler.mode import Mode
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
@@ -205,9 +206,8 @@ def explain_schedule(
     """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a
     target with the same instructions, that of the nearest shape, or the default."""
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
-    answer = best_answer(
-        storage, workload, target_of_key(key.target_key, storage), threads, numerics
-    )
+    mode = Mode(target_of_key(key.target_key, storage), threads, numerics)
+    answer = best_answer(storage, workload, mode)
     if answer.record is None:
         return answer_view(key, answer)
     name_workloads(storage)

@@ -24,7 +24,7 @@ from tilewright.service.api.schemas.jobs import (
     PredictionsView,
     PredictionView,
 )
-from tilewright.service.jobs.addressee import target_of_key
+from tilewright.service.jobs.addressee import mode_of
 from tilewright.service.jobs.predicted import Predicted
 from tilewright.service.jobs.shown_code import ShownCode
 from tilewright.tuner.cost_model.metrics import Scores
@@ -110,14 +110,14 @@ async def predictions_of(
 
 def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQuestion:
     job, task = found.job, found.task
-    target = target_of_key(job.target_key or "", storage)
+    mode = mode_of(job, storage)
     text = storage.workloads.workload(task.workload_key)
     chosen = None if untuned else (task.facts or {}).get("schedule")
     if chosen is None and not untuned:
-        key = RecordKey(task.workload_key, target.key, job.threads, job.numerics)
+        key = RecordKey(task.workload_key, *mode.key)
         fastest = storage.trials.fastest(job.id, key)
         chosen = None if fastest is None else fastest.schedule.to_json()
-    return CodeQuestion(text, chosen, target, job.threads, job.numerics)
+    return CodeQuestion(text, chosen, mode)
 
 
 def _predictions_question(
@@ -125,11 +125,12 @@ def _predictions_question(
 ) -> tuple[int | None, PredictionsQuestion]:
     """The version of the cost model, and the question."""
     job, workload = found.job, found.task.workload_key
-    target = target_of_key(job.target_key or "", storage)
+    mode = mode_of(job, storage)
+    target = mode.target
     newest = storage.trials.list(
         job_id=job.id, workload_key=workload, status=Status.OK, limit=MOST_PREDICTED
     )
-    key = RecordKey(workload, target.key, job.threads, job.numerics)
+    key = RecordKey(workload, *mode.key)
     trials = tuple(one.trial for one in newest if one.trial.key == key and not one.trial.withdrawn)
     model = storage.cost_models.promoted(target.key) if trials else None
     text = storage.workloads.workload(workload)

@@ -20,6 +20,7 @@ from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
 from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import build_kernel, lower_workload
 from tilewright.compiler.schedule.kernel import Kernel
@@ -185,13 +186,13 @@ def test_schedules_are_in_their_space(case: str) -> None:
     problem, schedule = CASES[case]
     target = resolve_target(CPU)
     threads = dict(schedule.choices).get("split", 1)
-    assert schedule in schedule_space(PROBLEMS[problem](16), target, int(threads))
+    assert schedule in schedule_space(PROBLEMS[problem](16), Mode(target, int(threads)))
 
 
 def statistics_of(problem: str, schedule: Schedule | None, name: str) -> KernelStatistics:
     target = resolve_target(name)
     workload = PROBLEMS[problem](target.vector_bits // 32)
-    chosen = schedule or schedule_space(workload, target).default()
+    chosen = schedule or schedule_space(workload, Mode(target)).default()
     return statistics(lower_workload(workload, chosen, target).assembly(target), target)
 
 
@@ -228,7 +229,9 @@ def test_every_target_compiles_products_of_bytes(family: Family, problem: str) -
     cores = {(target.features, target.vector_bits): target for target in family.targets}
     for target in cores.values():
         workload = PROBLEMS[problem](target.vector_bits // 32)
-        assert build_kernel(workload, schedule_space(workload, target).default(), target).object
+        assert build_kernel(
+            workload, schedule_space(workload, Mode(target)).default(), target
+        ).object
 
 
 @pytest.mark.parametrize("unroll", [1, 2, 4])

@@ -17,6 +17,7 @@ from rich.console import RenderableType
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
 from tests.unit.service.test_cost_models import product
 from tilewright.compiler.codegen.statistics import InnerLoop
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
 from tilewright.compiler.plan.product_types import TypeShare
 from tilewright.compiler.schedule.schedule import Schedule
@@ -270,7 +271,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **told: Any) -> None:
     """Print what `tune` does of a run of one task."""
-    task = make_task(product(8), known_targets()["x86-64-v3"], name="product")
+    task = make_task(product(8), Mode(known_targets()["x86-64-v3"]), name="product")
     state = TaskSnapshot(
         *(task.name, task.key, 1, 5, failed, 4e-4, 3e-4),
         origins=(("random", 4),) if failed else (),

@@ -51,7 +51,7 @@ def test_a_tuner_works_while_the_untuned_code_serves(made: list[Any]) -> None:
 
     def tuner(model: Any, options: Any) -> Tuned:
         assert go.wait(30)
-        assert options.threads == 1
+        assert options.mode.threads == 1
         return Tuned(compile_with(model, options))
 
     model = nn.Linear(4, 4).eval()

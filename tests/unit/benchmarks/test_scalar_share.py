@@ -9,6 +9,7 @@ import pytest
 from benchmarks import scalar_share
 from benchmarks.collection_quantised import QUANTISED
 from tests.integration.small_models import SMALL
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
@@ -32,7 +33,7 @@ def test_scalar_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def scalar_convolutions(workload: Workload, target: Target) -> Schedule:
         if "conv" in workload.operators:
             return Schedule.of("scalar")
-        return untuned_schedule(workload, target)
+        return untuned_schedule(workload, Mode(target))
 
     monkeypatch.setattr(scalar_share, "untuned_schedule", scalar_convolutions)
     found = scalar_share.scalar_share(SMALL["convolutions"]().SerializeToString())

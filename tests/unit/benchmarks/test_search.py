@@ -11,6 +11,7 @@ import pytest
 from benchmarks.report import Origin
 from benchmarks.search import CONSTRAINED, UNCONSTRAINED, Run, report, search, write_csv
 from benchmarks.search_tables import JOB, WORKLOADS, TableFile, path_of, read_table, workload_of
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
@@ -26,7 +27,7 @@ METHODS = (
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return make_task(workload_of(NAME), resolve_target("host"), name=NAME)
+    return make_task(workload_of(NAME), Mode(), name=NAME)
 
 
 def _trials(task: Task, seconds: float = 1e-5, phase: Phase = Phase.SCREEN) -> list[Trial]:
@@ -107,5 +108,5 @@ def test_regrets_and_trials_to_the_best(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_has_something_to_search(name: str) -> None:
-    task = make_task(workload_of(name), resolve_target("x86-64-v4"))
+    task = make_task(workload_of(name), Mode(resolve_target("x86-64-v4")))
     assert len(task.space) >= 24

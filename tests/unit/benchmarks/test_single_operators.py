@@ -15,6 +15,7 @@ from benchmarks.paired import Sampling, Tuner, compare_engines, fastest_seconds,
 from benchmarks.report import Origin
 from benchmarks.unseen_shapes import FAMILIES, ShapeRow, draw_shape
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import host_target
 
 QUICK = Sampling(samples=1, sample_seconds=1e-6)
@@ -84,14 +85,14 @@ def test_the_engines_take_turns() -> None:
 def test_tuned_schedules_are_found_by_the_compiler() -> None:
     model = operators.matmul(16, 32, 24)
     target = host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     with Tuner(trials=1) as tuner:
         schedules = tuner.schedules(model)
     workloads = [workload for workload, _ in plan.tasks()]
     assert workloads
     for workload in workloads:
-        assert schedules.best(workload.key, target.key, 1, "fast") is not None
-        assert schedules.best(workload.key, target.key, 2, "fast") is None
+        assert schedules.best(workload.key, Mode(target)) is not None
+        assert schedules.best(workload.key, Mode(target, 2)) is None
 
 
 def test_models_that_share_a_workload_are_tuned_one_after_the_other() -> None:
@@ -102,9 +103,11 @@ def test_models_that_share_a_workload_are_tuned_one_after_the_other() -> None:
     with Tuner(trials=1) as tuner:
         for model in (first, second, first):
             schedules = tuner.schedules(model)
-            plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+            plan = driver.make_plan(
+                driver.optimise(driver.load_graph(model), Mode(target)), Mode(target)
+            )
             for workload, _ in plan.tasks():
-                assert schedules.best(workload.key, target.key, 1, "fast") is not None
+                assert schedules.best(workload.key, Mode(target)) is not None
 
 
 def test_every_case_counts_what_it_does() -> None:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.search import DEFAULT, WARM, search
 from benchmarks.search_tables import Table, workload_of
 from benchmarks.warm import base_model, first_picks
-from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.mode import Mode
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
@@ -24,7 +24,7 @@ NAME = "matmul 97x131x65"
 @pytest.fixture(scope="module")
 def table() -> Table:
     """Every tenth schedule of a space, and the default; those with more vectors are faster."""
-    task = make_task(workload_of(NAME), resolve_target("host"), name=NAME)
+    task = make_task(workload_of(NAME), Mode(), name=NAME)
     schedules = list(dict.fromkeys([task.space.default(), *list(task.space.points)[::10]]))
     known = {
         schedule: Measurement(
@@ -40,7 +40,7 @@ def table() -> Table:
 def _base(table: Table) -> bytes:
     """A model that has seen the table."""
     task = table.task
-    facts = target_facts(task.target, task.threads)
+    facts = target_facts(task.mode.target, task.mode.threads)
     features = FeatureExtractor(task.lower, task.space.default(), facts)
     schedules, rows = features.rows(list(table.known))
     samples = [

@@ -14,6 +14,7 @@ import pytest
 from tilewright.compiler import driver
 from tilewright.compiler.bindings.c_library import WeightPlace, write_c_library, write_wasm_module
 from tilewright.compiler.bindings.c_library.header import Interface
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.sizes.ranges import parse_range
@@ -27,9 +28,11 @@ def compiled(model: str | Path | onnx.ModelProto, **dims: int | str) -> Compiled
     """A model at sizes, or for ranges given as texts."""
     ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
     target = host_target()
-    graph = driver.optimise(driver.load_graph(model, ranges), target)
-    builder = ProgramBuilder(None, target, any_rows=any(isinstance(d, str) for d in dims.values()))
-    return builder.build(driver.make_plan(graph, target, in_place=False))
+    graph = driver.optimise(driver.load_graph(model, ranges), Mode(target))
+    builder = ProgramBuilder(
+        None, Mode(target), any_rows=any(isinstance(d, str) for d in dims.values())
+    )
+    return builder.build(driver.make_plan(graph, Mode(target, in_place=False)))
 
 
 def for_wasm(
@@ -37,10 +40,10 @@ def for_wasm(
 ) -> CompiledProgram:
     ranges = {n: d if isinstance(d, int) else parse_range(n, d) for n, d in dims.items()}
     chosen = resolve_target(target)
-    graph = driver.optimise(driver.load_graph(model, ranges), chosen)
+    graph = driver.optimise(driver.load_graph(model, ranges), Mode(chosen))
     any_rows = any(isinstance(d, str) for d in dims.values())
-    builder = ProgramBuilder(None, chosen, threads, any_rows=any_rows)
-    return builder.build(driver.make_plan(graph, chosen, in_place=False))
+    builder = ProgramBuilder(None, Mode(chosen, threads), any_rows=any_rows)
+    return builder.build(driver.make_plan(graph, Mode(chosen, in_place=False)))
 
 
 def drawing() -> onnx.ModelProto:

@@ -31,6 +31,7 @@ from tilewright.compiler.bindings.c_library.library import NATIVE_FUNCTIONS
 from tilewright.compiler.bindings.c_library.toolchain import WARNINGS, Toolchain, toolchain
 from tilewright.compiler.driver import load_program
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime import native
 from tilewright.compiler.sizes.ranges import parse_range
@@ -317,10 +318,12 @@ def test_caches_with_room_are_refused() -> None:
         [helper.make_tensor_value_info("present", TensorProto.FLOAT, ("all", 4))],
     )
     target, past = host_target(), parse_range("past", "0..8")
-    graph_ = driver.optimise(driver.load_graph(helper.make_model(graph), {"past": past}), target)
-    plan = driver.make_plan(graph_, target)
+    graph_ = driver.optimise(
+        driver.load_graph(helper.make_model(graph), {"past": past}), Mode(target)
+    )
+    plan = driver.make_plan(graph_, Mode(target))
     with pytest.raises(InvalidArgumentError, match="grow in place are for sessions"):
-        Interface.of(ProgramBuilder(None, target, any_rows=True).build(plan).program, "cache")
+        Interface.of(ProgramBuilder(None, Mode(target), any_rows=True).build(plan).program, "cache")
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tilewright.compiler.bindings.c_library import ToolchainError, write_wasm_mo
 from tilewright.compiler.bindings.c_library.header import Interface
 from tilewright.compiler.bindings.c_library.wasm import declarations
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.plan import KernelStep
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.program.builder import CompiledProgram
@@ -188,7 +189,7 @@ def test_offsets_are_part_of_loads_and_stores() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     target = resolve_target("wasm32")
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model), target), target)
+    plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     (step,) = (step for step in plan.steps if isinstance(step, KernelStep))
     schedule = Schedule.of("gemm", order="lanes-outer", prefetch=0, tile=5, unroll=1, vectors=2)
     assembly = lower_workload(step.workload, schedule, target).assembly(target)

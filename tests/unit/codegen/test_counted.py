@@ -18,6 +18,7 @@ from tilewright.compiler.loops.expr import Accumulator, Combiner, Load, Role, Te
 from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension
@@ -120,7 +121,7 @@ def test_bytes_of_open_rows_are_narrowed_together() -> None:
         return make("cast", make("round", scaled), to="uint8")
 
     workload = open_workload(rounded, Dimension("m", 1, 41), Dimension("n", 1, 61))
-    first = next(iter(untuned_schedules(workload, N1)))
+    first = next(iter(untuned_schedules(workload, Mode(N1))))
     lower_nest(lower_schedule(workload, first, N1).nest, N1)
     wide = Schedule.of("gemm", order="lanes-outer", pack=False, tile=4, unroll=1, vectors=4)
     assembly = emit_assembly(lower_nest(lower_schedule(workload, wide, N1).nest, N1), N1)

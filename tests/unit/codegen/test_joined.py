@@ -21,6 +21,7 @@ from tests.unit.schedule.problems import conv, matmul
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -63,7 +64,7 @@ def joining(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 def tile(workload: Workload, target: Target, rows: int) -> Schedule:
-    default = untuned_schedule(workload, target)
+    default = untuned_schedule(workload, Mode(target))
     choices = {**dict(default.choices), "tile": rows, "vectors": 2, "unroll": 2}
     return Schedule.of(default.algorithm, **choices)
 
@@ -149,7 +150,7 @@ def test_riscv_joins_two_vectors_of_a_tile() -> None:
     """Half as many scalars, addresses and branches for a multiply-add, and none for rounding that
     would need a mask, whose register holds sums."""
     workload = pointwise(64, 16, 64)
-    schedule = untuned_schedule(workload, RISCV)
+    schedule = untuned_schedule(workload, Mode(RISCV))
     assert (schedule.integer("tile"), schedule.integer("vectors")) == (3, 2)
     assembly = lower_workload(workload, schedule, RISCV).assembly(RISCV)
     loop = max(inner_loops(assembly, RISCV), key=lambda loop: loop.fmas)
@@ -173,15 +174,15 @@ def test_sums_of_riscv_take_all_registers() -> None:
     """A scalar has one of its own, so that seven rows, or three of two vectors, and a panel are
     eight."""
     assert RISCV.factor_registers(7, 1) == 0
-    assert untuned_schedule(matmul(7, 16, 64), RISCV).integer("tile") == 7
-    wide = untuned_schedule(matmul(49, 960, 160), RISCV)
+    assert untuned_schedule(matmul(7, 16, 64), Mode(RISCV)).integer("tile") == 7
+    wide = untuned_schedule(matmul(49, 960, 160), Mode(RISCV))
     assert (wide.integer("tile"), wide.integer("vectors")) == (3, 2)
 
 
 def test_tiles_of_a_window_are_not_spilled() -> None:
     """RISC-V holds sums, a weight, and the pixels of all points of a row."""
     workload = conv(16, channels=64, filters=64, group=64)
-    schedule = untuned_schedule(workload, RISCV)
+    schedule = untuned_schedule(workload, Mode(RISCV))
     assert schedule.integer("tile") == 3
     loops = inner_loops(lower_workload(workload, schedule, RISCV).assembly(RISCV), RISCV)
     assert not any(loop.spills for loop in loops)
@@ -191,7 +192,7 @@ def test_tiles_of_a_window_are_not_spilled() -> None:
 def test_riscv_without_vectors_unrolls(name: str) -> None:
     """1.7 instructions for a multiply-add of steps one by one."""
     target, workload = resolve_target(name), matmul(64, 256, 256)
-    spaces = schedule_space(workload, target).subspaces
+    spaces = schedule_space(workload, Mode(target)).subspaces
     schedule = next(s.default for s in spaces if s.default.algorithm == "gemm")
     assert schedule.integer("unroll") == 8
     assembly = lower_workload(workload, schedule, target).assembly(target)

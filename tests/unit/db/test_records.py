@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.engine import open_engine, reading
 from tilewright.db.models import RecordRow, TrialRow
 from tilewright.db.stores.records import SqlRecordStore
@@ -128,7 +130,7 @@ def test_one_target_is_not_another_in_any_question(records: SqlRecordStore) -> N
     records.add_trials([trial(1, key=other)])
     records.add_record(TuningRecord(other, SCHEDULE, GOOD))
     assert records.best_records([KEY]) == {}
-    assert records.best(KEY.workload_key, KEY.target_key, KEY.threads, KEY.numerics) is None
+    assert records.best_record(KEY) is None
     assert records.newest_trials([KEY.target_key], "cg1", 10) == []
     assert records.count_by_target("cg1") == {other.target_key: 1}
 
@@ -202,9 +204,10 @@ def test_a_whole_model_at_once(records: SqlRecordStore) -> None:
 
 
 def test_the_compilers_schedule_source(records: SqlRecordStore) -> None:
-    records.add_record(TuningRecord(KEY, SCHEDULE, GOOD))
-    assert records.best(KEY.workload_key, KEY.target_key, 2, "strict") == SCHEDULE
-    assert records.best(KEY.workload_key, KEY.target_key, 1, "strict") is None
+    mode = Mode(resolve_target("x86-64-v3"), 2, "strict")
+    records.add_record(TuningRecord(RecordKey("w" * 64, *mode.key), SCHEDULE, GOOD))
+    assert records.best("w" * 64, mode) == SCHEDULE
+    assert records.best("w" * 64, replace(mode, threads=1)) is None
 
 
 def test_what_was_saved_is_there_after_a_restart(

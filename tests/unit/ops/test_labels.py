@@ -20,6 +20,7 @@ from tilewright.compiler.errors import (
 )
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.text import parse_graph, print_graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import load_artifact
@@ -99,9 +100,9 @@ def test_labels_are_texts_outside_the_kernels(dims: dict[str, int] | None) -> No
 
 def test_an_artifact_keeps_its_labels(tmp_path: Path) -> None:
     target = host_target()
-    graph = driver.optimise(import_model(classifier(), {"rows": 7}), target)
-    builder = ProgramBuilder(None, target)
-    artifacts.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
+    graph = driver.optimise(import_model(classifier(), {"rows": 7}), Mode(target))
+    builder = ProgramBuilder(None, Mode(target))
+    artifacts.save_artifact({(): driver.make_plan(graph, Mode(target))}, builder, tmp_path / "a")
     assert_classified(load_artifact(tmp_path / "a"))
 
 
@@ -345,9 +346,9 @@ def test_inputs_of_text_are_positions_of_what_the_model_knows(dims: dict[str, in
 
 def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
     target = host_target()
-    graph = driver.optimise(import_model(categories(), {"rows": 4}), target)
-    builder = ProgramBuilder(None, target)
-    artifacts.save_artifact({(): driver.make_plan(graph, target)}, builder, tmp_path / "a")
+    graph = driver.optimise(import_model(categories(), {"rows": 4}), Mode(target))
+    builder = ProgramBuilder(None, Mode(target))
+    artifacts.save_artifact({(): driver.make_plan(graph, Mode(target))}, builder, tmp_path / "a")
     loaded = load_artifact(tmp_path / "a")
     assert isinstance(loaded, Executable)
     (port,) = loaded.inputs

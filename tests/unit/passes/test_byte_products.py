@@ -11,6 +11,7 @@ from tests.graphs import Maker
 from tilewright.compiler.driver import make_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.products import BYTES, WORDS
 from tilewright.compiler.passes.byte_pairs import byte_pairs
@@ -302,10 +303,10 @@ def test_an_image_of_few_channels_gets_four(channels: int, zero: int) -> None:
 def test_channels_of_bytes_lie_together(channels: int, layout: str) -> None:
     """Where they do not, each product takes as long as four."""
     target = resolve_target("cascadelake")
-    plan = make_plan(after(conv(channels=channels, filters=32)), target)
+    plan = make_plan(after(conv(channels=channels, filters=32)), Mode(target))
     (kernel,) = [k.workload for k in plan.kernels if "conv" in k.workload.operators]
     assert str(kernel.inputs[0].layout) == layout
-    found = schedule_space(kernel, target).default()
+    found = schedule_space(kernel, Mode(target)).default()
     assert lower_schedule(kernel, found, target).nest.computes[0].group == 4
 
 

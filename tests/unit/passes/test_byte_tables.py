@@ -12,6 +12,7 @@ from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.byte_tables import byte_tables
 from tilewright.compiler.passes.no_ops import no_ops
@@ -128,7 +129,7 @@ def test_a_source_of_another_shape_is_no_table() -> None:
 def test_only_targets_that_look_up_vectors_have_tables() -> None:
     graph = chain()
     for name, found in (("icelake-server", True), ("cascadelake", False), ("neoverse-v1", False)):
-        made = operators(optimise(graph, resolve_target(name)))
+        made = operators(optimise(graph, Mode(resolve_target(name))))
         assert ("lookup" in made) is found
     assert byte_tables in PASSES
 

@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tilewright.compiler.driver import optimise
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.targets.host import resolve_target
 
@@ -173,7 +174,7 @@ def agrees(proto: ModelProto, graph: Graph, n: int, past: int) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_mask_that_counts_is_causal(name: str) -> None:
     proto = attention_model(CAUSAL[name])
-    graph = optimise(imported(proto), TARGET)
+    graph = optimise(imported(proto), Mode(TARGET))
     node = attention_of(graph)
     assert len(node.inputs) == 3
     assert node.attr("causal") == 1
@@ -186,7 +187,7 @@ def test_a_mask_that_counts_is_causal(name: str) -> None:
 @pytest.mark.parametrize("name", OTHER)
 def test_a_mask_that_hides_anything_else_stays(name: str) -> None:
     proto = attention_model(OTHER[name])
-    graph = optimise(imported(proto), TARGET)
+    graph = optimise(imported(proto), Mode(TARGET))
     node = attention_of(graph)
     assert len(node.inputs) == 4
     assert not node.attr("causal")
@@ -196,7 +197,7 @@ def test_a_mask_that_hides_anything_else_stays(name: str) -> None:
 
 def test_a_single_query_needs_no_mask() -> None:
     proto = attention_model(CAUSAL["keys greater"], tokens=1)
-    graph = optimise(imported(proto, tokens=1), TARGET)
+    graph = optimise(imported(proto, tokens=1), Mode(TARGET))
     node = attention_of(graph)
     assert len(node.inputs) == 3
     assert not node.attr("causal")

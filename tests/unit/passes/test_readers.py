@@ -17,6 +17,7 @@ from tests.graphs import Maker, random_inputs
 from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue, Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.targets.host import resolve_target
@@ -110,7 +111,10 @@ def test_readers_of_every_kind_get_the_value(maker: str) -> None:
             graph = read_by(maker, channels, *readers)
             inputs = random_inputs(graph)
             plan = plan_graph(graph, target.lanes(DType.FLOAT32))
-            found, expected = compile_plan(plan, None, target).run(inputs), run_graph(graph, inputs)
+            found, expected = (
+                compile_plan(plan, None, Mode(target)).run(inputs),
+                run_graph(graph, inputs),
+            )
             for a, b in zip(found, expected, strict=True):
                 difference = float(np.abs(np.subtract(a, b)).max())
                 assert difference <= 2e-4 * max(1.0, float(np.abs(b).max()))

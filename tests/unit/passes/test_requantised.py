@@ -9,6 +9,7 @@ from tests.graphs import Maker
 from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.requantised import requantised
 from tilewright.compiler.targets.host import resolve_target
 
@@ -49,5 +50,5 @@ def test_another_type_is_another_value() -> None:
 def test_all_targets_take_it_out() -> None:
     """Also those that have no instruction to look up bytes."""
     for name in ("cascadelake", "x86-64-v2", "cortex-a72"):
-        graph = optimise(turned(DType.UINT8), resolve_target(name))
+        graph = optimise(turned(DType.UINT8), Mode(resolve_target(name)))
         assert [node.op for node in graph.nodes] == ["transpose"]

@@ -11,9 +11,9 @@ from tests.graphs import Maker
 from tilewright.compiler.driver import optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.wide_sums import wide_sums
 from tilewright.compiler.plan.fusion import fuse
-from tilewright.compiler.targets.host import resolve_target
 
 
 def squares(g: Maker, x: str) -> str:
@@ -82,7 +82,7 @@ def normalised(kernel: int) -> Graph:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 def test_sums_are_stored_in_float32_unless_they_are_factors(dtype: DType) -> None:
-    after = optimise(normalised(4), resolve_target("host"), precision=dtype)
+    after = optimise(normalised(4), Mode(precision=dtype))
     producers = {node.output: node for node in after.nodes}
     narrowed = {
         producers[node.inputs[0]].op

@@ -11,6 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.verify import verify_graph
 from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.widen import multiplied_type, widen
 from tilewright.compiler.program.builder import build_program
@@ -81,15 +82,15 @@ def test_only_inputs_outputs_and_their_conversions_are_narrow(dtype: DType) -> N
 @pytest.mark.parametrize("dtype", HALVES)
 def test_such_models_run_in_their_own_type(dtype: DType) -> None:
     graph, target = model(dtype), resolve_target("host")
-    optimised = optimise(graph, target)
+    optimised = optimise(graph, Mode(target))
     ops = [node.op for node in optimised.nodes]
     assert "batch_norm" not in ops
     products = [node for node in optimised.nodes if node.op in ("conv", "matmul")]
     assert all(node.attr("accumulator") == "float32" for node in products)
     assert all(optimised.types[v].dtype is dtype for n in products for v in n.inputs[:2])
-    plan = make_plan(optimised, target)
+    plan = make_plan(optimised, Mode(target))
     given = inputs_of(graph)
-    made = load_program(build_program(plan, None, target, 1, "fast")).run(given)
+    made = load_program(build_program(plan, None, Mode(target))).run(given)
     for a, b in zip(made, run_graph(graph, given), strict=True):
         error = compare(from_memory(np.asarray(a).view(dtype.numpy), dtype), from_memory(b, dtype))
         assert error <= tolerance_for(dtype)
@@ -107,7 +108,7 @@ def test_products_of_several_types_or_none_decide_how_values_are_stored_only() -
     sums = alone.graph(alone("reduce_sum", alone("mul", x, x), axes=(1,), keepdims=0))
     assert multiplied_type(sums) is None
     for graph in (several, sums):
-        after = optimise(graph, resolve_target("host"))
+        after = optimise(graph, Mode())
         verify_graph(after)
         for node in after.nodes:
             if node.op != "cast":
@@ -128,7 +129,7 @@ def test_beside_other_products_weights_stay_narrow_for_few_rows(dtype: DType, ro
     last = g("matmul", g("tanh", g("mul", first, turned)), g.weight("v", 16, 16))
     graph = g.graph(last)
     assert multiplied_type(graph) is None
-    after = optimise(graph, resolve_target("host"))
+    after = optimise(graph, Mode())
     verify_graph(after)
     products = [node for node in after.nodes if node.op == "matmul"]
     narrow = [node for node in products if after.types[node.inputs[1]].dtype is dtype]
@@ -170,7 +171,7 @@ def test_what_a_cache_gets_is_rounded_once(dtype: DType) -> None:
     rows = g("reshape", g("add", made, g.weight("b", 16)), shape=(2, 1, 8))
     joined = g("concat", past, rows, axis=1)
     graph = g.graph(joined, g("matmul", joined, g.weight("v", 2, 8, 4)))
-    after = optimise(graph, resolve_target("host"))
+    after = optimise(graph, Mode())
     verify_graph(after)
     casts = [node for node in after.nodes if node.op == "cast"]
     assert [after.types[node.output].dtype for node in casts] == [dtype, dtype]

@@ -18,6 +18,7 @@ from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.plan.choices import RULE, GraphChoice
@@ -39,10 +40,10 @@ POOL = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": 
 
 def planned(graph: Graph, choice: GraphChoice) -> GraphPlan:
     """The plan of a graph under a choice, proven to compute what the graph does."""
-    optimised = optimise(graph, HOST, choice=choice)
-    plan = make_plan(optimised, HOST, choice=choice)
+    optimised = optimise(graph, Mode(HOST), choice=choice)
+    plan = make_plan(optimised, Mode(HOST), choice=choice)
     inputs = random_inputs(graph)
-    found, expected = compile_plan(plan, None, HOST).run(inputs), run_graph(graph, inputs)
+    found, expected = compile_plan(plan, None, Mode(HOST)).run(inputs), run_graph(graph, inputs)
     for a, b in zip(found, expected, strict=True):
         # sums of some thousand products of numbers near 1, a few layers deep
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(1.0, float(np.abs(b).max())))
@@ -148,7 +149,7 @@ def test_products_of_bytes_are_included_where_the_rule_leaves_them_out() -> None
     assert "byte_tables" in unsuited_passes(able)
 
     def multiplies_bytes(target: Target, choice: GraphChoice) -> bool:
-        graph = optimise(scaled_bytes(), target, choice=choice)
+        graph = optimise(scaled_bytes(), Mode(target), choice=choice)
         (product,) = [node for node in graph.nodes if node.op == "matmul"]
         return product.attr("accumulator") == "int32"
 
@@ -213,7 +214,7 @@ def test_chosen_layouts_make_the_plan_again() -> None:
 def test_layouts_that_are_no_option_are_refused() -> None:
     choice = GraphChoice(layouts=(("z", ("2 3 0 1", "row")),))
     with pytest.raises(InvalidArgumentError, match="'z' cannot be written and read as 2 3 0 1"):
-        make_plan(optimise(chain(), HOST), HOST, choice=choice)
+        make_plan(optimise(chain(), Mode(HOST)), Mode(HOST), choice=choice)
 
 
 def test_a_choice_is_read_as_it_was_written() -> None:

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes
 from tilewright.service.jobs.verification import _draw
 from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
@@ -52,7 +52,7 @@ def test_random_inputs_reach_all_rows_of_their_tables_and_no_others() -> None:
     drawn = _draw(planned, INPUT_SEED)
     assert set(drawn["ids"]) == set(range(300)) and drawn["ids"].dtype == np.int32
     assert set(drawn["kinds"]) == {0, 1}
-    program = build_program(planned.served_plan, None, resolve_target("host"), 1).program
+    program = build_program(planned.served_plan, None, Mode()).program
     program = program_from_json(program_to_json(program))  # as a device gets it
     on_device = draw_inputs(program.at({"n": 4000}).inputs, INPUT_SEED)
     for name, array in drawn.items():
@@ -118,6 +118,6 @@ def test_a_single_number_is_the_one_that_it_is_compared_with(
     drawn = _draw(planned, INPUT_SEED)["rate"]
     assert drawn.shape == tuple(shape) and drawn.dtype == np.int32
     assert set(drawn.flat) == {number} if number else set(drawn.flat) <= {0, 1}
-    program = build_program(planned.served_plan, None, resolve_target("host"), 1).program
+    program = build_program(planned.served_plan, None, Mode()).program
     program = program_from_json(program_to_json(program))  # as a device gets it
     np.testing.assert_array_equal(draw_inputs(program.inputs, INPUT_SEED)["rate"], drawn)

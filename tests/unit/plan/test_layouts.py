@@ -15,6 +15,7 @@ from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.plan.fusion import Group, fuse
@@ -164,7 +165,7 @@ def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
     target = resolve_target("host")
     plan = plan_graph(graph, target.lanes(DType.FLOAT32), assign)
     inputs = random_inputs(graph)
-    found, expected = compile_plan(plan, None, target).run(inputs), run_graph(graph, inputs)
+    found, expected = compile_plan(plan, None, Mode(target)).run(inputs), run_graph(graph, inputs)
     for a, b in zip(found, expected, strict=True):
         # sums of some thousand products of numbers near 1, a few layers deep
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-4 * max(1.0, float(np.abs(b).max())))

@@ -22,6 +22,7 @@ from tests.integration import control_models
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.memory import MemoryPlan, plan_memory, value_bytes
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
@@ -122,7 +123,9 @@ def model(name: str) -> Any:
 
 @cache
 def planned(name: str) -> GraphPlan:
-    return make_plan(optimise(import_model(model(name), CASES[name].dims), TARGET), TARGET)
+    return make_plan(
+        optimise(import_model(model(name), CASES[name].dims), Mode(TARGET)), Mode(TARGET)
+    )
 
 
 @pytest.fixture(params=CASES)
@@ -160,7 +163,7 @@ def test_plans_at_sizes_compute_what_the_model_does(name: str) -> None:
 
 def test_open_sizes_cost_no_kernels_but_those_that_constants_save(name: str) -> None:
     values = CASES[name].sizes[-1]
-    fixed = make_plan(optimise(import_model(model(name), values), TARGET), TARGET)
+    fixed = make_plan(optimise(import_model(model(name), values), Mode(TARGET)), Mode(TARGET))
     assert len(planned(name).kernels) <= len(fixed.kernels) + CASES[name].more
 
 
@@ -337,7 +340,7 @@ def test_equal_kernels_of_different_names_are_one() -> None:
         import_model(opened(mobilenet_v2(size=32), {"x": [dim, 3, 32, 32]}), {dim: "1..32"})
         for dim in ("batch", "images")
     ]
-    plans = [make_plan(optimise(graph, TARGET), TARGET) for graph in graphs]
+    plans = [make_plan(optimise(graph, Mode(TARGET)), Mode(TARGET)) for graph in graphs]
     keys = [[step.workload.key for step in plan.kernels] for plan in plans]
     assert keys[0] == keys[1]
     assert {step.sizes for step in plans[1].steps if isinstance(step, KernelStep)} == {("images",)}
@@ -347,7 +350,9 @@ def test_equal_kernels_of_different_names_are_one() -> None:
 def test_caches_of_fixed_length_take_any_number_of_rows(build: Callable[..., Any]) -> None:
     """What a cache holds behind its rows is anyone's: the import at fixed sizes is compared."""
     proto = build(length=16, cache="fixed", **SMALL)
-    graph = make_plan(optimise(import_model(proto, {"tokens": "1..16"}), TARGET), TARGET).graph
+    graph = make_plan(
+        optimise(import_model(proto, {"tokens": "1..16"}), Mode(TARGET)), Mode(TARGET)
+    ).graph
     for tokens, past in [(1, 0), (1, 15), (5, 3), (16, 0)]:
         fixed = import_model(proto, {"tokens": tokens})
         random = np.random.default_rng(tokens)

@@ -9,6 +9,7 @@ from tests.graphs import Maker
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import plan_summary
 from tilewright.compiler.plan.product_types import TypeShare
 from tilewright.compiler.targets.host import resolve_target
@@ -29,7 +30,7 @@ def quantised(g: Maker, value: str) -> str:
 
 def shares(graph: Graph, target: str = "cascadelake") -> tuple[TypeShare, ...]:
     chosen = resolve_target(target)
-    return plan_summary(make_plan(optimise(graph, chosen), chosen)).products
+    return plan_summary(make_plan(optimise(graph, Mode(chosen)), Mode(chosen))).products
 
 
 def layer(g: Maker) -> str:

@@ -16,6 +16,7 @@ from tilewright.compiler.driver import compile_plan
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.layouts.options import channels_last
 from tilewright.compiler.plan.memory import plan_memory
@@ -349,7 +350,7 @@ def unit() -> Graph:
 def test_compiled(make: Callable[[], Graph]) -> None:
     graph = make()
     target = resolve_target("host")
-    executable = compile_plan(plan_graph(graph, target.lanes(DType.FLOAT32)), None, target)
+    executable = compile_plan(plan_graph(graph, target.lanes(DType.FLOAT32)), None, Mode(target))
     inputs = random_inputs(graph)
     for found, expected in zip(executable.run(inputs), run_graph(graph, inputs), strict=True):
         # sums of at most a few thousand products of numbers near 1

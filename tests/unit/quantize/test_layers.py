@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.quantize.small import drawn, model, network, perceptron, saved, weights
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.quantize.attribution import ModelPart, Timed, attribute, kernel_layers
 from tilewright.service.quantize.layers import Layer, Owners, as_read, find_layers
@@ -43,8 +44,8 @@ class Made:
 
     def timed(self, model: onnx.ModelProto, seconds: float) -> Timed:
         """Each kernel takes so long."""
-        graph = driver.optimise(driver.load_graph(model), TARGET)
-        plan = driver.make_plan(graph, TARGET)
+        graph = driver.optimise(driver.load_graph(model), Mode(TARGET))
+        plan = driver.make_plan(graph, Mode(TARGET))
         owners = Owners(model.graph, tensor_names(self.model.graph), self.layers)
         return Timed(plan, [seconds] * len(plan.kernels), owners, tensor_names(model.graph))
 

@@ -14,6 +14,7 @@ from tests.kernels import HOST
 from tilewright.compiler.driver import load_program, make_plan, optimise
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.slices import slices_of
@@ -44,7 +45,7 @@ def planned(body: str, inputs: str = IMAGES(8), batch: Dimension = BATCH) -> Gra
             array = random.standard_normal(shape).astype(np.float32)
             model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     graph = import_model(model, {"n": batch})
-    return make_plan(optimise(graph, V4), V4)
+    return make_plan(optimise(graph, Mode(V4)), Mode(V4))
 
 
 CONVOLUTIONS = """
@@ -129,8 +130,8 @@ def test_other_sizes_say_how_many_elements_a_slice_has() -> None:
 @pytest.fixture(scope="module")
 def executable() -> Executable:
     """Of slices of up to three images."""
-    plan = make_plan(optimise(planned(CONVOLUTIONS).graph, HOST), HOST)
-    compiled = ProgramBuilder(None, HOST).build(plan)
+    plan = make_plan(optimise(planned(CONVOLUTIONS).graph, Mode(HOST)), Mode(HOST))
+    compiled = ProgramBuilder(None, Mode(HOST)).build(plan)
     sliced = replace(compiled.program, slices=Slices("n", 1, 3, 1))
     return load_program(replace(compiled, program=sliced))
 

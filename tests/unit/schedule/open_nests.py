@@ -16,6 +16,7 @@ from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.layout import Layout
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.program.build import kernel_spec
@@ -55,7 +56,7 @@ def open_workload(
 
 def schedules(workload: Workload, target: Target = TARGET, count: int = 3) -> list[Schedule]:
     """The default, and some of every algorithm."""
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     some = [s for sub in space.subspaces for s in sub.points[:: -(-len(sub.points) // count)]]
     return list(dict.fromkeys((space.default(), *some)))
 

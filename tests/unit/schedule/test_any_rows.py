@@ -10,6 +10,7 @@ import pytest
 
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import conv, matmul
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import lower_workload
@@ -30,7 +31,7 @@ ROUNDING = 1e-5
 
 
 def of_any_rows(workload: Workload, target: Target = TARGET, threads: int = 1) -> Schedule:
-    return next(untuned_schedules(workload, target, threads, any_rows=True))
+    return next(untuned_schedules(workload, Mode(target, threads), any_rows=True))
 
 
 def test_tiles_and_weights_do_not_depend_on_the_rows() -> None:
@@ -76,14 +77,14 @@ def test_threads_share_panels_where_the_rows_are_few() -> None:
 
 def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
     workload = matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64)
-    space = schedule_space(workload, TARGET)
+    space = schedule_space(workload, Mode(TARGET))
     default = space.default()
-    assert default == untuned_schedule(workload, TARGET)
+    assert default == untuned_schedule(workload, Mode(TARGET))
     assert default in space and default in space.points
     knobs = {knob.name: knob.values for knob in space.subspaces[0].knobs}
     assert all(value in knobs[name] for name, value in default.choices), "a search turns them"
     assert list(knobs["tile"]) == sorted(knobs["tile"])
-    typical = schedule_space(workload.typical(), TARGET)
+    typical = schedule_space(workload.typical(), Mode(TARGET))
     products = [point for point in typical.points if point.algorithm == default.algorithm]
     assert set(products) <= set(space.points)
     assert "strassen" in {each.algorithm for each in typical.subspaces}
@@ -96,7 +97,7 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
 
 def test_other_workloads_keep_their_defaults() -> None:
     for workload in (conv(16), matmul(1, 96, 64), matmul(16, 96, 64, 4, constant=False)):
-        assert of_any_rows(workload) == schedule_space(workload, TARGET).default()
+        assert of_any_rows(workload) == schedule_space(workload, Mode(TARGET)).default()
 
 
 def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,9 @@ def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.Monk
         return original(number, *arguments)
 
     monkeypatch.setattr(select, "_space", counted)
-    tried = untuned_schedules(matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64), TARGET)
+    tried = untuned_schedules(
+        matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64), Mode(TARGET)
+    )
     assert next(tried).algorithm == "gemm"
     few = len(asked)
     everything = list(tried)

@@ -16,6 +16,7 @@ from tests.unit.schedule.problems import PROBLEMS, attention
 from tilewright.compiler.driver import compile_plan, make_plan
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.nest import For
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -68,7 +69,7 @@ def expected(workload: Workload, arrays: list[Array]) -> Array:
 
 def check(workload: Workload, arrays: list[Array], bits: int, number: int) -> None:
     target, random = width(bits), np.random.default_rng(number)
-    points = TEMPLATE.space(workload, target, threads=1, numerics="strict").points  # type: ignore[union-attr]
+    points = TEMPLATE.space(workload, Mode(target, numerics="strict")).points  # type: ignore[union-attr]
     schedule = points[number % len(points)]
     got, right = (
         run_workload(workload, schedule, target, arrays, random),
@@ -107,7 +108,7 @@ def test_the_error_at_the_size_of_a_real_head(bits: int, queries: int) -> None:
 def test_large_scores_do_not_overflow() -> None:
     graph = plain(1, 2, 9, 20, 8, scale=1e4)
     workload, arrays = as_workload(graph), arrays_of(graph)
-    schedule = schedule_space(workload, HOST).default()
+    schedule = schedule_space(workload, Mode(HOST)).default()
     got = run_workload(workload, schedule, HOST, arrays, np.random.default_rng(0))
     assert np.isfinite(got).all()
     # scores of 1e5 are known to 2**-8: so are the exponents
@@ -125,7 +126,7 @@ def test_hidden_keys_take_no_part() -> None:
     mask[2] = np.finfo(np.float32).min
     mask[3] = -np.inf
     v[:, :, 13:] = 1.0
-    schedule = schedule_space(workload, HOST).default()
+    schedule = schedule_space(workload, Mode(HOST)).default()
     got = run_workload(workload, schedule, HOST, [q, k, v, mask], np.random.default_rng(0))
     changed = v.copy()
     changed[:, :, 7:] = 1e6
@@ -140,8 +141,8 @@ def test_hidden_keys_take_no_part() -> None:
 def test_two_threads_compute_what_one_does() -> None:
     graph = plain(1, 5, 30, 30, 16, causal=True)
     inputs = dict(zip(graph.inputs, arrays_of(graph), strict=True))
-    plan = make_plan(graph, HOST)
-    one, two = (compile_plan(plan, None, HOST, threads).run(inputs)[0] for threads in (1, 2))
+    plan = make_plan(graph, Mode(HOST))
+    one, two = (compile_plan(plan, None, Mode(HOST, threads)).run(inputs)[0] for threads in (1, 2))
     np.testing.assert_array_equal(one, two)
 
 
@@ -168,7 +169,7 @@ def test_segments_skip_the_keys_that_no_row_sees(count: int) -> None:
 @pytest.mark.parametrize("problem", ["attention", "attention of one query"])
 def test_the_scores_never_exist_as_a_whole(problem: str) -> None:
     workload = PROBLEMS[problem](HOST.vector_bits // 32)
-    space = schedule_space(workload, HOST)
+    space = schedule_space(workload, Mode(HOST))
     (heads, size), (keys,) = workload.output.type.shape[2:], _keys(workload)
     rows = workload.output.type.shape[1]
     for schedule in space.points[:: max(1, len(space) // 8)]:
@@ -192,5 +193,5 @@ def test_untuned_values_are_packed_that_no_first_cache_holds(
     queries: int, keys: int, values: str
 ) -> None:
     """And that enough queries read."""
-    default = schedule_space(attention(queries, keys, 2, 64), width(512)).default()
+    default = schedule_space(attention(queries, keys, 2, 64), Mode(width(512))).default()
     assert default["values"] == values

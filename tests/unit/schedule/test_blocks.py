@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_workload, width
 from tests.unit.schedule.problems import block_matmul, matmul
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.schedule.templates.blocks import TEMPLATE, analyse
 
@@ -41,7 +42,7 @@ def test_any_size(
 ) -> None:
     """Rows and columns that fill no tile, any bits in every word; all of it between guard pages."""
     workload = block_matmul(m, n, blocks * block, bits, block, zero=zero, quantised=quantised)
-    space = TEMPLATE.space(workload, width(lanes), threads=threads, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(width(lanes), threads))
     assert space is not None
     random = np.random.default_rng(n * m)
     arrays = []
@@ -75,7 +76,7 @@ def test_one_row_of_bytes_reads_each_panel_in_order() -> None:
     vectors = {}
     for quantised in (False, True):
         one = block_matmul(1, 768, 768, quantised=quantised)
-        space = TEMPLATE.space(one, width(512), threads=1, numerics="fast")
+        space = TEMPLATE.space(one, Mode(width(512)))
         assert space is not None
         vectors[quantised] = space.default.integer("vectors")
         found = analyse(one)
@@ -84,7 +85,7 @@ def test_one_row_of_bytes_reads_each_panel_in_order() -> None:
 
 
 def test_rows_share_what_is_unpacked() -> None:
-    space = TEMPLATE.space(block_matmul(64, 768, 768), width(512), threads=1, numerics="fast")
+    space = TEMPLATE.space(block_matmul(64, 768, 768), Mode(width(512)))
     assert space is not None
     default = dict(space.default.choices)
     assert int(default["tile"]) >= 4

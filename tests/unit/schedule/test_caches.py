@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.schedule.problems import conv, matmul
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
@@ -31,7 +32,7 @@ def untuned(monkeypatch: pytest.MonkeyPatch) -> Untuned:
         # Schedules are remembered by target, which knows its core by the name of the CPU.
         target: Target = replace(V4, cpu=f"test {properties}")
         monkeypatch.setitem(V4.family.cores, target.cpu, core)  # type: ignore[arg-type]
-        return next(untuned_schedules(workload, target, numerics=numerics))
+        return next(untuned_schedules(workload, Mode(target, numerics=numerics)))
 
     return schedule
 
@@ -137,14 +138,14 @@ def test_products_with_several_rows_ask_for_weights_ahead(untuned: Untuned) -> N
 
 def test_open_rows_ask_for_weights_ahead() -> None:
     workload = matmul(open_size(Dimension("rows", 1, 512)), 768, 384)
-    (schedule, *_) = untuned_schedules(workload, resolve_target("znver5"))
+    (schedule, *_) = untuned_schedules(workload, Mode(resolve_target("znver5")))
     assert schedule["prefetch"] == "panel"
     deep = matmul(open_size(Dimension("rows", 1, 512)), 3072, 8192)
-    (schedule, *_) = untuned_schedules(deep, resolve_target("znver5"))
+    (schedule, *_) = untuned_schedules(deep, Mode(resolve_target("znver5")))
     assert schedule["prefetch"] == 8192, "no cache holds two panels"
-    (schedule, *_) = untuned_schedules(deep, resolve_target("znver4"))
+    (schedule, *_) = untuned_schedules(deep, Mode(resolve_target("znver4")))
     assert schedule["prefetch"] == 0, "it may be two rows"
-    (schedule, *_) = untuned_schedules(workload, V4)
+    (schedule, *_) = untuned_schedules(workload, Mode(V4))
     assert schedule["prefetch"] == 0, "nobody measured it there"
 
 
@@ -152,6 +153,6 @@ def test_a_range_is_offered_the_tiles_of_all_its_sizes() -> None:
     """The typical size of 2..16 is five."""
     for low, high, least in ((2, 16, 16), (1, 4, 4), (1, 512, 28)):
         workload = matmul(open_size(Dimension("rows", low, high)), 384, 384)
-        space = schedule_space(workload, V4)
+        space = schedule_space(workload, Mode(V4))
         assert max(s.integer("tile") for s in space if s.algorithm == "gemm") >= least
-        assert space.default() == untuned_schedule(workload, V4)
+        assert space.default() == untuned_schedule(workload, Mode(V4))

@@ -12,6 +12,7 @@ from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import matmul, matmul_of_rows
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
@@ -36,7 +37,7 @@ def test_any_size(
 ) -> None:
     """Sums of small integers are exact: tails of lanes, rows and unrolling may change nothing."""
     workload = matmul_of_rows(m, n, k, *batch)
-    space = TEMPLATE.space(workload, width(bits), threads=threads, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(width(bits), threads))
     assert space is not None
     random = np.random.default_rng(n * k)
     types = workload.graph.types
@@ -59,7 +60,7 @@ def test_other_types(dtype: DType) -> None:
     random = np.random.default_rng(1)
     arrays = [random.integers(-9, 9, s).astype(dtype.numpy) for s in ((9, 37), (37, 1))]
     for bits in WIDTHS:
-        space = schedule_space(workload, width(bits))
+        space = schedule_space(workload, Mode(width(bits)))
         assert space.default().algorithm == "dot"
         got = run_workload(workload, space.default(), width(bits), arrays, random)
         np.testing.assert_array_equal(got, arrays[0] @ arrays[1])
@@ -77,4 +78,4 @@ def test_other_types(dtype: DType) -> None:
 )
 def test_untuned(workload: Workload, algorithm: str) -> None:
     """It is for matrices that would have to be transposed at run time."""
-    assert schedule_space(workload, V4).default().algorithm == algorithm
+    assert schedule_space(workload, Mode(V4)).default().algorithm == algorithm

@@ -9,6 +9,7 @@ from tests.kernels import as_workload
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.loops.layout import ROW_MAJOR
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -43,7 +44,9 @@ def test_scalars_that_are_loaded_ahead_have_registers(
 def test_what_every_x86_has_is_used_as_with_sse4(problem: str) -> None:
     """Registers and products are the same: what SSE4 adds takes no part in a choice."""
     workload = PROBLEMS[problem](4)
-    chosen = (schedule_space(workload, target) for target in (resolve_target("x86-64-v1"), V2))
+    chosen = (
+        schedule_space(workload, Mode(target)) for target in (resolve_target("x86-64-v1"), V2)
+    )
     first, second = ([(sub.knobs, sub.default) for sub in space.subspaces] for space in chosen)
     assert first == second
 
@@ -55,7 +58,7 @@ def test_what_every_x86_has_is_used_as_with_sse4(problem: str) -> None:
 )
 def test_untuned_products_without_fma_stay_in_registers(workload: Workload) -> None:
     """Tiles of one vector spread a scalar for each product: they took up to 1.4 times as long."""
-    for sub in schedule_space(workload, V2).subspaces:
+    for sub in schedule_space(workload, Mode(V2)).subspaces:
         default = sub.default
         rows, vectors = default.integer("tile"), default.integer("vectors")
         assert vectors > 1, default
@@ -78,7 +81,7 @@ def test_six_rows_of_two_vectors_spill_without_broadcasts() -> None:
 
 
 def test_winograd_without_fma_stays_in_registers() -> None:
-    found = schedule_space(conv(4, channels=64, filters=64, size=28), V2)
+    found = schedule_space(conv(4, channels=64, filters=64, size=28), Mode(V2))
     (sub,) = (sub for sub in found.subspaces if sub.algorithm == "winograd")
     rows, vectors = sub.default.integer("tile"), sub.default.integer("vectors")
     assert rows * vectors + vectors + V2.factor_registers(rows, vectors) <= V2.vector_registers
@@ -93,7 +96,7 @@ def test_untuned_winograd_loads_less_than_it_multiplies(
     and where each block of few tiles read all weights again, twice."""
     lanes = target.vector_bits // 32
     workload = conv(lanes, channels=channels, filters=channels, size=size)
-    default = untuned_schedule(workload, target)
+    default = untuned_schedule(workload, Mode(target))
     assert default.algorithm == "winograd"
     assert min(default.integer("tile"), default.integer("vectors")) > 1
 
@@ -101,7 +104,7 @@ def test_untuned_winograd_loads_less_than_it_multiplies(
 def test_untuned_products_of_two_operands_copy_little() -> None:
     """A loaded vector that is multiplied last needs no copy: two rows of four take 27 instructions
     for eight products, three of three 31 for nine, four of two 29 for eight."""
-    default = untuned_schedule(conv(4, channels=64, filters=384, size=14, kernel=1), V2)
+    default = untuned_schedule(conv(4, channels=64, filters=384, size=14, kernel=1), Mode(V2))
     assert (default.integer("tile"), default.integer("vectors")) == (2, 4)
 
 
@@ -110,10 +113,10 @@ def test_a_loop_over_a_short_block_of_channels_is_written_out(name: str, block: 
     """Of x86-64-v2, that gained 6 to 25 %; rows whose channels are no blocks gain nothing."""
     target = resolve_target(name)
     for sub in schedule_space(
-        conv(block, channels=64, filters=384, size=14, kernel=1), target
+        conv(block, channels=64, filters=384, size=14, kernel=1), Mode(target)
     ).subspaces:
         assert sub.default.integer("unroll") == block
-    assert untuned_schedule(matmul(128, 384, 384), target).integer("unroll") == 1
+    assert untuned_schedule(matmul(128, 384, 384), Mode(target)).integer("unroll") == 1
 
 
 @pytest.mark.parametrize(
@@ -125,13 +128,13 @@ def test_untuned_rows_of_an_image_are_written_as_whole_lines(
     channels: int, filters: int, size: int, order: str, target: Target
 ) -> None:
     """Of all channels of a row, 7 KiB are read for each tile of filters, 32 KiB for all of them."""
-    assert untuned_schedule(pixels(channels, filters, size), target)["order"] == order
+    assert untuned_schedule(pixels(channels, filters, size), Mode(target))["order"] == order
 
 
 @pytest.mark.parametrize("size", [14, 28])
 def test_untuned_windows_are_rows_where_registers_do_not_hold_all_weights(size: int) -> None:
     """An input then meets one row of weights; four rows of two outputs took up to 1.13 of it."""
-    default = untuned_schedule(conv(8, channels=192, filters=192, size=size, group=192), V3)
+    default = untuned_schedule(conv(8, channels=192, filters=192, size=size, group=192), Mode(V3))
     assert (default.integer("rows"), default.integer("tile"), default["taps"]) == (1, 7, "all")
 
 

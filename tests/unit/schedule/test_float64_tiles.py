@@ -7,6 +7,7 @@ import pytest
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.targets.host import resolve_target
@@ -23,7 +24,7 @@ def product(dtype: DType) -> Workload:
 @pytest.mark.parametrize("name", TARGETS)
 def test_registers_hold_a_tile_of_float64(name: str) -> None:
     target = resolve_target(name)
-    space = schedule_space(product(DType.FLOAT64), target)
+    space = schedule_space(product(DType.FLOAT64), Mode(target))
     points = [p for p in (space.default(), *space.points) if p.algorithm == "gemm"]
     assert points
     for point in points:
@@ -35,5 +36,5 @@ def test_registers_hold_a_tile_of_float64(name: str) -> None:
 def test_tiles_of_float64_use_the_registers(name: str) -> None:
     """Half of them are sums, by default."""
     target = resolve_target(name)
-    point = schedule_space(product(DType.FLOAT64), target).default()
+    point = schedule_space(product(DType.FLOAT64), Mode(target)).default()
     assert 4 * int(point["tile"]) * int(point["vectors"]) >= target.vector_registers

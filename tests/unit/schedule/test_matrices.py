@@ -26,6 +26,7 @@ from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.builder import ProgramBuilder
@@ -46,12 +47,12 @@ def product(types: Types = BYTES, rows: int = 9, columns: int = 40, depth: int =
     w = g.constant("w", narrow(types[1], depth, columns))
     g.types[w] = TensorType(types[1], (depth, columns))
     graph = g.graph(g("matmul", x, w, accumulator=sums.value))
-    (kernel,) = make_plan(graph, resolve_target("neoverse-v1")).kernels
+    (kernel,) = make_plan(graph, Mode(resolve_target("neoverse-v1"))).kernels
     return kernel.workload
 
 
 def offered(workload: Workload, name: str) -> set[object]:
-    space = schedule_space(workload, resolve_target(name))
+    space = schedule_space(workload, Mode(resolve_target(name)))
     return {dict(point.choices).get("products") for point in space}
 
 
@@ -83,7 +84,7 @@ def test_where_matrices_are_multiplied(
 @pytest.mark.parametrize("types", [BYTES, BRAINS])
 def test_matrices_are_the_default_and_take_two_rows(types: Types) -> None:
     workload, target = product(types), resolve_target("neoverse-v1")
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     schedule = space.default()
     assert schedule["products"] == "matrices" and schedule.integer("tile") % 2 == 0
     for point in space:
@@ -97,7 +98,7 @@ def test_matrices_are_the_default_and_take_two_rows(types: Types) -> None:
 
 def test_matrices_need_their_instruction() -> None:
     workload = product()
-    schedule = schedule_space(workload, resolve_target("neoverse-v1")).default()
+    schedule = schedule_space(workload, Mode(resolve_target("neoverse-v1"))).default()
     with pytest.raises(ScheduleError, match="the target multiplies no matrices"):
         lower_schedule(workload, schedule, resolve_target("neoverse-n1"))
     plain = Schedule.of("gemm", **{**dict(schedule.choices), "products": "groups"})
@@ -112,7 +113,7 @@ def test_registers_of_matrices_are_the_default_and_hold_the_tile(
 ) -> None:
     """Whole registers of rows, or all rows; what fits into eight registers; nothing else to say."""
     workload, target = product(types, rows, 80, depth), resolve_target(AMX)
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     assert space.default()["products"] == "tiles"
     tiled = [point for point in space if point["products"] == "tiles"]
     found = {(point.integer("tile"), point.integer("vectors")) for point in tiled}
@@ -130,7 +131,7 @@ def test_registers_of_matrices_are_the_default_and_hold_the_tile(
 
 def test_registers_of_matrices_need_their_instruction() -> None:
     workload = product()
-    schedule = schedule_space(workload, resolve_target(AMX)).default()
+    schedule = schedule_space(workload, Mode(resolve_target(AMX))).default()
     with pytest.raises(ScheduleError, match="multiplies no registers of matrices"):
         lower_schedule(workload, schedule, resolve_target("sapphirerapids"))
 
@@ -160,7 +161,7 @@ def test_workloads_in_registers_of_matrices(workload: Workload) -> None:
     try:
         with emulated_amx():
             target = amx_target()
-            schedule = schedule_space(workload, target).default()
+            schedule = schedule_space(workload, Mode(target)).default()
             assert schedule["products"] == "tiles"
             nest = lower_schedule(workload, schedule, target).nest
             verify_nest(nest)
@@ -194,7 +195,7 @@ def test_open_rows_in_registers_of_matrices() -> None:
     try:
         with emulated_amx():
             target = amx_target()
-            schedule = next(iter(untuned_schedules(workload, target)))
+            schedule = next(iter(untuned_schedules(workload, Mode(target))))
             assert schedule["products"] == "tiles" and schedule.integer("tile") == 32
             with WorkloadCode(workload, schedule, target) as code:
                 for n in (1, 31, 32, 75, 200):
@@ -232,7 +233,9 @@ def test_a_program_in_registers_of_matrices(tmp_path: Path) -> None:
     try:
         with emulated_amx() as amx:
             target = amx_target()
-            made = ProgramBuilder(None, target, 2).build(make_plan(graph, target, in_place=False))
+            made = ProgramBuilder(None, Mode(target, 2)).build(
+                make_plan(graph, Mode(target, in_place=False))
+            )
             assert {s["products"] for s in made.schedules.values()} == {"tiles"}
             executed = amx.amx_executed()
             executable = load_program(made, 2)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.kernels import HOST, run_workload
 from tests.unit.schedule.problems import unary
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.select import untuned_schedule
@@ -25,7 +26,7 @@ def test_steps_of_a_narrow_row_do_not_wait_for_each_other(
     if op == "arg_max":
         attrs |= {"keepdims": False, "last": False}
     workload = unary(op, length, width, **attrs)
-    schedule = untuned_schedule(workload, HOST)
+    schedule = untuned_schedule(workload, Mode(HOST))
     nest = lower_workload(workload, schedule, HOST).nest
     reducing = [compute for compute in nest.computes if compute.combiner is not None]
     assert {len(compute.partial) for compute in reducing} == {int(chains > 1)}
@@ -46,7 +47,7 @@ def test_lanes_that_are_joined_in_many_steps_run_along_rows(
     """Joining the lanes of each row took most of the time of rows of 17."""
     more = {"axis": 1, "last": False} if op == "arg_max" else {"axes": (1,)}
     workload = unary(op, 40, width, keepdims=False, **more)
-    schedule = untuned_schedule(workload, WIDE)
+    schedule = untuned_schedule(workload, Mode(WIDE))
     (compute,) = lower_workload(workload, schedule, WIDE).nest.computes
     assert compute.vector is not None
     assert compute.vector.extent == (40 if along_rows else width)

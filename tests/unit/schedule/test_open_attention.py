@@ -10,6 +10,7 @@ from tests.graphs import Maker
 from tests.unit.schedule.open_nests import TARGET, Build, assert_right, open_workload
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
 from tilewright.compiler.sizes import Dimension, at, is_open
@@ -75,8 +76,10 @@ def test_every_size_is_computed(case: str) -> None:
     build, dimensions, sizes = CASES[case]
     workload = open_workload(build, *dimensions)
     values = [dict(zip((d.name for d in dimensions), each, strict=True)) for each in sizes]
-    points = [s for s in schedule_space(workload, TARGET).points if s.algorithm == "attention"]
-    first = next(untuned_schedules(workload, TARGET))
+    points = [
+        s for s in schedule_space(workload, Mode(TARGET)).points if s.algorithm == "attention"
+    ]
+    first = next(untuned_schedules(workload, Mode(TARGET)))
     assert first.algorithm == "attention"
     for schedule in (first, points[0], points[len(points) // 2], points[-1]):
         nest = assert_right(workload, schedule, values)
@@ -111,7 +114,7 @@ def test_open_rows_are_halved() -> None:
 
 def test_rows_of_scores_share_no_cache_sets() -> None:
     workload = open_workload(of_itself, Dimension("n", 1, 2048))
-    schedule = next(untuned_schedules(workload, TARGET))
+    schedule = next(untuned_schedules(workload, Mode(TARGET)))
     nest = assert_right(workload, schedule, [{"n": 1}])
     assert "masked.load" in lower_nest(nest, TARGET)  # the rows are seen to hold all keys
     for n in (1, 7, 8, 250, 256, 1000, 1024, 2048):

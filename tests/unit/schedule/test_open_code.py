@@ -21,6 +21,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -61,7 +62,7 @@ def assert_right(workload: Workload, schedule: Schedule, target: Target, sizes: 
 
 def first_that_lowers(workload: Workload, target: Target, sizes: Sizes) -> Schedule:
     """The untuned schedule that a program takes, when it was found right."""
-    for schedule in untuned_schedules(workload, target):
+    for schedule in untuned_schedules(workload, Mode(target)):
         try:
             assert_right(workload, schedule, target, sizes)
         except ScheduleError:
@@ -85,7 +86,7 @@ def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
     workload, target = open_workload(build, *dimensions), width(bits)
     sizes = [dict(zip((d.name for d in dimensions), one, strict=True)) for one in each]
     first = first_that_lowers(workload, target, sizes)
-    points = [s for s in schedule_space(workload, target).points if s["keys"] == "packed"]
+    points = [s for s in schedule_space(workload, Mode(target)).points if s["keys"] == "packed"]
     for schedule in (first, points[len(points) // 2], points[-1]):
         assert schedule.algorithm == "attention"
         assert_right(workload, schedule, target, sizes)
@@ -102,7 +103,9 @@ def test_every_size_of_windows_is_computed(case: str, bits: int) -> None:
     workload, target = open_workload(build, *dimensions, places=places), width(bits)
     first = first_that_lowers(workload, target, sizes)
     assert first.algorithm != "scalar"
-    (space,) = [s for s in schedule_space(workload, target).subspaces if s.algorithm == algorithm]
+    (space,) = [
+        s for s in schedule_space(workload, Mode(target)).subspaces if s.algorithm == algorithm
+    ]
     assert_right(workload, space.default, target, sizes)
 
 
@@ -116,7 +119,7 @@ def test_tiles_of_open_images_are_transformed(bits: int) -> None:
         workload = open_workload(
             partial(test_open_images.conv, stride=stride), *dimensions, places=places
         )
-        spaces = schedule_space(workload, target).subspaces
+        spaces = schedule_space(workload, Mode(target)).subspaces
         (default,) = [s.default for s in spaces if s.algorithm == "winograd"]
         assert_right(workload, default, target, sizes)
 
@@ -136,7 +139,9 @@ def test_the_last_block_of_many_tiles_is_whole(bits: int) -> None:
 def test_quadrants_of_open_rows_are_multiplied(bits: int) -> None:
     workload = open_workload(test_open_products.rows, Dimension("n", 2, 40))
     (space,) = [
-        s for s in schedule_space(workload, width(bits)).subspaces if s.algorithm == "strassen"
+        s
+        for s in schedule_space(workload, Mode(width(bits))).subspaces
+        if s.algorithm == "strassen"
     ]
     sizes = [{"n": n} for n in (2, 3, 8, 9, 21, 40)]
     assert_right(workload, space.default, width(bits), sizes)

@@ -19,6 +19,7 @@ from tests.unit.schedule.open_nests import (
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Halo
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
@@ -167,7 +168,7 @@ def test_what_does_not_take_open_sizes_refuses_them(case: str) -> None:
         "y": (BLOCKS, AROUND),
     }
     workload = open_workload(build, *dimensions, places=places)
-    for schedule in schedule_space(workload, TARGET).subspaces:
+    for schedule in schedule_space(workload, Mode(TARGET)).subspaces:
         with suppress(ScheduleError):
             assert_right(workload, schedule.default, sizes[:2], tolerance=1e-4)
 

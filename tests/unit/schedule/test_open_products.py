@@ -19,6 +19,7 @@ from tests.unit.schedule.open_nests import (
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Role
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension, is_open
@@ -139,7 +140,7 @@ def test_a_packed_matrix_is_shared_and_open(build: Build) -> None:
 def test_rows_of_bytes_are_multiplied_in_groups() -> None:
     workload = open_workload(of_bytes, N)
     target = resolve_target("x86-64-v4")
-    nest = assert_right(workload, next(untuned_schedules(workload, target)), ONE, target)
+    nest = assert_right(workload, next(untuned_schedules(workload, Mode(target))), ONE, target)
     assert any(compute.dot is not None for compute in nest.computes)
 
 
@@ -158,8 +159,8 @@ def test_an_odd_row_of_quadrants_is_computed_where_there_is_one(order: str) -> N
 def test_open_rows_take_the_tile_of_any_rows_and_keep_panels_in_the_cache() -> None:
     workload = open_workload(rows, Dimension("n", 1, 512))
     fixed = workload.at({"n": 128})
-    schedule = next(untuned_schedules(workload, TARGET))
-    of_any = next(untuned_schedules(fixed, TARGET, any_rows=True))
+    schedule = next(untuned_schedules(workload, Mode(TARGET)))
+    of_any = next(untuned_schedules(fixed, Mode(TARGET), any_rows=True))
     assert schedule["tile"] == of_any["tile"]
     assert schedule["vectors"] == of_any["vectors"]
     assert (schedule["order"], of_any["order"]) == ("lanes-outer", "lanes-inner")

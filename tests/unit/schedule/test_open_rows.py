@@ -17,6 +17,7 @@ from tests.unit.schedule.open_nests import (
     schedules,
 )
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
 from tilewright.compiler.sizes import Dimension
@@ -121,7 +122,7 @@ def test_channels_in_blocks_stay_in_their_blocks() -> None:
 def test_a_workload_without_open_sizes_is_lowered_as_ever() -> None:
     workload = open_workload(softmax, N)
     fixed = workload.at({"n": 6})
-    first = next(untuned_schedules(fixed, TARGET))
-    assert next(untuned_schedules(workload, TARGET)) == first
+    first = next(untuned_schedules(fixed, Mode(TARGET)))
+    assert next(untuned_schedules(workload, Mode(TARGET))) == first
     kernel = lower_schedule(workload, first, TARGET)
     assert kernel.nest.at({"n": 6}) == lower_schedule(fixed, first, TARGET).nest

@@ -13,6 +13,7 @@ from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR
 from tilewright.compiler.loops.nest import Compute, LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
@@ -63,7 +64,7 @@ def test_any_size(
     group = data.draw(st.sampled_from([1, channels])) if op == "conv" else 1
     workload = planar(op, channels, height, width_, kernel, stride, group)
     target = width(bits)
-    schedule = next(iter(untuned_schedules(workload, target, 1, "fast")))
+    schedule = next(iter(untuned_schedules(workload, Mode(target))))
     random = np.random.default_rng(width_)
     shapes = [boundary.type.shape for boundary in workload.inputs]
     inputs = [random.integers(-4, 5, shape).astype(np.float32) for shape in shapes]
@@ -78,7 +79,7 @@ def test_any_size(
 @pytest.mark.parametrize("op", ["max_pool", "average_pool", "conv"])
 def test_lanes_run_along_the_pixels(op: str, stride: int) -> None:
     workload = planar(op, 24, 40, 120, 3, stride, 24)
-    schedule = next(iter(untuned_schedules(workload, V4, 1, "fast")))
+    schedule = next(iter(untuned_schedules(workload, Mode(V4))))
     nest = lower_schedule(workload, schedule, V4, 1).nest
     (compute,) = computes(nest)
     assert schedule.algorithm == "window"
@@ -90,7 +91,7 @@ def test_lanes_run_along_the_pixels(op: str, stride: int) -> None:
 def test_groups_keep_to_the_registers(stride: int) -> None:
     """Lanes along pixels are not the groups' channels: a ragged panel harms nobody."""
     workload = planar("conv", 44, 25, 67, 3, stride, 2)
-    schedule = next(iter(untuned_schedules(workload, V4, 1, "fast")))
+    schedule = next(iter(untuned_schedules(workload, Mode(V4))))
     assert schedule.algorithm == "direct"
     tile, vectors = schedule.integer("tile"), schedule.integer("vectors")
     assert tile * vectors + vectors + 1 <= V4.vector_registers

@@ -17,6 +17,7 @@ from tests.unit.schedule.open_nests import assert_right, open_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -109,7 +110,7 @@ def pool(
 def test_padded_pools_of_few_channels_have_lanes(kernel: tuple[int, ...], op: str) -> None:
     """They were scalar code: the lanes left the image."""
     workload = pool(3, kernel, op=op)
-    schedule = untuned_schedule(workload, V4)
+    schedule = untuned_schedule(workload, Mode(V4))
     assert schedule.algorithm == "separable"
     nest = lower_schedule(workload, schedule, V4).nest
     assert all(compute.vector is not None for compute in nest.computes)
@@ -119,7 +120,7 @@ def test_padded_pools_of_few_channels_have_lanes(kernel: tuple[int, ...], op: st
 def test_large_windows_take_two_passes(layout: Layout) -> None:
     """The work of a window of 9 by 9 is that of 18 elements, and not that of 81."""
     workload = pool(32, (9, 9), layout)
-    schedule = untuned_schedule(workload, V4)
+    schedule = untuned_schedule(workload, Mode(V4))
     assert schedule.algorithm == "separable"
     nest = lower_schedule(workload, schedule, V4).nest
     axes = [
@@ -131,7 +132,7 @@ def test_large_windows_take_two_passes(layout: Layout) -> None:
 
 
 def test_small_windows_whose_lanes_are_channels_stay_whole() -> None:
-    space = schedule_space(pool(32, (3, 3), blocked(4, 1, 16)), V4)
+    space = schedule_space(pool(32, (3, 3), blocked(4, 1, 16)), Mode(V4))
     assert [sub.algorithm for sub in space.subspaces] == ["window"]
 
 

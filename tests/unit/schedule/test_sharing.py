@@ -11,6 +11,7 @@ from tilewright.compiler.loops.expr import Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Store, Tile
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.sharing import parallel_balance, share_out
@@ -95,7 +96,7 @@ def test_all_parts_of_shared_kernels_are_computed(pixels: tuple[int, int], threa
     halo = (0, 0), (0, 0), (1, 1), (1, 1)
     places = {"x": (blocks, halo), graph.outputs[0]: (blocks, halo)}
     workload = as_workload(graph, ["w"], places)
-    schedule = schedule_space(workload, HOST, threads=threads).default()
+    schedule = schedule_space(workload, Mode(HOST, threads)).default()
     (stage,) = lower_schedule(workload, schedule, HOST, threads).nest.stages
     first, *_ = stage.body
     assert isinstance(first, For)

@@ -18,6 +18,7 @@ from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.loops.verify import verify_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
@@ -46,7 +47,7 @@ def workload(request: pytest.FixtureRequest, target: Target) -> Workload:
 
 def test_spaces(workload: Workload, target: Target) -> None:
     """Every point is an assignment of the knobs, valid, unique; the default is one of them."""
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     assert len(space) == len(set(space.points)) > 0
     assert space.default() in space
     for sub in space.subspaces:
@@ -64,7 +65,7 @@ def test_spaces(workload: Workload, target: Target) -> None:
 def test_without_the_machine_a_space_is_what_lowers(workload: Workload, target: Target) -> None:
     """It holds the constrained one, its default, and a sample of what it adds lowers to nests."""
     rng = random.Random(4)
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     free = space.unconstrained()
     assert set(space.points) <= set(free.points) and free.default() == space.default()
     if space.default().algorithm in ("direct", "winograd", "strassen"):
@@ -78,7 +79,7 @@ def test_without_the_machine_a_space_is_what_lowers(workload: Workload, target: 
 
 def test_register_rule(workload: Workload, target: Target) -> None:
     """Accumulators, one row of panels and one broadcast fit in the vector registers."""
-    for point in schedule_space(workload, target):
+    for point in schedule_space(workload, Mode(target)):
         choices = dict(point.choices)
         if "vectors" in choices:
             tile, vectors = point.integer("tile"), point.integer("vectors")
@@ -88,7 +89,7 @@ def test_register_rule(workload: Workload, target: Target) -> None:
 def test_points_lower(workload: Workload, target: Target) -> None:
     """A sample of every subspace lowers to a well-formed nest, and to code."""
     rng = random.Random(3)
-    for sub in schedule_space(workload, target).subspaces:
+    for sub in schedule_space(workload, Mode(target)).subspaces:
         points = [sub.default, *rng.sample(sub.points, min(4, len(sub.points)))]
         for number, point in enumerate(points):
             kernel = lower_schedule(workload, point, target)
@@ -103,7 +104,7 @@ def test_points_lower(workload: Workload, target: Target) -> None:
 
 
 def test_json_round_trip(workload: Workload, target: Target) -> None:
-    points = schedule_space(workload, target).points
+    points = schedule_space(workload, Mode(target)).points
     for point in points[:: max(1, len(points) // 50)]:
         again = Schedule.from_json(point.to_json())
         assert again == point
@@ -114,12 +115,14 @@ def test_json_round_trip(workload: Workload, target: Target) -> None:
 
 
 def test_digests_tell_schedules_apart() -> None:
-    points = schedule_space(given("3x3", resolve_target("x86-64-v4")), resolve_target("x86-64-v4"))
+    points = schedule_space(
+        given("3x3", resolve_target("x86-64-v4")), Mode(resolve_target("x86-64-v4"))
+    )
     assert len({point.digest for point in points}) == len(points)
 
 
 def algorithms(workload: Workload, numerics: str = "fast") -> list[str]:
-    space = schedule_space(workload, resolve_target("x86-64-v4"), numerics=numerics)
+    space = schedule_space(workload, Mode(resolve_target("x86-64-v4"), numerics=numerics))
     return [sub.algorithm for sub in space.subspaces]
 
 
@@ -170,7 +173,7 @@ def test_winograd_gives_way_to_pairs_of_products() -> None:
     """One instruction for two products halves what the direct algorithm takes."""
     workload = PROBLEMS["halves 3x3 of few pixels"](16)
     for name, expected in (("x86-64-v4", "winograd"), ("znver5", "direct")):
-        space = schedule_space(workload, resolve_target(name))
+        space = schedule_space(workload, Mode(resolve_target(name)))
         assert space.subspaces[0].algorithm == expected
 
 
@@ -178,7 +181,10 @@ def test_strict_numerics_keep_the_order_of_rounding() -> None:
     assert "winograd" in algorithms(conv(16))
     assert "winograd" not in algorithms(conv(16), "strict")
     target = resolve_target("x86-64-v4")
-    assert all(s.algorithm != "winograd" for s in untuned_schedules(conv(16), target, 1, "strict"))
+    assert all(
+        s.algorithm != "winograd"
+        for s in untuned_schedules(conv(16), Mode(target, numerics="strict"))
+    )
 
 
 def test_a_window_over_one_column_unrolls_along_rows() -> None:
@@ -190,7 +196,7 @@ def test_a_window_over_one_column_unrolls_along_rows() -> None:
         pads=(1, 0, 1, 0), dilations=(1, 1), group=1,
     )  # fmt: skip
     workload = as_workload(make.graph(y), ("w",), {"x": around, y: around})
-    for point in schedule_space(workload, target):
+    for point in schedule_space(workload, Mode(target)):
         lower_nest(lower_schedule(workload, point, target).nest, target)
 
 
@@ -200,7 +206,7 @@ def test_a_window_over_one_column_unrolls_along_rows() -> None:
 )
 def test_untuned_windows_keep_all_weights_only_beside_points_enough(name: str, taps: str) -> None:
     machine = resolve_target(name)
-    space = schedule_space(given("depthwise", machine), machine)
+    space = schedule_space(given("depthwise", machine), Mode(machine))
     assert space.default().text("taps") == taps
 
 
@@ -209,7 +215,7 @@ def test_points_are_fewer_where_registers_are() -> None:
     workload = matmul(128, 768, 768)
 
     def largest(name: str) -> int:
-        space = schedule_space(workload, resolve_target(name))
+        space = schedule_space(workload, Mode(resolve_target(name)))
         return max(p.integer("tile") * p.integer("vectors") for p in space)
 
     assert largest("x86-64-v3") <= 14 < largest("x86-64-v4") <= 30
@@ -218,7 +224,7 @@ def test_points_are_fewer_where_registers_are() -> None:
 @pytest.mark.parametrize("rows", [28, 56])
 def test_a_tile_of_one_vector_loads_too_often_where_registers_are_few(rows: int) -> None:
     """Fourteen rows of one vector divide these, and took a tenth longer than two or three."""
-    default = schedule_space(matmul(rows, 256, 256), resolve_target("x86-64-v3")).default()
+    default = schedule_space(matmul(rows, 256, 256), Mode(resolve_target("x86-64-v3"))).default()
     assert default.integer("vectors") > 1
 
 
@@ -231,9 +237,9 @@ def test_untuned_products_with_a_vector_have_accumulators_enough(
     """Fewer than eight would wait for each other: then unrolled steps have some of their own."""
     target = resolve_target("x86-64-v4")
     workload = matmul(1, columns, 512)
-    nest = lower_schedule(workload, schedule_space(workload, target).default(), target).nest
+    nest = lower_schedule(workload, schedule_space(workload, Mode(target)).default(), target).nest
     text = print_nest(nest)
-    schedule = schedule_space(workload, target).default()
+    schedule = schedule_space(workload, Mode(target)).default()
     steps = schedule.integer("unroll") if "partial k" in text else 1
     assert schedule.integer("vectors") * steps == accumulators
 
@@ -254,7 +260,7 @@ def test_untuned_run_time_matrices_are_packed_where_it_pays(
 ) -> None:
     """Many rows, and a matrix that the caches of data or of addresses do not hold."""
     workload = matmul(*size, constant=False)
-    default = schedule_space(workload, resolve_target("x86-64-v4")).default()
+    default = schedule_space(workload, Mode(resolve_target("x86-64-v4"))).default()
     assert default["pack"] is packed
 
 
@@ -265,18 +271,18 @@ def test_untuned_rows_do_not_push_each_other_out_of_the_cache(depth: int, most: 
     """Rows 4096 bytes apart share one set of eight lines; rows of 4000 bytes do not."""
     target = resolve_target("x86-64-v4")
     for columns in (16, 19, 32, 48):
-        default = schedule_space(matmul(600, columns, depth), target).default()
+        default = schedule_space(matmul(600, columns, depth), Mode(target)).default()
         assert default.integer("tile") <= most
     if most == 28:
-        assert schedule_space(matmul(600, 16, depth), target).default().integer("tile") > 8
+        assert schedule_space(matmul(600, 16, depth), Mode(target)).default().integer("tile") > 8
 
 
 def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_lowers() -> None:
     target = resolve_target("x86-64-v4")
     for make in PROBLEMS.values():
         workload = make(16)
-        tried = list(untuned_schedules(workload, target))
-        assert tried[0] == schedule_space(workload, target).default()
+        tried = list(untuned_schedules(workload, Mode(target)))
+        assert tried[0] == schedule_space(workload, Mode(target)).default()
         lower_nest(lower_schedule(workload, tried[-1], target).nest, target)
 
 
@@ -285,7 +291,7 @@ def test_knobs_are_documented() -> None:
     page = (DOCS / "schedules.md").read_text()
     words = set(re.findall(r"`([^`]+)`", page))
     for make in PROBLEMS.values():
-        for sub in schedule_space(make(16), resolve_target("x86-64-v4"), threads=2).subspaces:
+        for sub in schedule_space(make(16), Mode(resolve_target("x86-64-v4"), 2)).subspaces:
             assert sub.algorithm in words
             assert {knob.name for knob in sub.knobs} <= words, sub.algorithm
 

@@ -12,6 +12,7 @@ from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
 from tests.unit.schedule.problems import conv, matmul
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -32,7 +33,7 @@ def product(m: int, n: int, k: int, *, constant: bool, batch: tuple[int, ...] = 
 
 def splits(workload: Workload, threads: int) -> set[int]:
     """The parts that any schedule of a space cuts the sum into."""
-    space = schedule_space(workload, V4, threads)
+    space = schedule_space(workload, Mode(V4, threads))
     return {int(dict(point.choices).get("split", 1)) for point in space}
 
 
@@ -53,7 +54,7 @@ def test_any_size(
 ) -> None:  # fmt: skip
     """Sums of small integers are exact: any difference is a part too many, or too few."""
     workload = product(m, n, part * count, constant=constant, batch=batch)
-    space = schedule_space(workload, width(bits), threads=2)
+    space = schedule_space(workload, Mode(width(bits), 2))
     points = [p for p in space if dict(p.choices).get("split") == count]
     if not points:  # the output is large enough for both threads
         return
@@ -94,17 +95,20 @@ def test_where_sums_are_split(workload: Workload, threads: int, expected: set[in
 )
 def test_untuned(size: tuple[int, int, int], expected: int) -> None:
     """One tile for two threads, and work enough for both."""
-    default = schedule_space(matmul(*size), V4, 2).default()
+    default = schedule_space(matmul(*size), Mode(V4, 2)).default()
     assert dict(default.choices).get("split", 1) == expected
 
 
 def test_what_does_not_divide_is_refused() -> None:
     workload = matmul(1, 64, 4096)
-    default = schedule_space(workload, V4, 2).default()
+    default = schedule_space(workload, Mode(V4, 2)).default()
     choices = {**dict(default.choices), "split": 3}
     with pytest.raises(ScheduleError, match="does not divide into 3 parts"):
         lower_schedule(workload, Schedule.of("gemv", **choices), V4, 2)
     runtime = matmul(1, 64, 4096, constant=False)
-    choices = dict(schedule_space(runtime, V4, 2).default().choices) | {"pack": True, "split": 2}
+    choices = dict(schedule_space(runtime, Mode(V4, 2)).default().choices) | {
+        "pack": True,
+        "split": 2,
+    }
     with pytest.raises(ScheduleError, match="panels made at run time"):
         lower_schedule(runtime, Schedule.of("gemv", **choices), V4, 2)

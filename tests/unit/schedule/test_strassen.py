@@ -18,6 +18,7 @@ from tilewright.compiler.codegen.cpu.lower import stage_extent
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.runtime.verify import compare
@@ -121,7 +122,7 @@ def test_any_size(
 ) -> None:  # fmt: skip
     """Odd rows, halves that are no whole vectors, tails of every tile, any point of the space."""
     workload = rows_times_weights(m, 2 * n, 2 * k, transposed=transposed, residual=residual)
-    space = TEMPLATE.space(workload, width(bits), threads=threads, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(width(bits), threads))
     assert space is not None
     check_exactly(workload, data.draw(st.sampled_from(space.points)), bits, threads)
 
@@ -136,7 +137,7 @@ def test_pointwise_convolutions(bits: int, size: int, batch: int, stride: int, h
     """Rows of one axis, of several that cannot be walked as one, odd and even numbers of them."""
     lanes = bits // 32
     workload = pointwise(lanes, 4 * lanes, 2 * lanes, size, batch=batch, stride=stride, halo=halo)
-    space = TEMPLATE.space(workload, width(bits), threads=1, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(width(bits)))
     assert space is not None
     check_exactly(workload, space.default, bits, 1)
 
@@ -156,7 +157,7 @@ def test_its_rounding_errors_are_small() -> None:
     ]
     inputs = dict(zip(workload.graph.inputs, arrays, strict=True))
     (expected,) = run_graph(workload.graph, inputs, float64=True)
-    space = TEMPLATE.space(workload, HOST, threads=1, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(HOST))
     assert space is not None
     got = run_workload(workload, space.default, HOST, arrays, random)
     error = compare(got, expected)
@@ -165,11 +166,13 @@ def test_its_rounding_errors_are_small() -> None:
 
 def test_strict_numerics_leave_it_out() -> None:
     workload = matmul(128, 768, 768)
-    fast = [s.algorithm for s in schedule_space(workload, V4).subspaces]
-    strict = [s.algorithm for s in schedule_space(workload, V4, numerics="strict").subspaces]
+    fast = [s.algorithm for s in schedule_space(workload, Mode(V4)).subspaces]
+    strict = [s.algorithm for s in schedule_space(workload, Mode(V4, numerics="strict")).subspaces]
     assert fast == ["strassen", "gemm"]
     assert strict == ["gemm"]
-    assert all(s.algorithm != "strassen" for s in untuned_schedules(workload, V4, 1, "strict"))
+    assert all(
+        s.algorithm != "strassen" for s in untuned_schedules(workload, Mode(V4, numerics="strict"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +186,7 @@ def test_strict_numerics_leave_it_out() -> None:
     ],
 )
 def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
-    assert TEMPLATE.space(workload, V4, threads=1, numerics="fast") is None, reason
+    assert TEMPLATE.space(workload, Mode(V4)) is None, reason
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
      ((1024, 1024, 1024), True), ((128, 256, 64), False), ((4096, 128, 128), False)],
 )  # fmt: skip
 def test_untuned_it_is_taken_where_it_gains(size: tuple[int, int, int], taken: bool) -> None:
-    default = schedule_space(matmul(*size), V4).default()
+    default = schedule_space(matmul(*size), Mode(V4)).default()
     assert (default.algorithm == "strassen") is taken
 
 
@@ -202,13 +205,15 @@ def test_untuned_it_is_taken_where_it_gains(size: tuple[int, int, int], taken: b
 def test_a_faster_core_needs_more_rows_for_the_weights_read(rows: int, taken: bool) -> None:
     """It multiplies twice as fast and reads as fast."""
     zen5 = resolve_target("znver5")
-    default = schedule_space(matmul(rows, 512, 2048), zen5).default()
+    default = schedule_space(matmul(rows, 512, 2048), Mode(zen5)).default()
     assert (default.algorithm == "strassen") is taken
 
 
 @pytest.mark.parametrize(("rows", "taken"), [(49, False), (128, False), (169, True)])
 def test_modules_of_webassembly_need_many_rows(rows: int, taken: bool) -> None:
-    default = schedule_space(matmul(rows, 512, 2048), resolve_target("wasm32-relaxed")).default()
+    default = schedule_space(
+        matmul(rows, 512, 2048), Mode(resolve_target("wasm32-relaxed"))
+    ).default()
     assert (default.algorithm == "strassen") is taken
 
 
@@ -217,7 +222,7 @@ def test_half_precision_is_left_alone() -> None:
     a = make.input("a", 128, 256, dtype=DType.FLOAT16)
     y = make("matmul", a, make.input("b", 256, 256, dtype=DType.FLOAT16))
     workload = as_workload(make.graph(y), ("b",))
-    assert TEMPLATE.space(workload, V4, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(workload, Mode(V4)) is None
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,7 @@ def test_sums_of_a_block_of_rows_at_a_time(workload: Workload, threads: int, blo
 @pytest.mark.parametrize(("rows", "offered"), [(700, True), (701, False), (128, False)])
 def test_blocks_need_many_rows_and_no_odd_one(rows: int, offered: bool) -> None:
     workload = rows_times_weights(rows, 64, 128)
-    space = TEMPLATE.space(workload, V4, threads=1, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(V4))
     assert space is not None
     (orders,) = (knob.values for knob in space.knobs if knob.name == "order")
     assert ("rows-outer" in orders) is offered

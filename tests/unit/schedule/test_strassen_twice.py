@@ -15,6 +15,7 @@ from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import lower_workload
@@ -87,8 +88,8 @@ def test_an_infinity_reaches_the_three_rows_that_its_row_is_combined_with() -> N
 def test_products_of_nothing_are_left_to_others(size: tuple[int, int, int]) -> None:
     """Such a workload may come from outside; tiles of no columns were asked for."""
     workload = matmul(*size)
-    assert ONE_LEVEL.space(workload, N1, threads=1, numerics="fast") is None
-    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None
+    assert ONE_LEVEL.space(workload, Mode(N1)) is None
+    assert TEMPLATE.space(workload, Mode(N1)) is None
 
 
 @pytest.mark.parametrize(
@@ -103,15 +104,15 @@ def test_products_of_nothing_are_left_to_others(size: tuple[int, int, int]) -> N
     ],
 )
 def test_where_it_does_not_apply(workload: Workload, reason: str) -> None:
-    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None, reason
+    assert TEMPLATE.space(workload, Mode(N1)) is None, reason
 
 
 def test_it_is_offered_where_the_core_gains() -> None:
     workload = matmul(128, 384, 384)
     for name, offered in (("neoverse-v1", True), ("cortex-a53", False), ("x86-64-v4", False)):
-        space = schedule_space(workload, resolve_target(name))
+        space = schedule_space(workload, Mode(resolve_target(name)))
         assert ("strassen2" in [s.algorithm for s in space.subspaces]) is offered
-    strict = schedule_space(workload, N1, numerics="strict")
+    strict = schedule_space(workload, Mode(N1, numerics="strict"))
     assert {s.algorithm for s in strict.subspaces} == {"gemm"}
 
 
@@ -129,14 +130,16 @@ def test_it_is_offered_where_the_core_gains() -> None:
 def test_untuned_it_is_taken_where_caches_hold_it(
     size: tuple[int, int, int], target: str, algorithm: str
 ) -> None:
-    assert schedule_space(matmul(*size), resolve_target(target)).default().algorithm == algorithm
+    assert (
+        schedule_space(matmul(*size), Mode(resolve_target(target))).default().algorithm == algorithm
+    )
 
 
 @pytest.mark.parametrize("depth", [4, 384])
 def test_rows_whose_sums_no_cache_holds_are_left_to_one_level(depth: int) -> None:
     """Of a million rows by 384 they would be 6.3 GB. A schedule from elsewhere is refused too."""
     workload = matmul(1 << 20, 384, depth)
-    assert TEMPLATE.space(workload, N1, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(workload, Mode(N1)) is None
     with pytest.raises(ScheduleError, match="needs fewer rows"):
         lower_schedule(workload, Schedule.of("strassen2", tile=8, vectors=3, unroll=1), N1)
 
@@ -145,19 +148,19 @@ def test_what_is_made_of_rows_takes_no_more_than_the_third_cache() -> None:
     """Of 4096 rows by 96 it takes 6.2 MB, and the products of a panel 1.4 MB; of 8192 rows twice
     that, and the cache has 8 MB."""
     workload = matmul(4096, 384, 96)
-    space = TEMPLATE.space(workload, N1, threads=1, numerics="fast")
+    space = TEMPLATE.space(workload, Mode(N1))
     assert space is not None
     loops = lower_schedule(workload, space.default, N1).nest
     roles = (Role.SHARED, Role.SCRATCH)
     made = sum(t.bytes for t in (*loops.buffers, *loops.scratch) if t.role in roles)
     assert 6 << 20 < made <= N1.core.cache_bytes[2]
-    assert TEMPLATE.space(matmul(8192, 384, 96), N1, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(matmul(8192, 384, 96), Mode(N1)) is None
 
 
 def test_its_loops_load_little() -> None:
     """Eight rows by three vectors: two vectors of factors and three of a panel in 2.5 loads."""
     workload = matmul(128, 384, 384)
-    schedule = schedule_space(workload, N1).default()
+    schedule = schedule_space(workload, Mode(N1)).default()
     assert (schedule.integer("tile"), schedule.integer("vectors")) == (8, 3)
     loops = inner_loops(lower_workload(workload, schedule, N1).assembly(N1), N1)
     products = [loop for loop in loops if loop.fmas == 24 * schedule.integer("unroll")]

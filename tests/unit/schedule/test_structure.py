@@ -9,6 +9,7 @@ from tests.graphs import Maker
 from tests.kernels import HOST, as_workload, run_workload
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.schedule.structure import edges
@@ -29,6 +30,6 @@ def test_what_is_padded_is_zero_unless_it_is_said(more: dict[str, float]) -> Non
     x = np.arange(15, dtype=np.float32).reshape(3, 5)
     (expected,) = run_graph(graph, {"x": x})
     assert expected[0, 0] == more.get("value", 0.0)
-    for schedule in schedule_space(workload, HOST, threads=1):
+    for schedule in schedule_space(workload, Mode(HOST)):
         found = run_workload(workload, schedule, HOST, [x], np.random.default_rng(0))
         np.testing.assert_array_equal(found, expected)

@@ -12,6 +12,7 @@ from tests.kernels import WIDTHS, run_workload, width
 from tests.unit.schedule.problems import conv
 from tilewright.compiler.driver import load_graph, make_plan, optimise
 from tilewright.compiler.loops.layout import Factor, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -26,7 +27,7 @@ TARGET = resolve_target("x86-64-v4")
 
 
 def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubSpace:
-    found = TEMPLATE.space(workload, target, threads=threads, numerics="loose")
+    found = TEMPLATE.space(workload, Mode(target, threads, "loose"))
     assert found is not None
     return found
 
@@ -45,7 +46,7 @@ def space(workload: Workload, target: Target = TARGET, threads: int = 1) -> SubS
 )
 def test_what_it_does_not_apply_to(workload: Workload) -> None:
     """Padding is in a halo, channels lie together, and a phase of the window has two taps."""
-    assert TEMPLATE.space(workload, TARGET, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(workload, Mode(TARGET)) is None
 
 
 def test_sums_of_integers_are_not_transformed() -> None:
@@ -64,7 +65,7 @@ def test_sums_of_integers_are_not_transformed() -> None:
     weights = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.int8), "w")
     graph = helper.make_graph(nodes, "bytes", ports[:1], ports[1:], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    plan = make_plan(optimise(load_graph(model), TARGET), TARGET)
+    plan = make_plan(optimise(load_graph(model), Mode(TARGET)), Mode(TARGET))
     products = [w for w, _ in plan.tasks() if any(n.op == "conv" for n in w.graph.nodes)]
     assert products
     assert [analyse(workload) for workload in products] == [None] * len(products)
@@ -79,18 +80,18 @@ def test_channels_last_serve_as_well_as_blocks() -> None:
         inputs=(replace(single.inputs[0], layout=last), *single.inputs[1:]),
         output=replace(single.output, layout=last),
     )
-    assert schedule_space(workload, TARGET).default().algorithm == "winograd"
+    assert schedule_space(workload, Mode(TARGET)).default().algorithm == "winograd"
     narrow = replace(workload, output=replace(workload.output, layout=blocked(4, 1, 8)))
-    assert TEMPLATE.space(narrow, TARGET, threads=1, numerics="fast") is None
+    assert TEMPLATE.space(narrow, Mode(TARGET)) is None
 
 
 def test_strict_numerics_leave_it_out() -> None:
-    assert TEMPLATE.space(conv(16), TARGET, threads=1, numerics="strict") is None
+    assert TEMPLATE.space(conv(16), Mode(TARGET, numerics="strict")) is None
 
 
 def test_tiles_that_lose_a_digit_are_there_when_asked_for() -> None:
     found = {
-        numerics: TEMPLATE.space(conv(16), TARGET, threads=1, numerics=numerics)
+        numerics: TEMPLATE.space(conv(16), Mode(TARGET, numerics=numerics))
         for numerics in ("fast", "loose")
     }
     outputs = {
@@ -148,7 +149,7 @@ def test_products_of_a_tile(workload: Workload, outputs: int, products: int) -> 
 def test_defaults(workload: Workload, outputs: int | dict[int, int], threads: int) -> None:
     """Tiles that round well, as large as the weights, which they make larger and each thread reads,
     allow."""
-    default = schedule_space(workload, TARGET, threads).default()
+    default = schedule_space(workload, Mode(TARGET, threads)).default()
     assert default.algorithm == "winograd"
     expected = outputs if isinstance(outputs, int) else outputs[threads]
     assert default.integer("outputs") == expected
@@ -160,7 +161,7 @@ def test_few_outputs_of_many_weights_stay_direct() -> None:
         conv(16, channels=512, filters=512, size=2),
         conv(16, channels=512, filters=512, size=14, stride=2),
     ):
-        assert schedule_space(workload, TARGET).default().algorithm == "direct"
+        assert schedule_space(workload, Mode(TARGET)).default().algorithm == "direct"
 
 
 def test_a_loop_is_written_out_only_where_registers_are_spare() -> None:

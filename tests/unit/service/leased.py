@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.codegen.object import emit_object
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.targets.host import host_target
 from tilewright.compiler.targets.target import Target
@@ -61,8 +62,8 @@ def compile_program(target: Target | None = None) -> CompiledProgram:
     """The model, untuned, by a builder of its own."""
     target = target or host_target()
     graph = driver.load_graph(model_bytes())
-    plan = driver.make_plan(driver.optimise(graph, target), target)
-    return ProgramBuilder(None, target).build(plan)
+    plan = driver.make_plan(driver.optimise(graph, Mode(target)), Mode(target))
+    return ProgramBuilder(None, Mode(target)).build(plan)
 
 
 def loadable(compiled: CompiledProgram) -> Loadable:

@@ -18,6 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.verdicts import VerdictKind
@@ -161,14 +162,14 @@ def test_what_is_asked_for_at_once_is_planned_once(
     digest = storage.blobs.put(model_bytes())
     planning = limited()
     asked = count_questions(planning)
-    question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
+    question = WorkloadsQuestion(digest, Mode(TARGET), {"batch": 2}, None)
 
     async def run() -> None:
         found = await asyncio.gather(*(planning.find(question, "me") for _ in range(8)))
         assert len({tuple(each) for each in found}) == 1
         assert found[0][0].name.startswith("matmul")
         await planning.find(replace(question, dims={"batch": 3}), "me")
-        await planning.find(replace(question, dims={"batch": 3}, threads=2), "me")
+        await planning.find(replace(question, dims={"batch": 3}, mode=Mode(TARGET, 2)), "me")
 
     asyncio.run(run())
     assert asked == [1, 1, 1], "once for each question: sizes and threads are others"
@@ -180,7 +181,7 @@ def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
     digest = storage.blobs.put(model_bytes())
     with storage.blobs.local(digest) as path:
         path.write_bytes(b"x" + model_bytes()[1:])
-    question = WorkloadsQuestion(digest, TARGET, 1, "fast", {"batch": 2}, None)
+    question = WorkloadsQuestion(digest, Mode(TARGET), {"batch": 2}, None)
     with pytest.raises(ApiProblem) as raised:
         asyncio.run(limited().find(question, "me"))
     assert (raised.value.status, raised.value.slug) == (500, "storage-error")

@@ -14,6 +14,7 @@ import structlog
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.service.background import BackgroundTuner
@@ -80,7 +81,7 @@ def test_what_was_tuned_is_there_in_another_process(
 def test_what_cannot_be_tuned_is_logged(model: ReadModel, tmp_path: Path) -> None:
     tuner = BackgroundTuner(settings=Settings(data_folder=tmp_path / "data"))
     with structlog.testing.capture_logs() as logs:
-        assert tuner(model, CompileOptions(numerics="no such")) is None
+        assert tuner(model, CompileOptions(dims={"no such": 3})) is None
     (line,) = logs
     assert "no such" in line["error"]
 
@@ -88,7 +89,8 @@ def test_what_cannot_be_tuned_is_logged(model: ReadModel, tmp_path: Path) -> Non
 def test_the_command_has_the_options(tmp_path: Path) -> None:
     tuner = BackgroundTuner(7, 3, Settings(data_folder=tmp_path))
     options = CompileOptions(
-        threads=2, dims={"rows": range(1, 9), "batch": 4}, precision="bfloat16"
+        Mode(threads=2, precision="bfloat16"),
+        dims={"rows": range(1, 9), "batch": 4},
     )
     words = " ".join(tuner.command(Path("m.onnx"), options))
     assert f"tilewright.service.tuning_child {os.getpid()} . tune m.onnx" in words

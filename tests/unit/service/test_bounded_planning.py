@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from tests.unit.service.tuners import loop, model_bytes, running
 from tests.unit.service.workers import until
 from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.process import bounded
 from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason
 from tilewright.compiler.runtime.memory import total_bytes
@@ -81,7 +82,7 @@ def huge() -> bytes:
 
 
 def _spec(model: bytes) -> JobSpec:
-    return JobSpec(model, resolve_target("x86-64-v3"))
+    return JobSpec(model, Mode(resolve_target("x86-64-v3")))
 
 
 def _readers() -> set[int]:

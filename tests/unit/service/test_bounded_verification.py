@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.service.tuners import loop, model_bytes, running
 from tests.unit.service.workers import until
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.process import bounded
 from tilewright.compiler.process.bounded import Limits
 from tilewright.compiler.program.builder import build_program
@@ -87,7 +88,7 @@ def large() -> bytes:
 def _verified(
     planned: Planned, limits: Limits = LIMITS, token: CancelToken | None = None
 ) -> Verification:
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     bound = VerificationBound(limits, token or CancelToken())
     verifier = BoundedVerifier((planned,), HERE, bound, 10.0)
     verifier.verify(lambda _: of_compiled(compiled))
@@ -109,7 +110,7 @@ def _children() -> set[int]:
 
 def test_a_child_finds_what_this_process_finds() -> None:
     planned = plan_model(ModelRequest(model_bytes()))
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     here = verify_program(planned, lambda _: of_compiled(compiled), HERE)
     assert here.complete
     assert _verified(planned) == here

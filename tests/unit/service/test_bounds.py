@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.test_cost_models import product
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.target import known_targets
 from tilewright.service.jobs.bounds import LEAST_BUDGET_SECONDS, bounds_within
 from tilewright.service.jobs.device import DeviceError
@@ -29,7 +30,7 @@ class Silent:
 @pytest.mark.parametrize("seconds", [None, LEAST_BUDGET_SECONDS, 1.0])
 def test_a_small_budget_does_not_measure_the_machine(seconds: float | None) -> None:
     device: Any = Silent()
-    tasks = [make_task(product(8), known_targets()["x86-64-v3"])]
+    tasks = [make_task(product(8), Mode(known_targets()["x86-64-v3"]))]
     bounds = bounds_within(seconds, tasks, device)
     if seconds == 1.0:
         assert bounds is None

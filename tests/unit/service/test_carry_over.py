@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.service.test_confirmation import TARGET, model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
@@ -28,7 +29,7 @@ def builder() -> Iterator[ProcessBuilder]:
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    return plan_model(ModelRequest(model(), TARGET))
+    return plan_model(ModelRequest(model(), Mode(TARGET)))
 
 
 @pytest.fixture(scope="module")

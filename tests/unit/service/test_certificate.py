@@ -17,6 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import KernelStep
@@ -134,8 +135,8 @@ def test_strassen_rounds_large_rows_into_small_ones_and_others_do_not() -> None:
 def test_kernels_that_mix_rows_are_known_by_their_algorithm(limit: int | None, mixes: bool) -> None:
     m, target = Maker(), resolve_target("neoverse-n1")
     product = m("matmul", m.input("x", 128, 256), m.weight("w", 256, 256), name="y")
-    plan = driver.make_plan(driver.optimise(m.graph(product), target), target)
-    compiled = build_program(plan, None, target, 1, weight_limit_bytes=limit)
+    plan = driver.make_plan(driver.optimise(m.graph(product), Mode(target)), Mode(target))
+    compiled = build_program(plan, None, Mode(target), weight_limit_bytes=limit)
     loadable = of_compiled(compiled)
     assert bool(loadable.mixing) is mixes
     assert written_by(plan, compiled.program, loadable.mixing) == ({"y"} if mixes else set())
@@ -374,12 +375,12 @@ def planned() -> Planned:
 
 
 def watched(planned: Planned) -> Observation:
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     return Observation(planned.plan, of_compiled(compiled), HERE, 1, INPUT_SEED)
 
 
 def certified(planned: Planned, seen: Observation) -> Any:
-    program = build_program(planned.plan, None, planned.target, 1).program
+    program = build_program(planned.plan, None, Mode(planned.target)).program
     inputs = draw_inputs(program.inputs, INPUT_SEED)
     return certify(planned.graph, inputs, seen, {"y": "y"})
 
@@ -427,7 +428,7 @@ def test_values_come_in_groups_and_large_ones_in_segments(planned: Planned) -> N
             fetched.append(sum(array.nbytes for array in found.fetched.values()))
             return found
 
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     small = Observation(planned.plan, of_compiled(compiled), Counting(), 1, INPUT_SEED)
     assert small.written.keys() == whole.written.keys()
     assert max(each.bytes for each in small.written.values()) > 1024
@@ -452,7 +453,7 @@ def test_outputs_come_many_at_a_time() -> None:
             runs.append(len(arguments[-1]))
             return super().check(*arguments)
 
-    compiled = build_program(one.plan, None, one.target, 1)
+    compiled = build_program(one.plan, None, Mode(one.target))
     seen = Observation(one.plan, of_compiled(compiled), Counting(), 1, INPUT_SEED)
     assert seen.same_as_plain()
     assert runs == [20, 20]
@@ -460,7 +461,7 @@ def test_outputs_come_many_at_a_time() -> None:
 
 def test_a_program_of_another_plan_shows_nothing(planned: Planned) -> None:
     """The whole model would be one step, whose ties excuse anything."""
-    program = build_program(planned.plan, None, planned.target, 1).program
+    program = build_program(planned.plan, None, Mode(planned.target)).program
     assert written(planned.plan, program)
     fewer: Program = replace(program, instructions=program.instructions[1:])
     assert written(planned.plan, fewer) is None
@@ -470,7 +471,7 @@ def test_a_model_that_rounding_takes_elsewhere_is_verified_by_steps(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference of the whole model has a tie on the other side: it differs by a quantum."""
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     real = LocalDevice.check
 
     def elsewhere(self: LocalDevice, *args: Any) -> Checked:
@@ -495,7 +496,7 @@ def test_a_float_model_that_differs_as_a_whole_is_wrong(monkeypatch: pytest.Monk
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     planned = plan_model(ModelRequest(model.SerializeToString()))
-    compiled = build_program(planned.plan, None, planned.target, 1)
+    compiled = build_program(planned.plan, None, Mode(planned.target))
     real = LocalDevice.check
 
     def elsewhere(self: LocalDevice, *args: Any) -> Checked:
@@ -548,7 +549,7 @@ def test_a_value_of_no_elements_is_looked_at_as_any_other() -> None:
         for each in at_verified_sizes(plan_first_sizes(request, {"n": ("0..8",)}))
         if dict(each.sizes) == {"n": 0}
     )
-    loadable = at_sizes(build_program(planned.served_plan, None, planned.target, 1), planned)
+    loadable = at_sizes(build_program(planned.served_plan, None, Mode(planned.target)), planned)
     seen = Observation(planned.plan, loadable, HERE, 1, INPUT_SEED)
     values = [seen.value(name) for name in seen.written]
     assert values and all(value.size == 0 for value in values)

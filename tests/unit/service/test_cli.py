@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 
 from tests.unit.service.command_line import data_folder, expected, inputs, model, run
 from tilewright.compiler.driver import make_plan, optimise
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import host_target
@@ -98,7 +99,7 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = open_storage(Settings())
-    request = ModelRequest(model, "host", 1, "fast", {"batch": 2})
+    request = ModelRequest(model, Mode(), {"batch": 2})
     planned = plan_model(request)
     (kernel,) = planned.plan.kernels
     assert kernel.workload.operators == ("matmul", "relu")
@@ -106,7 +107,9 @@ def test_a_plan_that_was_chosen_is_shown_and_used(
     choice = GraphChoice(kept=frozenset({product}))
     tried = Tried("relu apart", choice, 3, 2e-6, 1e-6, 0.9, "faster")
     apart = make_plan(
-        optimise(planned.graph, planned.target, choice=choice), planned.target, choice=choice
+        optimise(planned.graph, Mode(planned.target), choice=choice),
+        Mode(planned.target),
+        choice=choice,
     )
     decision = Decision(choice, apart, "relu apart", "takes less", 3e-6, 2e-6, (tried,))
     chosen = replace(planned, plan=apart, decision=decision.to_json())
@@ -471,7 +474,7 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
-    from tilewright.compiler.options import NUMERICS
+    from tilewright.compiler.mode import NUMERICS
     from tilewright.compiler.runtime.native import MAX_THREADS
     from tilewright.service.api.schemas.fields import Numerics
     from tilewright.service.api.schemas.jobs import JobRequest

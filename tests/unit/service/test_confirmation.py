@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.standing import Backing, Standing, Witness
@@ -106,7 +107,7 @@ def model() -> bytes:
 
 
 def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -> JobOutcome:
-    spec = JobSpec(model(), TARGET, budget=JobBudget(12))
+    spec = JobSpec(model(), Mode(TARGET), budget=JobBudget(12))
     workshop = Workshop(storage, builder)
     return run_job(spec, device, workshop, JobWatcher(), job_id=job_id, token=CancelToken())
 

@@ -12,6 +12,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.names import in_type, stands_for
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.correspondence import correspondence
@@ -45,7 +46,7 @@ def test_a_value_that_is_shown_means_the_same_in_both_graphs(
     precision: str, allowed: float
 ) -> None:
     graph, inputs = heads()
-    planned = driver.optimise(graph, TARGET, precision=precision)
+    planned = driver.optimise(graph, Mode(TARGET, precision=precision))
     written = computed(planned, inputs)
     right = computed(graph, inputs)
     # as if kernels wrote all of it, and as if they wrote but the merged product

@@ -13,6 +13,7 @@ from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Boundary, Workload, make_workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
@@ -76,7 +77,7 @@ def fill(
         workload = product(8 + 3 * number)
         storage.workloads.put_workloads({workload.key: workload.text()})
         key = RecordKey(workload.key, target.key)
-        points = list(schedule_space(workload, target).points)
+        points = list(schedule_space(workload, Mode(target)).points)
         trials = []
         for schedule in random.Random(number).sample(points, TRIALS):
             time = chance.uniform(1e-5, 2e-5) if chance else seconds(schedule)
@@ -182,7 +183,7 @@ def test_runs_start_from_the_promoted_version(
     nothing: Any = None
     for task_target in (target, target.narrowed(128)):
         tune_tasks(
-            [make_task(product(200), task_target)],
+            [make_task(product(200), Mode(task_target))],
             storage,
             nothing,
             FakeDevice(),

@@ -20,6 +20,7 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.bindings.c_library import ToolchainError
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
@@ -64,7 +65,7 @@ def spec(**more: Any) -> JobSpec:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     given = {"sizes": {"rows": ("1..8",)}, "budget": JobBudget(4), **more}
-    return JobSpec(model.SerializeToString(), resolve_target("wasm32"), **given)
+    return JobSpec(model.SerializeToString(), Mode(resolve_target("wasm32")), **given)
 
 
 @dataclass

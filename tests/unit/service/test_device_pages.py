@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from tests.unit.db.test_records import CRASH, GOOD, trial
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
@@ -141,7 +142,7 @@ def test_records_are_covered_searched_and_shown(
     browser: TestClient, storage: Storage, settings: Settings
 ) -> None:
     record = add(Site(storage, signing_key(settings.signing_key_file)),
-                 plan_model(ModelRequest(model(), TARGET)), 1e-3)  # fmt: skip
+                 plan_model(ModelRequest(model(), Mode(TARGET))), 1e-3)  # fmt: skip
     storage.workloads.put_workloads({"0" * 64: HOSTILE})
     seen = opened(browser, "/dashboard/records")
     (stored,) = storage.ledger.list()
@@ -167,7 +168,7 @@ def test_a_withdrawn_record_says_why(
     browser: TestClient, storage: Storage, settings: Settings
 ) -> None:
     add(Site(storage, signing_key(settings.signing_key_file)),
-        plan_model(ModelRequest(model(), TARGET)), 1e-3)  # fmt: skip
+        plan_model(ModelRequest(model(), Mode(TARGET))), 1e-3)  # fmt: skip
     (stored,) = storage.ledger.list()
     storage.ledger.withdraw(HOSTILE, record_ids=[stored.id])
     seen = opened(browser, f"/dashboard/records/{stored.id}")

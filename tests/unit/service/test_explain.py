@@ -8,8 +8,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import SPEEDS, FakeDevice
 from tests.unit.service.test_notebook import text_of
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.explain import explain
 from tilewright.service.jobs.no_regret import FixedSchedules
 from tilewright.service.jobs.planning import ModelRequest, Planned, plan_first_sizes, plan_model
@@ -52,7 +54,7 @@ def nibbles(level: int) -> bytes:
 def test_weights_of_four_bits_take_as_long_as_what_they_are_multiplied_as(
     level: int, at_once: int
 ) -> None:
-    planned = plan_model(ModelRequest(nibbles(level), "cascadelake"))
+    planned = plan_model(ModelRequest(nibbles(level), Mode(resolve_target("cascadelake"))))
     (report,) = explain(planned, None, FakeDevice())
     (kernel,) = (k for k in report.kernels if k.schedule.algorithm == "blocks")
     assert kernel.executed_flops == 2 * 16 * 64 * 32
@@ -68,7 +70,7 @@ def kind_of(op: str) -> int:
 @pytest.mark.parametrize(("op", "at_once"), [("MatMul", 1), ("MatMulInteger", 4)])
 def test_a_group_of_products_takes_as_long_as_one(op: str, at_once: int) -> None:
     """The peak is that of float32: a kernel of bytes would be beyond it."""
-    planned = plan_model(ModelRequest(product(op), "cascadelake"))
+    planned = plan_model(ModelRequest(product(op), Mode(resolve_target("cascadelake"))))
     (report,) = explain(planned, None, FakeDevice())
     (kernel,) = report.kernels
     assert kernel.executed_flops == 2 * 16 * 64 * 32
@@ -78,7 +80,7 @@ def test_a_group_of_products_takes_as_long_as_one(op: str, at_once: int) -> None
 
 
 def ranged(rows: str) -> Planned:
-    request = ModelRequest(product("MatMul", "rows"), "cascadelake")
+    request = ModelRequest(product("MatMul", "rows"), Mode(resolve_target("cascadelake")))
     return plan_first_sizes(request, {"rows": (rows,)})
 
 
@@ -86,8 +88,8 @@ def test_of_a_range_each_size_has_its_kernel() -> None:
     planned = ranged("1..512")
     (step,) = planned.served_plan.kernels
     few = next(p for p in pieces(step.workload) if 22 in p.box[0])
-    space = schedule_space(few.workload, planned.target)
-    default = schedule_space(step.workload, planned.target).default()
+    space = schedule_space(few.workload, Mode(planned.target))
+    default = schedule_space(step.workload, Mode(planned.target)).default()
     other = next(s for s in space if s != default)
     source = FixedSchedules({few.workload.key: other})
     at_few, at_many = explain(planned, source, FakeDevice())

@@ -14,10 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeBuilder, FakeQueue
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import KernelCall
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs import graph_choice
 from tilewright.service.jobs import known_plan as known_plan_module
@@ -67,7 +69,7 @@ MODEL = model_bytes()
 
 
 def plan(target: str = "host") -> Planned:
-    return plan_model(ModelRequest(MODEL, target))
+    return plan_model(ModelRequest(MODEL, Mode(resolve_target(target))))
 
 
 @dataclass
@@ -310,8 +312,8 @@ def test_another_code_generation_knows_nothing(
 def test_other_threads_and_sizes_know_nothing(storage: Storage, race: list[int]) -> None:
     settled(storage, device(plan()))
     for request in (
-        replace(plan().request, threads=2),
-        replace(plan().request, numerics="strict"),
+        replace(plan().request, mode=Mode(threads=2)),
+        replace(plan().request, mode=Mode(numerics="strict")),
         replace(plan().request, dims={"batch": 2}),
     ):
         assert known_plan(replace(plan(), request=request), storage).decision is None
@@ -422,8 +424,7 @@ def test_plans_run_interleaved(storage: Storage) -> None:
             here.plan,
             [here.plan] * 2,
             storage,
-            here.request,
-            here.target,
+            here.mode,
             local,
             lambda: next(stops),
         )

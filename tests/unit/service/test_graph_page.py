@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.pages import HOSTILE, opened, sign_in
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import JobTask, TaskStatus
@@ -54,7 +55,7 @@ def branched() -> bytes:
 
 @pytest.fixture(scope="module")
 def drawn() -> ModelGraph:
-    return model_graph(plan_model(ModelRequest(branched(), TARGET)))
+    return model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
 
 
 def names(graph: ModelGraph) -> list[str]:
@@ -80,7 +81,7 @@ def test_edges_lead_from_what_makes_a_value_to_what_reads_it(drawn: ModelGraph) 
 
 
 def test_a_choice_that_is_none_leaves_the_plan_of_the_rules() -> None:
-    planned = plan_model(ModelRequest(branched(), TARGET))
+    planned = plan_model(ModelRequest(branched(), Mode(TARGET)))
     for choice in (None, {}, {"nonsense": 1}):
         assert chosen_by(planned, choice).plan == planned.plan
 
@@ -88,13 +89,13 @@ def test_a_choice_that_is_none_leaves_the_plan_of_the_rules() -> None:
 def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_STEPS", 2)
     with pytest.raises(graphs.InvalidModelError, match="2 are drawn at most"):
-        model_graph(plan_model(ModelRequest(branched(), TARGET)))
+        model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
 
 
 def test_too_many_values_between_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_EDGES", 2)
     with pytest.raises(graphs.InvalidModelError, match="2 are drawn at most"):
-        model_graph(plan_model(ModelRequest(branched(), TARGET)))
+        model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
 
 
 def test_names_are_limited_for_all_steps_together(
@@ -103,7 +104,7 @@ def test_names_are_limited_for_all_steps_together(
     behind = [len(step.nodes) for step in drawn.steps]
     monkeypatch.setattr(graphs, "MOST_NAMED", 2)
     monkeypatch.setattr(graphs, "LONGEST_NODE_NAME", 4)
-    few = model_graph(plan_model(ModelRequest(branched(), TARGET)))
+    few = model_graph(plan_model(ModelRequest(branched(), Mode(TARGET))))
     assert [len(step.nodes) + step.more for step in few.steps] == behind
     assert len(names(few)) == 2
     assert all(len(each) <= 7 for each in names(few))
@@ -112,7 +113,7 @@ def test_names_are_limited_for_all_steps_together(
 
 def test_a_long_chain_that_every_step_reads_takes_little_memory() -> None:
     """A set of steps for each folded node would be 50 MB here."""
-    plan = plan_model(ModelRequest(branched(), TARGET)).plan
+    plan = plan_model(ModelRequest(branched(), Mode(TARGET))).plan
     steps, chain = 400, 1500
     found = graphs._Steps(plan)
     nodes = [helper.make_node("Neg", [f"c{n - 1}"], [f"c{n}"], f"c{n}") for n in range(chain)]

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs import peer
 from tilewright.service.jobs.device import DeviceError
@@ -60,7 +61,7 @@ class Racing:
 
 
 def settled(model: Path, verdict: Verdict, *records: str, rows: str) -> Settled:
-    planned = plan_sizes(ModelRequest(model, "host"), {"rows": [rows]})
+    planned = plan_sizes(ModelRequest(model, Mode()), {"rows": [rows]})
     return Settled(planned, FixedSchedules({}), verdict, 1, 1, records)
 
 
@@ -96,7 +97,7 @@ def test_where_nothing_was_raced_the_defaults_are_timed(model: Path) -> None:
 def test_another_engine_runs_beside_the_artifact(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = ModelRequest(model, "host")
+    request = ModelRequest(model, Mode())
     planned = plan_sizes(request, {"rows": ["1..64"]})
     build_artifact(planned, FixedSchedules({}), tmp_path / "a")
     timed = [Latency((("rows", 8),), 1e-5, 1e-5)]

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
@@ -56,7 +57,7 @@ def workload(rows: int, columns: int = 64, op: str = "Relu") -> Workload:
         [numpy_helper.from_array(np.ones((32, columns), np.float32), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    planned = plan_model(ModelRequest(model.SerializeToString(), TARGET))
+    planned = plan_model(ModelRequest(model.SerializeToString(), Mode(TARGET)))
     ((found, _),) = planned.workloads
     return found
 
@@ -83,13 +84,13 @@ def bounded_plan(number: float) -> Planned:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    return plan_model(ModelRequest(model.SerializeToString(), TARGET))
+    return plan_model(ModelRequest(model.SerializeToString(), Mode(TARGET)))
 
 
 def others(one: Workload) -> list[Schedule]:
     """Schedules of a workload beside its default, which other sizes have as well."""
-    default = next(untuned_schedules(one, TARGET))
-    return [s for s in schedule_space(one, TARGET) if s != default][:40]
+    default = next(untuned_schedules(one, Mode(TARGET)))
+    return [s for s in schedule_space(one, Mode(TARGET)) if s != default][:40]
 
 
 def know(storage: Storage, one: Workload) -> None:
@@ -115,15 +116,15 @@ def tune(
 
 
 def ask(storage: Storage, one: Workload) -> Answer:
-    return best_answer(storage, one.key, TARGET, 1, "fast")
+    return best_answer(storage, one.key, Mode(TARGET))
 
 
 def shared(first: Workload, *more: Workload) -> list[Schedule]:
     """Schedules that the spaces of all have, none of them a default."""
     found = others(first)
     for each in more:
-        default = next(untuned_schedules(each, TARGET))
-        found = [s for s in found if s in schedule_space(each, TARGET) and s != default]
+        default = next(untuned_schedules(each, Mode(TARGET)))
+        found = [s for s in found if s in schedule_space(each, Mode(TARGET)) and s != default]
     assert len(found) >= 2
     return found
 
@@ -153,14 +154,14 @@ def test_without_anything_the_default_and_nobody_knows_what_it_loses(storage: St
     know(storage, one)
     found = ask(storage, one)
     assert found.match is Match.DEFAULT and found.record is None
-    assert found.schedule == next(untuned_schedules(one, TARGET))
+    assert found.schedule == next(untuned_schedules(one, Mode(TARGET)))
     assert found.expected_loss is None and "no measurement tells" in found.sentence
 
 
 def test_the_nearest_shape_is_taken_and_pairs_say_what_it_loses(storage: Storage) -> None:
     wanted, near, far = workload(16), workload(20), workload(256)
     good, better = shared(wanted, near, far)[:2]
-    default = {each: next(untuned_schedules(each, TARGET)) for each in (near, far)}
+    default = {each: next(untuned_schedules(each, Mode(TARGET))) for each in (near, far)}
     tune(storage, near, {good: 1e-3, better: 1.1e-3, default[near]: 2e-3})
     tune(storage, far, {better: 1e-3, good: 1.5e-3, default[far]: 2e-3})
     know(storage, wanted)
@@ -194,7 +195,7 @@ def test_another_structure_is_no_relative(storage: Storage) -> None:
 def test_where_the_default_loses_less_it_is_the_answer(storage: Storage) -> None:
     wanted, near, second = workload(16), workload(20), workload(24)
     good, better = shared(wanted, near, second)[:2]
-    defaults = {each: next(untuned_schedules(each, TARGET)) for each in (near, second)}
+    defaults = {each: next(untuned_schedules(each, Mode(TARGET))) for each in (near, second)}
     tune(storage, near, {good: 1e-3, better: 9e-3, defaults[near]: 1.01e-3})
     tune(storage, second, {better: 1e-3, good: 9e-3, defaults[second]: 1.01e-3})
     know(storage, wanted)
@@ -237,7 +238,7 @@ def test_other_numbers_in_the_same_kernel_come_before_other_targets(storage: Sto
 
 def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> None:
     wanted, other = bounded(0.5), bounded(0.25)
-    tasks = [make_task(wanted, TARGET), make_task(workload(16), TARGET)]
+    tasks = [make_task(wanted, Mode(TARGET)), make_task(workload(16), Mode(TARGET))]
     know(storage, wanted)
     assert records_of_relatives(tasks, storage) == {}
     found = tune(storage, other, {others(other)[0]: 1e-3})
@@ -245,7 +246,7 @@ def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> 
     found = replace(found, codegen_version=CODEGEN_VERSION)
     storage.records.add_record(found)
     assert records_of_relatives(tasks, storage) == {tasks[0].key: found}
-    assert records_of_relatives([make_task(wanted, TARGET, threads=2)], storage) == {}
+    assert records_of_relatives([make_task(wanted, Mode(TARGET, 2))], storage) == {}
     mine = tune(storage, wanted, {others(wanted)[1]: 1e-3})
     storage.records.add_record(replace(mine, codegen_version=CODEGEN_VERSION))
     assert records_of_relatives(tasks, storage) == {}, "it has a record of its own"
@@ -258,7 +259,7 @@ def test_a_family_is_read_until_a_record_of_it_holds(
     monkeypatch.setattr(families, "MEMBERS_AT_ONCE", 1)
     monkeypatch.setattr(families, "MOST_MEMBERS", 2)
     wanted, *relatives = map(bounded, (0.5, 0.1, 0.2, 0.3))
-    task = make_task(wanted, TARGET)
+    task = make_task(wanted, Mode(TARGET))
     tune(storage, workload(16, op="Abs"), {others(wanted)[0]: 1e-3})
     for number, one in enumerate(relatives):
         found = tune(storage, one, {others(one)[number]: 1e-3})
@@ -286,7 +287,7 @@ def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> N
     storage.records.add_record(found)
     settled = settle([planned], storage)
     assert (settled.known, settled.related, settled.workloads) == (0, 1, 1)
-    assert settled.schedules.best(wanted.key, TARGET.key, 1, "fast") == schedule
+    assert settled.schedules.best(wanted.key, Mode(TARGET)) == schedule
     assert "0 of 1 workloads known, 1 by relatives; the tuned schedules" in settled_line(settled)
     key = RecordKey(wanted.key, TARGET.key, 1, "fast")
     wrong = Trial(
@@ -295,12 +296,12 @@ def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> N
     storage.records.add_trials([wrong])
     settled = settle([planned], storage)
     assert settled.related == 0, "with its own numbers it is wrong"
-    assert settled.schedules.best(wanted.key, TARGET.key, 1, "fast") is None
+    assert settled.schedules.best(wanted.key, Mode(TARGET)) is None
 
 
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:
     with pytest.raises(NotFoundError, match="workload"):
-        best_answer(storage, "0" * 64, TARGET, 1, "fast")
+        best_answer(storage, "0" * 64, Mode(TARGET))
 
 
 def test_the_nearest_is_found_among_many_however_their_keys_are(

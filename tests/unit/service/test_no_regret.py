@@ -17,6 +17,7 @@ from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
@@ -83,7 +84,7 @@ def _model(nodes: list[NodeProto], rows: int | str) -> bytes:
 
 def _default(planned: Planned, number: int) -> Schedule:
     workload = planned.workloads[number][0]
-    return next(untuned_schedules(workload, planned.target))
+    return next(untuned_schedules(workload, Mode(planned.target)))
 
 
 def _other(planned: Planned, number: int) -> Schedule:
@@ -143,7 +144,7 @@ def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) 
         assert found.verdict.device == device.facts.model
         assert (found.known, found.workloads) == (1, 2)
         key = planned.workloads[0][0].key
-        assert found.schedules.best(key, "", 1, "fast") == _other(planned, 0)
+        assert found.schedules.best(key, planned.mode) == _other(planned, 0)
     assert device.raced == [1] and storage.verdicts.counts() == {"tuned": 2}
     # other schedules are another race
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
@@ -280,7 +281,7 @@ def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Plann
     schedules, verdict = found.schedules, found.verdict
     sure, doubtful = (workload.key for workload, _ in planned.workloads)
     assert verdict.served is Served.PARTLY and verdict.dropped == (doubtful,)
-    assert schedules.best(sure, "", 1, "fast") and not schedules.best(doubtful, "", 1, "fast")
+    assert schedules.best(sure, planned.mode) and not schedules.best(doubtful, planned.mode)
     assert not device.ratios and verdict.reason.startswith("all tuned schedules together: slower")
 
 
@@ -314,7 +315,7 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     found = settle([planned], storage)
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "not_run")
-    assert found.schedules.best(planned.workloads[0][0].key, "", 1, "fast") == _other(planned, 0)
+    assert found.schedules.best(planned.workloads[0][0].key, planned.mode) == _other(planned, 0)
     text = settled_line(found)
     assert "1 of 2 workloads known" in text and "not raced end to end" in text
     assert storage.verdicts.counts() == {}, "what nobody raced is no verdict"
@@ -329,10 +330,10 @@ def test_the_untuned_program_is_that_of_the_rules_plan(storage: Storage) -> None
     planned = plan_model(ModelRequest(_model(nodes, ROWS)))
     (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
     choice = GraphChoice(kept=frozenset({product}))
-    graph = optimise(planned.graph, planned.target, choice=choice)
+    graph = optimise(planned.graph, Mode(planned.target), choice=choice)
     chosen = replace(
         planned,
-        plan=make_plan(graph, planned.target, choice=choice),
+        plan=make_plan(graph, Mode(planned.target), choice=choice),
         decision={"choice": choice.to_json(), "name": "apart", "reason": "takes less"},
     )
     _record(storage, chosen, 0, _other(chosen, 0), ratio=0.99)
@@ -417,9 +418,8 @@ def test_sizes_that_jobs_tuned_are_settled_when_they_are_met(
     assert [s.verdict.outcome for s in known.settled] == ["same", "not_run", "tie"]
     assert [s.verdict.served for s in known.settled[1:]] == [Served.TUNED, Served.DEFAULT]
     keys = [plans[rows].workloads[0][0].key for rows in plans]
-    target = plans[32].target.key
-    assert known.best(keys[0], target, 1, "fast") == _other(plans[32], 0)
-    assert known.best(keys[1], target, 1, "fast") is None
+    assert known.best(keys[0], plans[32].mode) == _other(plans[32], 0)
+    assert known.best(keys[1], plans[32].mode) is None
 
 
 def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> None:
@@ -430,7 +430,7 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
     known = KnownModel(model, storage)
     executable = known.compile({"rows": "1..64"})
     (workload, _), *_ = planned.workloads
-    assert known.best(workload.key, planned.target.key, 1, "fast") == _other(planned, 0)
+    assert known.best(workload.key, planned.mode) == _other(planned, 0)
     size = dict(planned.sizes)["rows"]  # the typical one, at which the plan is kept
     for rows in (size, 64, 3):
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
@@ -452,7 +452,7 @@ def test_records_of_another_target_are_not_served(storage: Storage, planned: Pla
         storage.records.add_record(TuningRecord(here, _other(planned, 0), measured))
     found = settle([planned], storage, ours())
     assert found.known == 0 and found.verdict.outcome == "same"
-    assert found.schedules.best(key.workload_key, planned.target.key, 1, "fast") is None
+    assert found.schedules.best(key.workload_key, planned.mode) is None
 
 
 def test_verdicts_read_back_and_speak() -> None:

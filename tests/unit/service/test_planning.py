@@ -9,6 +9,8 @@ import pytest
 from benchmarks import models
 from tests.unit.service.tuners import model_bytes
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.cli import run as run_cli
 from tilewright.service.jobs.planning import ModelRequest, plan_model, plan_sizes
 from tilewright.service.jobs.workload_facts import workload_name
@@ -52,6 +54,6 @@ def test_a_size_of_no_dimension_is_refused_by_every_command(
 
 def test_several_sizes_of_no_dimension_are_refused_by_its_name() -> None:
     """And not because others have a range."""
-    request = ModelRequest(BERT.read_bytes(), "x86-64-v3")
+    request = ModelRequest(BERT.read_bytes(), Mode(resolve_target("x86-64-v3")))
     with pytest.raises(InvalidArgumentError, match="no open dimension 'nodim', open are: 'batch'"):
         plan_sizes(request, {"nodim": (1, 2)})

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.unit.quantize.small import network, perceptron, saved
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.service import cli
 from tilewright.service.cli.quantize_view import _times
@@ -77,7 +78,7 @@ def test_static_int8(
     assert f"quantised model: {output}" in captured.out
     assert "tuned kernels: 0 of" in captured.out
     # tuned with the scales of these samples: of others the scales differ, and the kernels do not
-    planned = plan_model(ModelRequest(output, "host", dims={"batch": 2}))
+    planned = plan_model(ModelRequest(output, Mode(), dims={"batch": 2}))
     storage = open_storage(Settings())
     save_texts(planned, storage)
     for task in tasks_of(planned):

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tests.unit.service.test_record_exchange import TARGET, Site, add, model
+from tilewright.compiler.mode import Mode
 from tilewright.db.standing import Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
@@ -22,7 +23,7 @@ IMPORT = "/dashboard/records/import"
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    return plan_model(ModelRequest(model(), TARGET))
+    return plan_model(ModelRequest(model(), Mode(TARGET)))
 
 
 @pytest.fixture

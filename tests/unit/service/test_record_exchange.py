@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tests.unit.service.test_confirmation import TARGET, model
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import open_size
 from tilewright.compiler.sizes.ranges import parse_range
@@ -60,7 +61,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def planned() -> Planned:
-    return plan_model(ModelRequest(model(), TARGET))
+    return plan_model(ModelRequest(model(), Mode(TARGET)))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, UnknownTargetError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.targets.host import resolve_target
@@ -95,7 +96,7 @@ def device(**more: Any) -> FakeDevice:
 
 def spec(target: Target, **more: Any) -> JobSpec:
     sizes = {"rows": (16,)} | more.pop("sizes", {})
-    return JobSpec(model_bytes(), target, sizes=sizes, budget=JobBudget(12), **more)
+    return JobSpec(model_bytes(), Mode(target), sizes=sizes, budget=JobBudget(12), **more)
 
 
 def run(

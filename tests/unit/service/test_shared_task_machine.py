@@ -26,6 +26,8 @@ from hypothesis.stateful import (
 from tests.databases import lay_database
 from tests.unit.service.leased import model_bytes
 from tests.unit.service.test_shared_tasks import done, record
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StaleLeaseError
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.hold import Hold
@@ -39,7 +41,7 @@ from tilewright.service.storage import open_storage
 from tilewright.tuner.events import Finished
 from tilewright.tuner.tasks import Task
 
-TASKS = tasks_of(plan_model(ModelRequest(model_bytes(), "x86-64-v3")))
+TASKS = tasks_of(plan_model(ModelRequest(model_bytes(), Mode(resolve_target("x86-64-v3")))))
 STOPPED = ("waits", "over")
 
 

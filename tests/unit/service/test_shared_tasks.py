@@ -14,6 +14,7 @@ import pytest
 from tests.unit.service.leased import model_bytes
 from tests.unit.service.tuners import LocalWorker, running
 from tests.unit.service.workers import until
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.job_states import JobState
@@ -43,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tasks() -> list[Task]:
     """Those of a small model: two of them differ."""
-    found = tasks_of(plan_model(ModelRequest(model_bytes(), "x86-64-v3")))
+    found = tasks_of(plan_model(ModelRequest(model_bytes(), Mode(resolve_target("x86-64-v3")))))
     assert len(found) >= 2
     return found
 
@@ -189,7 +190,7 @@ def test_a_job_measures_itself_what_another_does_not_get_on_with(
 ) -> None:
     """Its only worker may be in quarantine, while this job's are well."""
     first, second = holds
-    choice = OpenTask("choice", tasks[0].target.key, 1, "fast", CODEGEN_VERSION)
+    choice = OpenTask("choice", tasks[0].mode.target.key, 1, "fast", CODEGEN_VERSION)
     held = [shared_tasks._open_task(task) for task in tasks]
     storage.open_tasks.take(first.claim, [*held, choice])
     now = itertools.count(0.0, 60.0)
@@ -267,7 +268,7 @@ def test_the_same_model_twice_is_measured_once(
     ] * 2
     keys = {task.workload_key for job in made for task in storage.tasks.list(job.id)}
     counted: Counter[tuple[str, str]] = Counter()
-    for task in tasks_of(plan_model(ModelRequest(model_bytes(), "host"))):
+    for task in tasks_of(plan_model(ModelRequest(model_bytes(), Mode()))):
         assert task.key.workload_key in keys
         for trial in storage.records.trials(task.key):
             if trial.phase is Phase.SCREEN:

@@ -17,6 +17,7 @@ from tests.unit.service.test_cost_models import product, seconds
 from tests.unit.service.test_notebook import markup, text_of
 from tests.unit.service.test_task_page import TARGET, task_of_job, trial
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -36,7 +37,7 @@ from tilewright.tuner.cost_model.xgboost import XGBoostModel
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
 
 WORKLOAD = product(24)
-POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, TARGET).points), 20)
+POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, Mode(TARGET)).points), 20)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +56,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["x86-64-v4", "cortex-a72", "riscv64", "wasm32"])
 def test_any_target_has_code(name: str) -> None:
     target = resolve_target(name)
-    code = shown_code(WORKLOAD.text(), None, target, 1, "fast")
+    code = shown_code(WORKLOAD.text(), None, Mode(target))
     assert "reduce" in code.nest and code.left_out == (0, 0)
     assert code.counts.fmas > 0 or name == "wasm32"
     assert len(code.loops) >= 1 and code.more_loops == 0
@@ -65,11 +66,11 @@ def test_any_target_has_code(name: str) -> None:
 
 
 def test_code_is_cut_in_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = shown_code(WORKLOAD.text(), None, TARGET, 1, "fast")
+    whole = shown_code(WORKLOAD.text(), None, Mode(TARGET))
     monkeypatch.setattr(shown, "MOST_NEST", 100)
     monkeypatch.setattr(shown, "MOST_ASSEMBLY", 200)
     monkeypatch.setattr(shown, "MOST_LOOPS", 0)
-    cut = shown_code(WORKLOAD.text(), None, TARGET, 1, "fast")
+    cut = shown_code(WORKLOAD.text(), None, Mode(TARGET))
     for text, full, left, most in (
         (cut.nest, whole.nest, cut.left_out[0], 100),
         (cut.assembly, whole.assembly, cut.left_out[1], 200),
@@ -84,7 +85,7 @@ def test_code_of_another_release_is_refused() -> None:
     wrong = {"algorithm": HOSTILE, "choices": {}}
     for text, schedule in ((WORKLOAD.text(), wrong), ("no workload", None)):
         with pytest.raises(CompilerError):
-            shown_code(text, schedule, TARGET, 1, "fast")
+            shown_code(text, schedule, Mode(TARGET))
 
 
 def test_best_and_untuned_side_by_side(client: TestClient, storage: Storage, owner: str) -> None:
@@ -151,7 +152,7 @@ def test_a_side_that_cannot_be_shown_hides_no_other(
 def test_one_side_where_the_best_is_the_untuned(
     client: TestClient, storage: Storage, owner: str
 ) -> None:
-    default = untuned_schedule(WORKLOAD, TARGET, 1, "fast")
+    default = untuned_schedule(WORKLOAD, Mode(TARGET))
     sign_in(client, owner)
     for facts, said in (
         ({"schedule": default.to_json()}, "Best, which is the untuned one"),

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from tests.unit.service.api_calls import problem
 from tests.unit.service.pages import HOSTILE, opened, sign_in
 from tests.unit.service.tuners import model_bytes
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -36,7 +37,7 @@ def task_of_job(
     """A job with one task of a real workload: the job's id and the workload's key."""
     data = model_bytes()
     if workload is None:
-        ((workload, _),) = plan_model(ModelRequest(data, TARGET)).workloads
+        ((workload, _),) = plan_model(ModelRequest(data, Mode(TARGET))).workloads
     storage.workloads.put_workloads({workload.key: workload.text()})
     storage.workloads.put_target(TARGET.key, TARGET.name, TARGET.to_json())
     model = storage.models.add(data, "tiny")

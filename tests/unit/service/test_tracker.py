@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.test_cost_models import product
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
 from tilewright.db.stores.jobs import JobProgress
@@ -26,7 +27,7 @@ FORECAST = Forecast(0.02, 30.0, 50, 1e-3)
 def tasks() -> list[Task]:
     """Two products, the second of which the model runs three times."""
     made = (("first", 8, 1), ("second", 16, 3))
-    return [make_task(product(rows), TARGET, name=name, count=n) for name, rows, n in made]
+    return [make_task(product(rows), Mode(TARGET), name=name, count=n) for name, rows, n in made]
 
 
 def snapshot(task: Task, **changes: Any) -> TaskSnapshot:

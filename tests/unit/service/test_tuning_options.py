@@ -83,7 +83,7 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
     assert _reached(spec.budget) == pytest.approx(CHOSEN)
     assert spec.sizes == {"n": ("1..64@32:0.5,7",), "m": (4, 5), "k": ("@9",)}
     assert (spec.pad, spec.weight_limit_bytes) == (True, 1 << 20)
-    assert spec.precision == spec.request.precision == "bfloat16"
+    assert spec.mode.precision == spec.request.mode.precision == "bfloat16"
 
 
 def test_a_job_that_was_stored_with_shares_keeps_its_hints() -> None:

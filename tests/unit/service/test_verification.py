@@ -18,6 +18,7 @@ from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError, OutOfMemoryError
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
@@ -71,7 +72,7 @@ def planned() -> Planned:
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
 def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) -> None:
-    builder = ProgramBuilder(None, planned.target)
+    builder = ProgramBuilder(None, Mode(planned.target))
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
     checked = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
     assert checked.complete and checked.error is not None and checked.error < 1e-5
@@ -84,7 +85,7 @@ def test_an_artifact_with_choices_is_verified(planned: Planned, tmp_path: Path) 
 def test_a_wrong_artifact_does_not_take_the_place_of_another(tmp_path: Path) -> None:
     given = plan_model(ModelRequest(plain()))
     wrong = replace(given, graph=_with_weight_moved(given).graph)
-    builder = ProgramBuilder(None, given.target)
+    builder = ProgramBuilder(None, Mode(given.target))
     with Verifier([given], HERE, 10.0) as verifier:
         artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a", check=checked(verifier))
     assert verifier.found.complete
@@ -111,7 +112,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
     given = planned if choosing else plan_model(ModelRequest(plain()))
     for model in (given, _with_weight_moved(given)):
         with Verifier([model, model], HERE, 10.0) as verifier:
-            builder = ProgramBuilder(None, given.target)
+            builder = ProgramBuilder(None, Mode(given.target))
             artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
             if model is given:
                 checked(verifier)(read_artifact(tmp_path / "a"))
@@ -136,7 +137,7 @@ def test_random_numbers_are_those_of_the_reference(tmp_path: Path) -> None:
         ir_version=9,
     )
     given = plan_model(ModelRequest(model.SerializeToString()))
-    builder = ProgramBuilder(None, given.target)
+    builder = ProgramBuilder(None, Mode(given.target))
     artifacts.save_artifact({(): given.plan}, builder, tmp_path / "a")
     assert verify_artifact(given, read_artifact(tmp_path / "a"), HERE).complete
     executable = read_artifact(tmp_path / "a").executable()
@@ -188,7 +189,9 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
     element_type: int, tmp_path: Path
 ) -> None:
     given = plan_model(ModelRequest(narrow(element_type)))
-    artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), tmp_path / "a")
+    artifacts.save_artifact(
+        {(): given.plan}, ProgramBuilder(None, Mode(given.target)), tmp_path / "a"
+    )
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
     other = plan_model(ModelRequest(narrow(element_type, 1.5)))
@@ -199,11 +202,13 @@ def test_outputs_of_narrow_types_are_verified_by_their_numbers(
 @pytest.mark.skipif(not linkers(), reason="no linker")
 def test_a_narrower_precision_is_verified_against_float32(tmp_path: Path) -> None:
     """A wrong weight shows, although more is allowed than in float32."""
-    given = plan_model(ModelRequest(narrow(TensorProto.FLOAT), precision="bfloat16"))
-    artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), tmp_path / "a")
+    given = plan_model(ModelRequest(narrow(TensorProto.FLOAT), Mode(precision="bfloat16")))
+    artifacts.save_artifact(
+        {(): given.plan}, ProgramBuilder(None, Mode(given.target)), tmp_path / "a"
+    )
     artifact = read_artifact(tmp_path / "a")
     assert verify_artifact(given, artifact, HERE).complete
-    other = plan_model(ModelRequest(narrow(TensorProto.FLOAT, -1.0), precision="bfloat16"))
+    other = plan_model(ModelRequest(narrow(TensorProto.FLOAT, -1.0), Mode(precision="bfloat16")))
     with pytest.raises(WrongProgramError, match=r"value '[yz]' of the compiled model is") as found:
         verify_artifact(other, artifact, HERE)
     assert set(found.value.written) <= {step.output for step in other.plan.kernels}
@@ -228,9 +233,9 @@ def test_a_value_that_float16_does_not_hold_is_named(tmp_path: Path) -> None:
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
     )
     for precision in ("float16", "bfloat16"):
-        given = plan_model(ModelRequest(model, precision=precision))
+        given = plan_model(ModelRequest(model, Mode(precision=precision)))
         folder = tmp_path / precision
-        artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, given.target), folder)
+        artifacts.save_artifact({(): given.plan}, ProgramBuilder(None, Mode(given.target)), folder)
         if precision == "bfloat16":
             assert verify_artifact(given, read_artifact(folder), HERE).complete
             continue
@@ -268,7 +273,7 @@ def test_a_device_without_the_memory_verifies_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise OutOfMemoryError("there is not enough memory to run 'm'")
 
-    builder = ProgramBuilder(None, planned.target, planned.threads, planned.numerics)
+    builder = ProgramBuilder(None, planned.mode)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
     monkeypatch.setattr(Executable, "run", refuse)
     found = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)

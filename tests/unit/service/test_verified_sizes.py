@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
@@ -99,7 +100,7 @@ def test_a_plan_of_numbers_is_verified_as_it_is() -> None:
 def test_a_program_that_is_wrong_at_one_end_is_refused(tmp_path: Path) -> None:
     right, other = planned("1..64"), planned("1..64", beyond=50)
     assert right.open is not None and other.open is not None
-    builder = ProgramBuilder(None, right.target)
+    builder = ProgramBuilder(None, Mode(right.target))
     artifacts.save_artifact({(): right.open.plan}, builder, tmp_path / "a")
     artifact, here = read_artifact(tmp_path / "a"), LocalDevice()
     with Verifier([right], here, 10.0) as verifier:

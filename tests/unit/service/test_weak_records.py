@@ -17,6 +17,7 @@ from tests.unit.service.test_confirmation import TARGET, model
 from tests.unit.service.tuners import running
 from tests.unit.service.workers import until
 from tilewright.compiler.codegen.link import linkers
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.models import SweepRow
 from tilewright.db.standing import Backing, Standing
@@ -90,7 +91,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def task() -> Task:
-    (found,) = tasks_of(plan_model(ModelRequest(model(), TARGET.name)))
+    (found,) = tasks_of(plan_model(ModelRequest(model(), Mode(TARGET))))
     return found
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished
@@ -52,9 +52,7 @@ class FakeTask:
     space: Any
     lower: Callable[[Schedule], Any]
     count: int = 1
-    target: Target = field(default_factory=lambda: resolve_target("x86-64-v4"))
-    threads: int = 1
-    numerics: str = "fast"
+    mode: Mode = field(default_factory=lambda: Mode(resolve_target("x86-64-v4")))
     points: tuple[SizePoint, ...] = ITSELF
     stated: bool = False
     scale: float = 1.0
@@ -68,7 +66,7 @@ class FakeTask:
 
     @property
     def key(self) -> RecordKey:
-        return RecordKey(self.name, self.target.key)
+        return RecordKey(self.name, self.mode.target.key)
 
     weight = Task.weight
     distribution = Task.distribution

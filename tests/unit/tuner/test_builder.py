@@ -44,11 +44,16 @@ TWO_THREADS = RecordKey("conv", "x", 2)
 
 
 @dataclass(frozen=True)
+class FakeMode:
+    target: Arch
+
+
+@dataclass(frozen=True)
 class FakeTask:
     """As much of a task as a builder looks at."""
 
     workload: Text = Text("conv")
-    target: Arch = Arch("x")
+    mode: FakeMode = FakeMode(Arch("x"))
     key: RecordKey = TWO_THREADS
 
 

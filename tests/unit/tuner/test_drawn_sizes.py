@@ -10,6 +10,7 @@ import pytest
 from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import check_values, open_size
@@ -203,7 +204,7 @@ def record_of(task: Task, distribution: SizeWeights) -> TuningRecord:
 
 def test_a_record_of_other_sizes_is_known_unless_somebody_states_sizes() -> None:
     workload, other = product(), (((("s0", 400),), 1.0),)
-    task = make_task(workload, resolve_target("x86-64-v3"))
+    task = make_task(workload, Mode(resolve_target("x86-64-v3")))
     stated = replace(task, stated=True)
     assert task.is_known(record_of(task, task.distribution), "1")
     assert task.is_known(record_of(task, other), "1")
@@ -215,7 +216,7 @@ def test_a_record_of_other_sizes_is_known_unless_somebody_states_sizes() -> None
 def test_a_record_is_measured_again_at_its_own_sizes() -> None:
     """By another device: at larger sizes its times would look like those of a lie."""
     workload, other = product(), (((("s0", 400),), 1.0),)
-    task = make_task(workload, resolve_target("x86-64-v3"))
+    task = make_task(workload, Mode(resolve_target("x86-64-v3")))
     (point,) = task.as_measured(record_of(task, other)).points
     assert (point.sizes, point.weight) == ((("s0", 400),), 1.0)
     assert point.least_seconds == least_seconds(workload.at({"s0": 400}), 1)
@@ -225,7 +226,7 @@ def test_a_record_is_measured_again_at_its_own_sizes() -> None:
 
 
 def test_trials_of_other_sizes_are_not_learned_from() -> None:
-    task = make_task(product(), resolve_target("x86-64-v3"))
+    task = make_task(product(), Mode(resolve_target("x86-64-v3")))
     options = TuneOptions(trials=8, codegen_version="1")
     state = TaskState.start(task, make_cost_model("none", 0), options)
     schedules = list(task.space.points[:2])
@@ -245,7 +246,7 @@ def test_trials_of_other_sizes_are_not_learned_from() -> None:
 
 def test_trials_of_ranges_train_models_at_each_of_their_sizes() -> None:
     target = resolve_target("x86-64-v3")
-    task = make_task(product(), target)
+    task = make_task(product(), Mode(target))
     default, other = task.space.points[:2]
     beyond = (((("s0", 4000),), 1.0),)
     trials = [

@@ -14,6 +14,7 @@ from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Space, T
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
@@ -201,14 +202,14 @@ def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
 def test_cold_weights_come_from_memory() -> None:
     """4 MiB of weights at 8 bytes a cycle take longer than the one row of arithmetic."""
     workload = matmul(1, 1024, 1024)
-    nest = lower_schedule(workload, schedule_space(workload, V4).default(), V4).nest
+    nest = lower_schedule(workload, schedule_space(workload, Mode(V4)).default(), V4).nest
     assert seconds(nest) > (4 << 20) / 8 / CYCLES_PER_SECOND
 
 
 def test_algorithms_are_compared_by_what_they_compute() -> None:
     """Winograd's F(4, 3) takes a quarter of the products; its transforms are statements, too."""
     workload = conv(16, channels=128, filters=128)
-    space = schedule_space(workload, V4)
+    space = schedule_space(workload, Mode(V4))
     best = {
         sub.algorithm: seconds(lower_schedule(workload, sub.default, V4).nest)
         for sub in space.subspaces
@@ -249,7 +250,7 @@ def test_registers_of_matrices_are_eight_times_as_fast_as_vectors() -> None:
     """And so is the whole product, if its sums are long; three matrices wait more than four."""
     target = resolve_target("sapphirerapids-amx")
     machine, workload = describe(target_facts(target)), byte_matmul(512, 768, 3072)
-    space = schedule_space(workload, target)
+    space = schedule_space(workload, Mode(target))
     default = space.default()
     plain = next(p for p in space if p["products"] == "groups" and p.integer("tile") == 14)
     chosen = dict(default.choices)

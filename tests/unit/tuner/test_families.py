@@ -12,6 +12,7 @@ import pytest
 from tests.graphs import Maker
 from tests.unit.tuner.fakes import Killed, World
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload, make_workload
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.events import Recorded
@@ -55,9 +56,9 @@ def test_workloads_that_differ_in_numbers_are_of_one_family_and_have_keys_of_the
     assert one.key != other.key and one.family == other.family
     assert more.family != one.family
     target = resolve_target("x86-64-v4")
-    assert make_task(one, target).family == make_task(other, target).family
-    assert make_task(one, target).family != make_task(other, target, threads=2).family
-    assert make_task(one, target).family != make_task(more, target).family
+    assert make_task(one, Mode(target)).family == make_task(other, Mode(target)).family
+    assert make_task(one, Mode(target)).family != make_task(other, Mode(target, 2)).family
+    assert make_task(one, Mode(target)).family != make_task(more, Mode(target)).family
 
 
 def test_one_task_is_searched_and_all_have_records_of_their_own(family: World, gemm: Any) -> None:

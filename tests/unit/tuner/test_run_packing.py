@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.service.leased import compile_program, model_bytes
 from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.program import BufferSpace, Copy, KernelCall, Program
@@ -29,9 +30,11 @@ def alone() -> CompiledProgram:
 def behind_another() -> CompiledProgram:
     """The same model, its weights in one block behind those of another model."""
     target = host_target()
-    builder = ProgramBuilder(None, target)
+    builder = ProgramBuilder(None, Mode(target))
     plans = [
-        driver.make_plan(driver.optimise(driver.load_graph(model_bytes(seed)), target), target)
+        driver.make_plan(
+            driver.optimise(driver.load_graph(model_bytes(seed)), Mode(target)), Mode(target)
+        )
         for seed in (4, 3)
     ]
     builder.reserve(plans)

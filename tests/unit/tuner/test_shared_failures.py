@@ -11,6 +11,7 @@ import pytest
 
 from tests.databases import lay_database
 from tests.unit.tuner.fakes import FakeQueue, World
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.engine import open_engine
@@ -121,7 +122,7 @@ def test_another_target_and_another_code_generator_start_afresh(world: World, ge
     newer = World(world.tasks, FakeQueue(gemm.seconds), world.builder, world.store)
     newer.tune(trials=24, job_id="second", codegen_version="2")
     assert default in _sent(newer) and newer.store.best_record(newer.tasks[0].key) is not None
-    elsewhere = replace(world.tasks[0], target=resolve_target("x86-64-v3"))
+    elsewhere = replace(world.tasks[0], mode=Mode(resolve_target("x86-64-v3")))
     other = World([elsewhere], FakeQueue(gemm.seconds), world.builder, world.store)
     other.tune(trials=24, job_id="third")
     assert other.store.best_record(elsewhere.key) is not None

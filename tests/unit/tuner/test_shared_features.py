@@ -11,6 +11,7 @@ import pytest
 from tests.differential.workloads import FAMILIES
 from tests.unit.schedule.problems import matmul
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.compute_costs import compute_costs
@@ -50,21 +51,21 @@ def candidates(task: Task, random: np.random.Generator) -> Iterator[Schedule]:
 def test_what_came_before_changes_no_row(family: str) -> None:
     random = np.random.default_rng(sum(family.encode()))
     workload = FAMILIES[family](random, TARGET.lanes(DType.FLOAT32)).workload
-    task = make_task(workload, TARGET, constrained=False, numerics="loose")
+    task = make_task(workload, Mode(TARGET, numerics="loose"), constrained=False)
     chosen = [*candidates(task, random)]
     together = extractor(task)
     for schedule in chosen:
         together.row(schedule)
     for schedule in chosen:
         forget()
-        alone = extractor(make_task(workload, TARGET, constrained=False, numerics="loose"))
+        alone = extractor(make_task(workload, Mode(TARGET, numerics="loose"), constrained=False))
         np.testing.assert_array_equal(alone.row(schedule), together.row(schedule))
         assert alone.estimated_seconds(schedule) == together.estimated_seconds(schedule)
 
 
 def test_the_order_of_products_and_prefetching_change_no_statement() -> None:
     """One level of Strassen: seven products in one stage or in seven, weights asked for or not."""
-    task = make_task(matmul(256, 512, 512), TARGET)
+    task = make_task(matmul(256, 512, 512), Mode(TARGET))
     strassen = next(s for s in task.space.subspaces if s.algorithm == "strassen")
     choices = dict(strassen.default.choices)
     variants = [

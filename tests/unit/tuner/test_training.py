@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model, xgboost
@@ -222,7 +223,7 @@ def host_product() -> Any:
     graph = Graph("g", ("a", "b"), ("y",), (node,), {"a": a, "b": b, "y": y}, {})
     workload = make_workload(graph, ["m"], {"a": Boundary(a), "b": Boundary(b, constant=True)})
     target = resolve_target("host")
-    return workload, target, schedule_space(workload, target)
+    return workload, target, schedule_space(workload, Mode(target))
 
 
 def test_a_run_takes_a_base_model_or_says_why_not(gemm: Any) -> None:

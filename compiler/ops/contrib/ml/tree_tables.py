@@ -26,7 +26,7 @@ import numpy as np
 from tilewright.compiler.errors import InvalidModelError
 
 
-class Mode(IntEnum):
+class SplitMode(IntEnum):
     """Comparisons, by their number in TreeEnsemble."""
 
     LEQ = 0
@@ -46,7 +46,7 @@ class SplitNode:
     """
 
     feature: int
-    mode: Mode
+    mode: SplitMode
     values: tuple[float, ...]
     missing: bool
     yes: int
@@ -189,19 +189,19 @@ class _Builder:
         f, missing, yes, no = node.feature, node.missing, node.yes, node.no
         t = node.values[0] if node.values else np.nan
         match node.mode:
-            case Mode.LEQ:
+            case SplitMode.LEQ:
                 return self._at_most(f, t, missing, yes, no)
-            case Mode.LT:
+            case SplitMode.LT:
                 return self._less(f, t, missing, yes, no)
-            case Mode.GTE:
+            case SplitMode.GTE:
                 return self._less(f, t, not missing, no, yes)
-            case Mode.GT:
+            case SplitMode.GT:
                 return self._at_most(f, t, not missing, no, yes)
-            case Mode.EQ:
+            case SplitMode.EQ:
                 return self._equal(f, t, missing, yes, no)
-            case Mode.NEQ:
+            case SplitMode.NEQ:
                 return self._equal(f, t, not missing, no, yes)
-            case Mode.MEMBER:
+            case SplitMode.MEMBER:
                 return self._member(node)
 
     def _at_most(self, f: int, t: float, missing: bool, yes: int | _Test, no: int | _Test) -> _Test:

@@ -23,7 +23,7 @@ from tilewright.compiler.ops.contrib.ml.scores import (
     target_transform,
     with_texts,
 )
-from tilewright.compiler.ops.contrib.ml.tree_tables import Mode, SplitNode, Tables, tree_tables
+from tilewright.compiler.ops.contrib.ml.tree_tables import SplitMode, SplitNode, Tables, tree_tables
 from tilewright.compiler.ops.descend import records
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
@@ -31,7 +31,7 @@ from tilewright.compiler.ops.registry import OnnxRule
 STEP_LIMIT = 512
 """The most comparisons from a root to a leaf."""
 
-COMPARISONS = {mode.name: mode for mode in Mode if mode is not Mode.MEMBER}
+COMPARISONS = {mode.name: mode for mode in SplitMode if mode is not SplitMode.MEMBER}
 """What follows BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""
 
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -285,7 +285,7 @@ def _onnx_ensemble(node: OnnxNode) -> str:
         raise node.invalid("'nodes_splits', 'nodes_modes' or 'leaf_weights' is missing")
     count, leaves = splits.array.size, weights.array.size
     numbers = modes.array.reshape(-1).tolist()
-    if len(numbers) != count or not set(numbers) <= set(Mode):
+    if len(numbers) != count or not set(numbers) <= set(SplitMode):
         raise node.invalid(f"'nodes_modes' are not those of {count} nodes")
     features = _whole(node, "nodes_featureids", count)
     missing = _whole(node, "nodes_missing_value_tracks_true") or (0,) * count
@@ -296,13 +296,13 @@ def _onnx_ensemble(node: OnnxNode) -> str:
         if any(not 0 <= p < (leaves if f else count) for p, f in zip(places, to_leaf, strict=True)):
             raise node.invalid(f"'nodes_{side}nodeids' names what is neither a node nor a leaf")
         sides.append([p + count if f else p for p, f in zip(places, to_leaf, strict=True)])
-    members = _members(node, numbers.count(Mode.MEMBER))
+    members = _members(node, numbers.count(SplitMode.MEMBER))
     values = splits.array.reshape(-1).astype(np.float64).tolist()
     nodes: list[SplitNode | None] = [
         SplitNode(
             features[number],
-            Mode(mode),
-            next(members) if mode == Mode.MEMBER else (values[number],),
+            SplitMode(mode),
+            next(members) if mode == SplitMode.MEMBER else (values[number],),
             bool(missing[number]),
             sides[0][number],
             sides[1][number],

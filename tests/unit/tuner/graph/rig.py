@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.graphs import Maker
 from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
@@ -65,7 +66,7 @@ class Rig:
         return RecordKey(workload.key, self.target.key)
 
     def times(self) -> KernelTimes:
-        return KernelTimes(self.store, self.target, 1, "fast", VERSION)
+        return KernelTimes(self.store, Mode(self.target), VERSION)
 
     def measure(self, workloads: Sequence[Workload]) -> None:
         """Measure untuned defaults, as the search asks for it."""
@@ -74,7 +75,7 @@ class Rig:
             self.trial(workload, 1e-9 * operations(workload) * self.factor(workload))
 
     def default(self, workload: Workload) -> Schedule:
-        return next(untuned_schedules(workload, self.target))
+        return next(untuned_schedules(workload, Mode(self.target)))
 
     def trial(self, workload: Workload, seconds: float, version: str = VERSION) -> None:
         schedule, key = self.default(workload), self.key(workload)

@@ -10,6 +10,7 @@ import pytest
 from tests.graphs import Maker
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import optimise
 from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.plan.layouts.assignment import Assignment
@@ -45,12 +46,12 @@ def whole(*ratios: float) -> Compare:
 
 
 def search(rig: Rig, compare: Compare) -> Decision:
-    planner = Planner(layers(), rig.target)
+    planner = Planner(layers(), Mode(rig.target))
     return search_graph(planner, rig.times(), 100, rig.measure, compare)
 
 
 def test_what_is_equal_everywhere_is_turned_round_together() -> None:
-    planner = Planner(layers(3), Rig().target)
+    planner = Planner(layers(3), Mode(Rig().target))
     found = {each.choice.kept: each for each in alternatives(planner)}
     kept = found[frozenset({"wide0", "wide1", "wide2"})]
     assert kept.name == "matmul float32[64,512]: gelu not with matmul (3 places)"
@@ -61,7 +62,7 @@ def test_what_is_equal_everywhere_is_turned_round_together() -> None:
 
 
 def test_a_residual_is_offered_to_the_other_producer_and_to_none() -> None:
-    kept = {each.choice.kept for each in alternatives(Planner(branches(), Rig().target))}
+    kept = {each.choice.kept for each in alternatives(Planner(branches(), Mode(Rig().target)))}
     assert {frozenset({"late"}), frozenset({"early", "late"})} <= kept
 
 
@@ -76,7 +77,7 @@ def test_alike_groups_with_other_options_get_the_same_layouts_or_keep_theirs(
         weight = g.weight(f"w{number}", 24, count, 3, 3)
         x = g.input(f"x{number}", 1, count, 14, 14)
         outputs.append(g("conv", x, weight, name=f"y{number}", **CONV))
-    planner = Planner(g.graph(*outputs), Rig().target)
+    planner = Planner(g.graph(*outputs), Mode(Rig().target))
     graph, groups = planner.groups()
     asked: list[set[LayoutNames]] = []
     original = Assignment.solve
@@ -100,7 +101,7 @@ def test_alike_groups_with_other_options_get_the_same_layouts_or_keep_theirs(
 
 
 def test_promising_alternatives_come_first_and_each_differs() -> None:
-    planner = Planner(branches(), Rig().target)
+    planner = Planner(branches(), Mode(Rig().target))
     found = alternatives(planner)
     assert [each.potential for each in found] == sorted((e.potential for e in found), reverse=True)
     plans = [frozenset(dict(each.plan.tasks())) for each in found]
@@ -124,7 +125,7 @@ def test_a_plan_that_is_faster_as_a_whole_is_chosen() -> None:
 def test_faster_kernels_do_not_decide_and_a_tie_keeps_the_rule(ratios: list[float]) -> None:
     rig = Rig(apart)
     found = search(rig, whole(*ratios))
-    assert found.choice == RULE and found.plan == Planner(layers(), rig.target).plan()
+    assert found.choice == RULE and found.plan == Planner(layers(), Mode(rig.target)).plan()
     assert "faster as a whole" in found.reason
     assert found.seconds == found.rule_seconds == 1.0
 
@@ -186,7 +187,7 @@ def test_a_model_whose_kernels_are_known_spends_nothing() -> None:
 
 def test_only_so_many_kernels_are_measured() -> None:
     rig = Rig(apart)
-    planner = Planner(layers(), rig.target)
+    planner = Planner(layers(), Mode(rig.target))
     found = search_graph(planner, rig.times(), 3, rig.measure, whole(1.0))
     assert 0 < len(rig.asked) <= 3 and found.limited
     nothing = Rig(apart)
@@ -197,7 +198,7 @@ def test_only_so_many_kernels_are_measured() -> None:
 
 def test_what_could_not_be_measured_is_not_chosen() -> None:
     rig = Rig(apart)
-    planner = Planner(layers(), rig.target)
+    planner = Planner(layers(), Mode(rig.target))
     found = search_graph(planner, rig.times(), 100, lambda workloads: None, whole(0.5))
     assert found.choice == RULE
     assert all(each.new_seconds is None for each in found.tried)
@@ -209,7 +210,7 @@ def test_a_pass_that_changes_nothing_is_not_left_out_once_more() -> None:
     q, k, v = (g.input(name, 2, 4, 8, 16) for name in "qkv")
     scores = g("matmul", q, g("transpose", k, perm=(0, 1, 3, 2)))
     graph = g.graph(g("matmul", g("softmax", scores, axis=3), v))
-    planner = Planner(graph, Rig().target)
+    planner = Planner(graph, Mode(Rig().target))
     rule = planner.optimised(RULE)
     assert planner.optimised(GraphChoice(without=frozenset({"pool_first"}))) is rule
     for names in ({"attention"}, {"attention", "pool_first"}):
@@ -225,7 +226,7 @@ def test_a_pass_that_the_target_does_not_suit_is_an_alternative() -> None:
     a, b = (g("cast", g("cast", v, to="int32"), to="float32") for v in (x, w))
     product = g("matmul", g("mul", a, g.constant("s", 0.5)), g("mul", b, g.constant("t", 0.25)))
     for name, found in (("x86-64-v3", True), ("cascadelake", False)):
-        planner = Planner(g.graph(product), resolve_target(name))
+        planner = Planner(g.graph(product), Mode(resolve_target(name)))
         names = [each.name for each in alternatives(planner)]
         assert ("with quantised_products" in names) is found
 
@@ -237,6 +238,6 @@ def test_so_are_pairs_of_computed_bytes() -> None:
     a, b = (g("cast", g("cast", v, to="int32"), to="float32") for v in (x, y))
     product = g("matmul", g("mul", a, g.constant("s", 0.5)), g("mul", b, g.constant("t", 0.25)))
     for name, found in (("x86-64-v3", True), ("cascadelake", False)):
-        planner = Planner(g.graph(product), resolve_target(name))
+        planner = Planner(g.graph(product), Mode(resolve_target(name)))
         names = [each.name for each in alternatives(planner)]
         assert ("with quantised_pairs" in names) is found

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.tuner.graph.rig import Rig, branches, layers
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.layouts.assignment import Assignment
 from tilewright.compiler.plan.layouts.options import ESTIMATES
@@ -18,7 +19,7 @@ from tilewright.tuner.graph.times import MeasuredCosts, kind_of, relayout, witho
 
 
 def products(rig: Rig) -> list[Workload]:
-    return [workload for workload, _ in Planner(layers(1), rig.target).plan().tasks()]
+    return [workload for workload, _ in Planner(layers(1), Mode(rig.target)).plan().tasks()]
 
 
 def test_a_record_counts_before_the_default_and_both_before_an_estimate() -> None:
@@ -64,7 +65,7 @@ def layouts(factor: float) -> dict[str, Layout]:
     """How the values between two convolutions lie where kernels on blocks take `factor` times what
     their operations say; kernels on rows and relayouts take just that."""
     rig = Rig()
-    planner = Planner(branches(), rig.target)
+    planner = Planner(branches(), Mode(rig.target))
     graph, groups = planner.groups()
     made = Assignment(graph, groups, planner.lanes)
     costs = MeasuredCosts(graph, groups, planner.lanes, RULE, {})
@@ -87,7 +88,7 @@ def test_layouts_follow_what_was_measured() -> None:
 
 def test_options_that_were_not_measured_cost_their_estimate_at_the_rate_of_others() -> None:
     rig = Rig()
-    planner = Planner(branches(), rig.target)
+    planner = Planner(branches(), Mode(rig.target))
     graph, groups = planner.groups()
     made = Assignment(graph, groups, planner.lanes)
     group = next(group for group in groups if group.output == "early")
@@ -102,7 +103,7 @@ def test_options_that_were_not_measured_cost_their_estimate_at_the_rate_of_other
 
 def test_relayouts_are_measured_kernels() -> None:
     rig = Rig()
-    planner = Planner(branches(), rig.target)
+    planner = Planner(branches(), Mode(rig.target))
     graph, groups = planner.groups()
     kind = graph.types["x"]
     rows, blocks = Placement(), Placement(NCHW16)
@@ -116,7 +117,7 @@ def test_relayouts_are_measured_kernels() -> None:
 
 
 def test_relayouts_that_were_not_measured_take_the_ratio_of_those_that_were() -> None:
-    planner = Planner(branches(), Rig().target)
+    planner = Planner(branches(), Mode(Rig().target))
     graph, groups = planner.groups()
     kind = graph.types["x"]
     other = replace(kind, shape=(1, 64, 14, 14))

@@ -1,0 +1,70 @@
+"""The mode: everything besides a workload that decides which code is generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.native import check_threads
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
+
+NUMERICS = ("fast", "strict", "loose")
+
+PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+"""Types in which values between products are stored, and in which products multiply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How code is generated.
+
+    Attributes:
+        target: the target for which code is generated; by default that of this machine.
+        threads: threads that a run uses, the calling one included.
+        numerics: "strict" turns off algorithms that change rounding (Winograd, Strassen), "loose"
+            lets the search use those that lose more than a digit (Winograd's F(6)).
+        precision: "bfloat16" or "float16" store the values of a float32 model between its first and
+            its last product in 16 bits, and multiply them so; sums, normalisations, inputs and
+            outputs stay float32.
+        in_place: whether growing caches are buffers with slack capacity, which a session fills.
+
+    Raises:
+        InvalidArgumentError: if an option has an impossible value.
+    """
+
+    target: Target = field(default_factory=lambda: resolve_target("host"))
+    threads: int = 1
+    numerics: str = "fast"
+    precision: str = DType.FLOAT32
+    in_place: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("numerics", self.numerics, NUMERICS),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in known:
+                raise InvalidArgumentError(f"{name} is '{value}', known are {', '.join(known)}")
+        check_threads(self.threads)
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """The mode's part of a record key: target key, threads and numerics.
+
+        A workload states its types and its buffers itself, so precision and `in_place` are not
+        part of the key.
+        """
+        return self.target.key, self.threads, self.numerics
+
+    def to_json(self) -> dict[str, Any]:
+        """All that distinguishes the mode, as JSON types; the target by its key."""
+        return {
+            "target": self.target.key,
+            "threads": self.threads,
+            "numerics": self.numerics,
+            "precision": str(self.precision),
+            "in_place": self.in_place,
+        }
