@@ -181,7 +181,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(db.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(db.__file__).parents[2])},
         capture_output=True,
         text=True,
     )

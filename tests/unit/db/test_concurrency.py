@@ -27,7 +27,7 @@ from tilewright.db.stores.tasks import WorkloadStore
 from tilewright.db.stores.workers import WorkerStore
 
 PEER = Path(__file__).with_name("peer.py")
-ROOT = Path(db.__file__).parents[1]
+ROOT = Path(db.__file__).parents[2]
 NAMES = ("a", "b", "c")
 
 
