@@ -108,13 +108,16 @@ class ScheduleSpace:
     def starting_with(self, default: Schedule) -> ScheduleSpace:
         """The space with another default, of one of its algorithms or of a further one.
 
-        Knobs get the values that it has.
+        Knobs get the values that it has. It gets the first value of knobs that it has not: whether
+        there is a knob to split sums depends on the number of rows, which may be open.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]
         knobs = tuple(Knob(name, (value,)) for name, value in default.choices)
         first = own or [SubSpace(default.algorithm, knobs, anything, default)]
-        chosen = dict(default.choices)
+        chosen = {knob.name: knob.values[0] for space in first for knob in space.knobs}
+        chosen |= dict(default.choices)
+        default = Schedule.of(default.algorithm, **chosen)
         return ScheduleSpace(
             (
                 *(

@@ -95,6 +95,18 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
     assert set(typical.points) <= set(other.points)
 
 
+def test_open_rows_start_unsplit_where_more_of_them_could_be_split() -> None:
+    target = resolve_target("icelake-server")
+    workload = matmul(cast(int, open_size(Dimension("s0", 2, 16))), 256, 1024)
+    untuned = untuned_schedule(workload, target, threads=4)
+    space = schedule_space(workload, target, threads=4)
+    default = space.default()
+    assert dict(default.choices) == {**dict(untuned.choices), "split": 1}
+    assert default in space.points
+    codes = {lower_workload(workload, each, target, 4).digest for each in (untuned, default)}
+    assert len(codes) == 1
+
+
 def test_other_workloads_keep_their_defaults() -> None:
     for workload in (conv(16), matmul(1, 96, 64), matmul(16, 96, 64, 4, constant=False)):
         assert of_any_rows(workload) == schedule_space(workload, Mode(TARGET)).default()
