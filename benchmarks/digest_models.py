@@ -17,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import TensorData, TensorsData, save_tensors_data
 
+from benchmarks import operators, sweep_cases
 from benchmarks.collection_quantised import QUANTISED, network
 from benchmarks.convolutional import (
     c3d_small,
@@ -31,9 +32,9 @@ from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.llama import llama
 from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
-from benchmarks.operators import matmul
 from benchmarks.plain import lstm, mlp
 from benchmarks.quantized import LEAST_OPSET, dynamic_int8, weights_int4
+from benchmarks.sweep_cases import SweepCase
 from benchmarks.transformer import bert, deit, gpt2, whisper_encoder
 from benchmarks.vision import convnext, pvt, segformer
 from tests.integration.control_models import (
@@ -52,18 +53,26 @@ from tests.integration.test_staged import branches, chosen_rows, computed_shapes
 class DigestModel:
     """A model, and the sizes or ranges of its dimensions, by name.
 
-    One that takes long is compiled for one of `share` targets, which its name chooses.
+    Attributes:
+        builds: by name; several small models may share a line.
+        share: a large model is compiled for every `share`-th target, on average.
     """
 
-    build: Callable[[], Any]
+    builds: Mapping[str, Callable[[], Any]]
     dims: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
     share: int = 1
+
+
+def _one(
+    build: Callable[[], Any], dims: Mapping[str, Sequence[int | str]] | None = None
+) -> DigestModel:
+    return DigestModel({"": build}, dims or {})
 
 
 EXPORTED_FOLDER = Path(__file__).parents[1] / "tests" / "models"
 
 
-LARGE_SHARE = 4
+LARGE_SHARE = 8
 
 WIDE, NARROW = 4096, 256
 
@@ -127,16 +136,59 @@ POSITIVE = ("Relu", "Sigmoid", "Softmax", "Clip")
 
 
 def dead_taps() -> Any:
-    """A convolution whose outer taps see padding alone (`compiler.passes.dead_taps`)."""
+    """A convolution whose outer taps see padding alone (`compiler.passes.dead_taps`), of one half
+    of the channels; nothing reads the other."""
     writer = OnnxWriter("dead_taps", 0)
-    x = writer.input("x", (1, 32, 8, 10))
-    weights = writer.constant(writer.normal((16, 32, 3, 3), 0.1), "weight")
-    y = writer.node("Conv", x, weights, pads=[24] * 4, dilations=[24, 24])
+    half, _ = writer.split(writer.input("x", (1, 32, 8, 10)), [16, 16], axis=1)
+    weights = writer.constant(writer.normal((16, 16, 3, 3), 0.1), "weight")
+    y = writer.node("Conv", half, weights, pads=[24] * 4, dilations=[24, 24])
     return writer.finish([(y, (1, 16, 8, 10))])
 
 
+def layer_norm() -> Any:
+    """A decomposed layer normalisation (`compiler.passes.layer_norm`)."""
+    writer = OnnxWriter("layer_norm", 0)
+    x = writer.input("x", (6, 48))
+    centred = writer.node("Sub", x, writer.node("ReduceMean", x, axes=[-1]))
+    square = writer.node("Mul", centred, centred)
+    variance = writer.node("ReduceMean", square, axes=[-1])
+    epsilon = writer.constant(np.float32(1e-5))
+    deviation = writer.node("Sqrt", writer.node("Add", variance, epsilon))
+    scale, bias = (writer.constant(writer.normal((48,), 1.0)) for _ in range(2))
+    scaled = writer.node("Mul", writer.node("Div", centred, deviation), scale)
+    return writer.finish([(writer.node("Add", scaled, bias), (6, 48))])
+
+
+def byte_pairs() -> Any:
+    """A product of two computed matrices of bytes (`compiler.passes.byte_pairs`)."""
+    writer = OnnxWriter("byte_pairs", 0)
+    left = writer.input("left", (6, 48), TensorProto.UINT8)
+    right = writer.input("right", (48, 20), TensorProto.UINT8)
+    zeros = [writer.constant(np.uint8(zero)) for zero in (3, 129)]
+    y = writer.node("MatMulInteger", left, right, *zeros)
+    return writer.finish([(writer.node("Cast", y, to=TensorProto.FLOAT), (6, 20))])
+
+
 def _named(prefix: str, builds: Mapping[str, Callable[[], Any]]) -> dict[str, DigestModel]:
-    return {f"{prefix}-{name}": DigestModel(build) for name, build in builds.items()}
+    return {f"{prefix}-{name}": _one(build) for name, build in builds.items()}
+
+
+def _nodes() -> dict[str, DigestModel]:
+    """Models of one node (`benchmarks.sweep_cases`), by the first letters of their operators."""
+    found: dict[str, dict[str, Callable[[], Any]]] = {}
+    for case in sweep_cases.cases():
+        (letters,) = (each for each in LETTERS if case.operator[0] in each)
+        builds = found.setdefault(f"nodes-{letters}", {})
+        builds[f"{case.domain} {case.identity}"] = partial(_of_case, case)
+    return {name: DigestModel(found[name]) for name in sorted(found)}
+
+
+LETTERS = ("AB", "C", "DEF", "GHI", "JKLM", "NOP", "Q", "R", "S", "TUVWXYZ")
+"""As many models have each first letter."""
+
+
+def _of_case(case: SweepCase) -> Any:
+    return case.build()[0]
 
 
 _SMALL = {n: b for n, b in SMALL.items() if n not in ("qdq", "dynamic")}
@@ -174,9 +226,16 @@ _FLOATS: Mapping[str, Callable[[], Any]] = {
     ),
     "mlp": mlp,
     "lstm-2x256-64": lstm,
-    "matmul-1024": partial(matmul, 1024, 1024, 1024),
+    "matmul-1024": partial(operators.matmul, 1024, 1024, 1024),
+    "batched-products": partial(operators.matmul, 33, 65, 17, 4),
+    "convolution": partial(operators.conv, 16, 24, (15, 14)),
+    "pool": partial(operators.pool, "MaxPool", 16, (15, 14), (7, 7), (1, 1), (3, 3, 3, 3)),
+    "softmax": partial(operators.softmax, (8, 100)),
+    "layer-norm-operator": partial(operators.layer_norm, (8, 96)),
+    "gelu": partial(operators.gelu, (8, 96)),
+    "reduction": partial(operators.reduction, "ReduceMax", (8, 100)),
     "dead-taps": dead_taps,
-    "float16": partial(perceptron, TensorProto.FLOAT16, np.float16),
+    "layer-norm": layer_norm,
 }
 
 _IN_BYTES: Mapping[str, Callable[[], Any]] = {
@@ -193,48 +252,52 @@ _IN_BYTES: Mapping[str, Callable[[], Any]] = {
     "squeezenet": partial(_quantised, partial(light_model, "squeezenet")),
     "mobilenetv2": partial(_quantised, mobilenet_v2),
     "yolo-nano": partial(_quantised, yolo_nano),
+    "efficientnet-b0": partial(_quantised, partial(efficientnet_b0, size=96)),
     "minilm": partial(_quantised, _minilm),
     "minilm-dynamic": partial(dynamic_int8, _minilm),
     "gpt2-decode-int4": partial(weights_int4, partial(_gpt2, tokens=1, past=64), 0),
     "gpt2-prefill-int4-int8": partial(weights_int4, _gpt2, 4),
+    "byte-pairs": byte_pairs,
     **_PRODUCTS,
 }
 
 _MODELS: Mapping[str, DigestModel] = {
-    **{name: DigestModel(build) for name, build in _FLOATS.items()},
+    **{name: _one(build) for name, build in _FLOATS.items()},
     **_named("quantised", _IN_BYTES),
     **_named("small", _SMALL),
     **_named(
         "exported",
         {path.stem: partial(onnx.load, path) for path in sorted(EXPORTED_FOLDER.glob("*.onnx"))},
     ),
-    "open-bert": DigestModel(partial(open_bert, intermediate=512, **_tiny)),
-    "open-bert-batch-1": DigestModel(
+    "open-bert": _one(partial(open_bert, intermediate=512, **_tiny)),
+    "open-bert-batch-1": _one(
         partial(open_bert, intermediate=512, **_tiny), {"batch": [1], "sequence": ["1..512@32,128"]}
     ),
-    "open-gpt2": DigestModel(partial(open_gpt2, **_tiny)),
-    "open-llama": DigestModel(partial(open_llama, intermediate=512, cached=2, **_tiny)),
-    "open-mobilenetv2": DigestModel(
+    "open-gpt2": _one(partial(open_gpt2, **_tiny)),
+    "open-llama": _one(partial(open_llama, intermediate=512, cached=2, **_tiny)),
+    "open-mobilenetv2": _one(
         lambda: opened(mobilenet_v2(size=96), {"x": ("batch", 3, 96, 96)}), {"batch": ["1..64"]}
     ),
-    "open-detector": DigestModel(
+    "open-detector": _one(
         lambda: opened(yolo_nano(), {"x": (1, 3, "height", "width")}),
         {"height": ["160..640:32"], "width": ["160..640:32"]},
     ),
-    "large-batch": DigestModel(
+    "large-batch": _one(
         lambda: opened(vgg16_features(height=64, width=64), {"x": ("batch", 3, 64, 64)}),
         {"batch": [64]},
     ),
-    "control-converging": DigestModel(converging),
-    "control-counting": DigestModel(counting),
-    "control-collatz": DigestModel(partial(collatz, None)),
-    "control-collatz-100": DigestModel(partial(collatz, 100)),
-    "control-nested": DigestModel(nested),
-    "control-scan": DigestModel(partial(scanning, 1500, (0, 1), (1, 0))),
-    "control-choosing": DigestModel(choosing),
-    "stages-chosen-rows": DigestModel(chosen_rows),
-    "stages-computed-shapes": DigestModel(computed_shapes),
-    "stages-contradiction": DigestModel(branches),
+    "float16": _one(partial(perceptron, TensorProto.FLOAT16, np.float16), {"batch": [5]}),
+    "control-converging": _one(converging),
+    "control-counting": _one(counting),
+    "control-collatz": _one(partial(collatz, None)),
+    "control-collatz-100": _one(partial(collatz, 100)),
+    "control-nested": _one(nested),
+    "control-scan": _one(partial(scanning, 1500, (0, 1), (1, 0))),
+    "control-choosing": _one(choosing),
+    "stages-chosen-rows": _one(chosen_rows),
+    "stages-computed-shapes": _one(computed_shapes),
+    "stages-contradiction": _one(branches),
+    **_nodes(),
 }
 
 LARGE = (
@@ -242,11 +305,17 @@ LARGE = (
     *("mobilenetv2", "efficientnet-b0", "efficientnet-lite0", "yolo-nano"),
     *("vgg16-features-126x224", "bert", "deit-small", "convnext-tiny", "pvt-tiny", "segformer-b0"),
     *("llama-prefill-64", "llama-decoder-growing", "quantised-squeezenet"),
-    *("quantised-mobilenetv2", "quantised-yolo-nano", "quantised-minilm"),
+    *(
+        "quantised-mobilenetv2",
+        "quantised-yolo-nano",
+        "quantised-minilm",
+        "quantised-efficientnet-b0",
+    ),
     *("exported-bert-eager", "exported-bert-sdpa", "exported-vit", "exported-llama-prefill"),
-    *("open-llama", "open-mobilenetv2", "open-detector", "large-batch"),
+    *("open-gpt2", "open-llama", "open-mobilenetv2", "open-detector", "large-batch"),
+    *("lstm-2x256-64", "quantised-gpt2-prefill-int4-int8"),
 )
-"""Models of many kernels: each target gets some of them."""
+"""Models of many kernels, which are compiled for a part of the targets."""
 
 DIGESTED: Mapping[str, DigestModel] = {
     name: replace(model, share=LARGE_SHARE) if name in LARGE else model

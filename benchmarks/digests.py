@@ -1,22 +1,21 @@
-"""Digests of everything that the compiler makes of known models, to prove that a change of it
-changes nothing: `make digests`.
+"""Compare digests of everything that the compiler emits for known models: `make digests`.
 
-Each model of `benchmarks.digest_models` is compiled for each described target, up to the text that
-LLVM would get. `benchmarks/data/digests.txt` has a line for each pair, with a digest for each part:
+Each model of `benchmarks.digest_models` is compiled for the described targets, up to the LLVM IR.
+`benchmarks/data/digests.txt` has a line per model and target, with a digest of each part:
 
-- plan: the optimised graph, its steps, layouts and halos. Values have canonical names.
+- plan: the optimised graph, steps, layouts and halos, and how stages follow each other. Values have
+  canonical names.
 - kernels: the LLVM IR of every kernel, and the schedule of every workload.
 - program: its JSON, with canonical names of kernels: instructions, buffers and memory.
-- values: which values of the imported graph the program shows, and how
+- values: the values of the imported graph that the program's buffers show
   (`service.jobs.correspondence`).
-- space: knobs and points of schedule spaces, and the LLVM IR of 16 points of each, drawn by the
-  workload's key. Each workload's space is hashed for one target, which its key chooses.
+- space: knobs and points of schedule spaces, and the LLVM IR of 16 random points per workload. Each
+  workload of a model has its space hashed for one target, which its key chooses.
 
-Threads, numerics, precision and caches in place take turns: the names of model and target choose
-one of MODES.
-
-`python -m benchmarks.digests --update` writes the file; `--models` and `--targets` name some of
-each.
+Modes (threads, numerics, precision, caches in place) take turns: the names of model and target
+choose one of MODES. Digests do not depend on the hash seed, nor on the CPU: models are built
+without a calibration (`digest_models`), and folded constants have the same bits on CPUs with other
+vector instructions, as a comparison with NumPy's and OpenBLAS' baseline code showed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import re
 import sys
 import time
+import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -52,6 +53,7 @@ from tilewright.compiler.graph.text import INLINE_ELEMENTS
 from tilewright.compiler.graph.text import digest as array_digest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.passes.pipeline import PASSES
+from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.plan import BranchStep, GraphPlan, LoopStep, Step, bodies_of
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program import kernels
@@ -61,6 +63,8 @@ from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
 from tilewright.compiler.runtime.packing import Array, Bytes
 from tilewright.compiler.runtime.program import Instruction
 from tilewright.compiler.runtime.program_json import program_to_json
+from tilewright.compiler.runtime.stage_tree import stages_to_json
+from tilewright.compiler.runtime.stages import DataCut
 from tilewright.compiler.runtime.weights import PackedWeights
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
@@ -90,6 +94,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "float16": {"threads": 4, "precision": DType.FLOAT16, "in_place": False},
 }
 """What of a mode is not as by default."""
+
+SAMPLED = "loose"
+"""In this mode each piece of a cut range has a schedule of its own, as after tuning."""
 
 Digests = Mapping[str, str]
 """A short digest of each of PARTS."""
@@ -123,12 +130,19 @@ def mode_of(model: str, target: str) -> str:
 
 
 def digest_model(model: str, target: Target) -> Found:
-    """Everything that is made of a model for a target.
+    """Compile a model for a target, and collect the texts of all parts.
 
     A model that is refused has the digest of the kind of error.
     """
-    found, given = Found(), _read(model)
-    mode = Mode(target, **MODES[mode_of(model, target.name)])
+    found = Found()
+    for name in DIGESTED[model].builds:
+        if target.name in _targets(model, name):
+            _digest_given(model, name, target, found)
+    return found
+
+
+def _digest_given(model: str, name: str, target: Target, found: Found) -> None:
+    mode, given = Mode(target, **MODES[mode_of(model, target.name)]), _read(model, name)
     request = ModelRequest(cast(bytes, given), mode)  # a model that is read is passed on as it is
     last: list[Graph] = []
 
@@ -145,10 +159,10 @@ def digest_model(model: str, target: Target) -> Found:
                 if planned.optimised and not any(n.bodies for n in planned.optimised.graph.nodes):
                     found.occurred |= {f"pass {name}" for name in planned.optimised.changing}
             if programs[0].stages is not None:
+                found.texts["plan"].append(_json(_cuts(programs[0].stages)))
                 found.occurred.add("stages")
         except CompilerError as error:
             found.texts["plan"].append(f"refused: {type(error).__name__}")
-    return found
 
 
 def _digest_program(model: str, planned: Planned, found: Found) -> None:
@@ -158,7 +172,9 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
     found.occurred |= {f"step {type(step).__name__}" for step, _ in plan.walk()}
     if plan.growing:
         found.occurred.add("pass growing_caches")
-    builder = ProgramBuilder(None, planned.mode, any_rows=planned.open is not None)
+    sampled = mode_of(model, planned.mode.target.name) == SAMPLED
+    known = SampledSchedules(planned) if sampled else None
+    builder = ProgramBuilder(known, planned.mode, any_rows=planned.open is not None)
     compiled = builder.into(PlacedWeights()).build(plan)
     program = compiled.program
     found.occurred |= {f"instruction {type(each).__name__}" for each in program.walk()}
@@ -168,13 +184,26 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
     texts["program"].append(_unnamed(_json(program_to_json(program))))
     texts["values"].append(_values(planned, compiled, names))
     for workload, _ in planned.workloads:
-        if _home(workload, model) == planned.target.name:
+        if _home(workload, model) == planned.mode.target.name:
             texts["space"].append(_space(workload, planned, found))
+
+
+def _cuts(cut: DataCut[int]) -> dict[str, Any]:
+    """How the stages of a model follow each other, without the reasons, which people read."""
+
+    def bare(data: dict[str, Any]) -> dict[str, Any]:
+        stages = [
+            {**stage, "behind": stage["behind"] and bare(stage["behind"])}
+            for stage in data["stages"]
+        ]
+        return {**data, "reason": "", "stages": stages}
+
+    return bare(stages_to_json(cut))
 
 
 @contextmanager
 def _without_llvm() -> Iterator[None]:
-    """No kernel is compiled: the digests are of what LLVM would get."""
+    """Leave out LLVM: the digests are those of its input."""
 
     def uncompiled(
         lowered: LoweredKernel, target: Target, timings: Timings | None = None
@@ -183,6 +212,25 @@ def _without_llvm() -> Iterator[None]:
 
     with patch.object(kernels, "compile_lowered", uncompiled):
         yield
+
+
+class SampledSchedules:
+    """A source of random schedules for the pieces of cut ranges; the seed is the piece's key."""
+
+    def __init__(self, planned: Planned) -> None:
+        cut = (pieces(step.workload) for step in planned.served_plan.kernels)
+        self._pieces = {p.workload.key: p.workload for each in cut if len(each) > 1 for p in each}
+        self._mode = planned.mode
+
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
+        """The first of SAMPLES points that lowers; None for a workload that is not a piece."""
+        workload = self._pieces.get(workload_key)
+        if workload is None:
+            return None
+        for schedule in _samples(workload, self._mode):
+            if _code(workload, schedule, self._mode) != REFUSED:
+                return schedule
+        return None
 
 
 class PlacedWeights(PackedWeights):
@@ -349,42 +397,65 @@ def _moves(shown: Shown, names: Mapping[str, str]) -> list[object]:
 
 def targets_of(model: str) -> list[str]:
     """The names of the targets for which a model is compiled."""
+    found = {target for name in DIGESTED[model].builds for target in _targets(model, name)}
+    return [name for name in known_targets() if name in found]
+
+
+def _targets(model: str, name: str) -> list[str]:
+    """The names of the targets for which one build of a model is compiled.
+
+    If several builds share a line, each of them is compiled for one target.
+    """
+    if len(DIGESTED[model].builds) > 1:
+        return [_chosen(name, known_targets())]
     share = DIGESTED[model].share
     return [name for name in known_targets() if int(_short(name, model), 16) % share == 0]
 
 
+def _chosen(key: str, targets: Iterable[str]) -> str:
+    """The target that a key chooses. A new target takes some of the keys, and leaves the others
+    where they are."""
+    return max(targets, key=lambda name: _short(key, name))
+
+
 @cache
 def _home(workload: Workload, model: str) -> str:
-    """The name of the target for which a model's workload has its space hashed. A new target takes
-    some of the workloads, and leaves the others where they are."""
-    return max(targets_of(model), key=lambda name: _short(workload.key, name))
+    """The name of the target for which a model's workload has its space hashed."""
+    return _chosen(workload.key, targets_of(model))
 
 
 def _space(workload: Workload, planned: Planned, found: Found) -> str:
     """A workload's schedule space, and the code of some of its points."""
-    target, threads = planned.mode.target, planned.mode.threads
     space = schedule_space(workload, planned.mode)
     lines = [workload.key]
     for each in space.subspaces:
         lines += [each.algorithm, str(each.knobs), str(each.default)]
-    points = space.points
-    lines.append(_short(*map(str, points)))
-    for schedule in Random(workload.key).sample(points, min(SAMPLES, len(points))):
-        lines += [str(schedule), _code(workload, schedule, target, threads)]
+    lines.append(_short(*map(str, space.points)))
+    for schedule in _samples(workload, planned.mode):
+        lines += [str(schedule), _code(workload, schedule, planned.mode)]
         found.occurred.add(f"algorithm {schedule.algorithm}")
     return "\n".join(lines)
 
 
-def _code(workload: Workload, schedule: Schedule, target: Target, threads: int) -> str:
+def _samples(workload: Workload, mode: Mode) -> list[Schedule]:
+    """Random points of a workload's space; the seed is its key."""
+    points = schedule_space(workload, mode).points
+    return Random(workload.key).sample(points, min(SAMPLES, len(points)))
+
+
+REFUSED = "refused"
+
+
+def _code(workload: Workload, schedule: Schedule, mode: Mode) -> str:
     try:
-        lowered = lower_workload(workload, schedule, target, threads)
+        lowered = lower_workload(workload, schedule, mode.target, mode.threads)
     except ScheduleError:
-        return "refused"
+        return REFUSED
     return f"{lowered.digest} {_unnamed(_json(lowered.spec.to_json()))}"
 
 
 def required() -> set[str]:
-    """What must occur in some model: all passes, algorithms, kinds of steps and instructions."""
+    """Passes, algorithms, kinds of steps and of instructions: each must occur in some model."""
     return {
         *(f"pass {step.__name__}" for step in PASSES),
         *(f"pass {name}" for name in ("widen", "narrow", "growing_caches")),
@@ -396,8 +467,9 @@ def required() -> set[str]:
 
 
 @lru_cache(1)
-def _read(model: str) -> ReadModel:
-    return with_tensors(read_model(DIGESTED[model].build().SerializeToString()))
+def _read(model: str, name: str) -> ReadModel:
+    proto = DIGESTED[model].builds[name]()
+    return with_tensors(read_model(proto.SerializeToString()))
 
 
 _Sizes = tuple[tuple[str, SizeRange], ...]
@@ -420,14 +492,15 @@ def _imported(model: ReadModel, dims: _Sizes) -> Graph:
     return import_model(model, dict(dims))
 
 
-def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, str], set[str], float]:
-    """A model's digests by target, as the columns of a line, and what occurred in it."""
+def _lines(model: str, targets: Sequence[str]) -> tuple[str, dict[str, Digests], set[str], float]:
+    """A model's digests by target, what occurred in it, and the seconds that it took."""
+    logging.disable(logging.WARNING)  # the quantiser's advice
+    warnings.simplefilter("ignore")  # branches that contradict themselves
     began = time.perf_counter()
     lines, occurred = {}, set[str]()
     for name in targets:
         found = digest_model(model, known_targets()[name])
-        digests = found.digests()
-        lines[name] = " ".join(digests[part] for part in PARTS)
+        lines[name] = found.digests()
         occurred |= found.occurred
     memo.forget()
     for each in (_home, _imported, _read):
@@ -462,16 +535,21 @@ def differences(
     return told
 
 
-def _written_file(digests: Mapping[tuple[str, str], Digests], occurred: set[str]) -> str:
-    head = [
-        "# Written by `make digests ARGS=--update` (benchmarks/digests.py); do not edit.",
-        f"# llvmlite {llvmlite.__version__}; model, target, {', '.join(PARTS)}",
-    ]
+def _file_text(digests: Mapping[tuple[str, str], Digests], occurred: set[str]) -> str:
+    """The file's text, in the order of models and targets."""
     lines = [
-        f"{model} {target} {' '.join(parts[part] for part in PARTS)}"
-        for (model, target), parts in digests.items()
+        " ".join((model, target, *(digests[model, target][part] for part in PARTS)))
+        for model in DIGESTED
+        for target in targets_of(model)
+        if (model, target) in digests
     ]
-    return "\n".join([*head, *(f"+ {each}" for each in sorted(occurred)), *lines]) + "\n"
+    return "\n".join([_HEAD, *(f"+ {each}" for each in sorted(occurred)), *lines, ""])
+
+
+_HEAD = f"""\
+# Written by `make digests ARGS=--update` (benchmarks/digests.py).
+# Columns: model, target, {", ".join(PARTS)}. Lines with "+" say what occurs in some model.
+# llvmlite {llvmlite.__version__}"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -484,36 +562,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--times", action="store_true", help="say what each model takes")
     given = parser.parse_args(arguments)
-    whole = given.models == list(DIGESTED) and given.targets == every
-    if given.update and not whole:
-        parser.error("--update is for all models and targets")
+    began = time.perf_counter()
+    known, known_to_occur = read_file()
     digests: dict[tuple[str, str], Digests] = {}
     occurred: set[str] = set()
-    began = time.perf_counter()
     with ProcessPoolExecutor(given.processes) as pool:
         runs = [
-            pool.submit(
-                _lines, model, [name for name in targets_of(model) if name in given.targets]
-            )
+            pool.submit(_lines, model, [t for t in targets_of(model) if t in given.targets])
             for model in given.models
         ]
-        for run in runs:
+        for run in as_completed(runs):
             model, lines, seen, seconds = run.result()
+            found = {(model, target): line for target, line in lines.items()}
+            digests |= found
             occurred |= seen
-            for target, line in lines.items():
-                digests[model, target] = dict(zip(PARTS, line.split(" "), strict=True))
-            if given.times:
-                print(f"{seconds:6.1f} s  {model}", flush=True)
+            if given.update:  # what is interrupted goes on with --models
+                FILE.write_text(_file_text(known | digests, known_to_occur | occurred))
+            told = [] if given.update else differences(known, found)
+            if given.times or told:
+                print("\n".join([f"{model}: {seconds:.1f} s", *told]), flush=True)
     print(f"{len(digests)} models and targets in {time.perf_counter() - began:.0f} s")
+    whole = len(digests) == sum(len(targets_of(model)) for model in DIGESTED)
     absent = sorted(required() - occurred) if whole else []
     for each in absent:
-        print(f"occurs in no model: {each}")
+        print(f"{each} occurs in no model")
     if given.update:
-        FILE.write_text(_written_file(digests, occurred))
+        if whole:
+            FILE.write_text(_file_text(digests, occurred))
         return bool(absent)
-    told = differences(read_file()[0], digests)
-    for line in told:
-        print(line)
+    told = differences(known, digests)
     print(f"{len(told)} differ")
     return bool(told or absent)
 
