@@ -93,15 +93,36 @@ def _trained_batch_norm(node: OnnxNode) -> list[str]:
     return [*results, *of_batch][: len(node.outputs)]
 
 
+def _elementwise_batch_norm(node: OnnxNode, x: str, parameters: Sequence[str]) -> str:
+    """(x - mean) * (scale / sqrt(var + epsilon)) + bias, with parameters of the shape of `x`
+    without its batch: `spatial` is 0, up to opset 8."""
+    shape = node.shape(x)[1:]
+    for parameter in parameters:
+        if node.shape(parameter) != shape:
+            found = show(node.shape(parameter))
+            raise InvalidModelError(f"parameter {found} for elements of {show(shape)}")
+    scale, bias, mean, variance = parameters
+    epsilon = node.scalar(node.number("epsilon", 1e-5), node.type(variance).dtype)
+    deviation = node.emit("sqrt", [node.emit("add", [variance, epsilon])])
+    factor = node.emit("div", [scale, deviation])
+    normal = node.emit("mul", [node.emit("sub", [x, mean]), factor])
+    return node.emit("add", [normal, bias])
+
+
 def _onnx_batch_norm(node: OnnxNode) -> str | list[str]:
-    if node.integer("spatial", 1) == 0:
-        raise node.unsupported("spatial=0")
+    x, parameters = node.input(0), [node.input(i) for i in range(1, 5)]
+    # MXNet's exporter writes spatial=0 beside parameters of channels, which have one meaning
+    channels = node.shape(x)[1:2]
+    each = node.integer("spatial", 1) == 0 and node.shape(parameters[0]) != channels
+    if each and not any(node.outputs[1:]):
+        return _elementwise_batch_norm(node, x, parameters)
+    if each:
+        raise node.unsupported("spatial=0 in the training mode")
     if node.integer("training_mode", 0) or (node.opset < 14 and any(node.outputs[1:])):
         return _trained_batch_norm(node)
     if any(node.outputs[1:]):
         raise node.unsupported("outputs of the training mode")
-    operands = [node.input(i) for i in range(5)]
-    return node.emit("batch_norm", operands, epsilon=node.number("epsilon", 1e-5))
+    return node.emit("batch_norm", [x, *parameters], epsilon=node.number("epsilon", 1e-5))
 
 
 def _infer_layer_norm(types: Sequence[TensorType], attrs: Attrs) -> TensorType:

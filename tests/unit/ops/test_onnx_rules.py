@@ -152,6 +152,7 @@ CASES = [
     Case("Softmax", ((2, 3, 4),), {"axis": -3}, opset=11),
     Case("BatchNormalization", ((2, 3, 4), (3,), (3,), (3,), (3,)), low=0.1, opset=9),
     Case("BatchNormalization", ((2, 3), (3,), (3,), (3,), (3,)), {"epsilon": 0.1}, low=0.1),
+    Case("BatchNormalization", ((2, 3, 4), *((3, 4),) * 4), {"spatial": 0}, opset=7, low=0.5),
     Case("LayerNormalization", ((2, 3, 5), (5,), (5,))),
     Case("LayerNormalization", ((2, 3, 5), (3, 5)), {"axis": 1, "epsilon": 0.1}),
     Case("LayerNormalization", ((2, 3, 5), (5,), (5,)), outputs=3),
@@ -359,9 +360,14 @@ def test_contradictions_name_the_node(case: Case, message: str) -> None:
         (Case("Cast", ((3,),), {"to": TensorProto.STRING}), "element type STRING"),
         (
             Case(
-                "BatchNormalization", ((2, 3, 4), *((3, 4),) * 4), {"spatial": 0}, opset=7, low=0.5
+                "BatchNormalization",
+                ((2, 3, 4), *((3, 4),) * 4),
+                {"spatial": 0},
+                outputs=5,
+                opset=7,
+                low=0.5,
             ),
-            "spatial=0",
+            "spatial=0 in the training mode",
         ),
         *UNSUPPORTED,
         *MORE_UNSUPPORTED,
@@ -384,6 +390,17 @@ def test_a_nan_is_the_largest_and_the_smallest(op: str) -> None:
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
     (found,) = run_graph(import_model(model), arrays)
     assert found == ReferenceEvaluator(model).run(None, arrays)[0] == 1
+
+
+def test_parameters_of_channels_are_those_whatever_spatial_says() -> None:
+    """As MXNet's exporter means it; ONNX Runtime refuses its models."""
+    shapes = ((2, 3, 4, 5), *((3,),) * 4)
+    found = []
+    for spatial in (0, 1):
+        case = Case("BatchNormalization", shapes, {"spatial": spatial}, opset=7, low=0.5)
+        model, feeds = case.model()
+        found += run_graph(import_model(model), feeds)
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize(("block", "bits"), [(16, 4), (32, 8), (128, 4)])
