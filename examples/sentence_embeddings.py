@@ -1,7 +1,7 @@
 """Sentence embeddings with sentence-transformers, whose network is exported and compiled.
 
 Its own ONNX back end loads the network with optimum; here `compiler.bindings.torch.export` writes
-it and `compiler.bindings.ort` runs it, as that back end would with ONNX Runtime. Weights are random
+it and `tilewright.ort` runs it, as that back end would with ONNX Runtime. Weights are random
 and the vocabulary is a few words, so that nothing is fetched. Needs PyTorch and
 sentence-transformers.
 
@@ -20,7 +20,7 @@ from sentence_transformers.models import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-import tilewright.compiler.bindings.ort as ort
+from tilewright import ort
 from tilewright.compiler.bindings.torch import export
 
 WORDS = ["[PAD]", "[UNK]", "a", "cat", "dog", "sleeps", "runs", "on", "the", "mat"]

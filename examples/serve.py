@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI, HTTPException
 
-import tilewright.compiler.bindings.ort as ort
+from tilewright import ort
 
 app = FastAPI(title="one model")
 session = ort.InferenceSession(os.environ["ARTIFACT"])

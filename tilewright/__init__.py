@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.compiler.api import compile_model
+    from tilewright.compiler.bindings import ort
     from tilewright.compiler.bindings.ort.session import InferenceSession
     from tilewright.compiler.bindings.torch.backend import tilewright as torch_backend
     from tilewright.compiler.errors import (
@@ -56,6 +57,7 @@ __all__ = [
     "bind_workers",
     "compile_model",
     "load_artifact",
+    "ort",
     "torch_backend",
     "tune",
 ]
@@ -69,10 +71,12 @@ _PLACES = {
     "bind_workers": ("compiler.runtime.pool", ""),
     "compile_model": ("compiler.api", "compiler"),
     "load_artifact": ("compiler.runtime.artifact", ""),
+    "ort": ("compiler.bindings.ort", "compiler"),
     "torch_backend": ("compiler.bindings.torch.backend", "torch"),
     "tune": ("service.local_tuning", "all"),
 }
 _OTHER_NAMES = {"torch_backend": "tilewright"}
+_MODULES = {"ort"}
 
 
 def __getattr__(name: str) -> Any:
@@ -92,7 +96,7 @@ def __getattr__(name: str) -> Any:
                 f"pip install 'tilewright[{extra}]' has it",
                 name=error.name,
             ) from error
-        value = getattr(found, _OTHER_NAMES.get(name, name))
+        value = found if name in _MODULES else getattr(found, _OTHER_NAMES.get(name, name))
     else:
         raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
     globals()[name] = value

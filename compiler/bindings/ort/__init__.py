@@ -1,6 +1,6 @@
 """ONNX Runtime's Python interface, so that changing one import is enough.
 
-    import tilewright.compiler.bindings.ort as ort            # was: import onnxruntime as ort
+    from tilewright import ort            # was: import onnxruntime as ort
     session = ort.InferenceSession("model.onnx")
     (logits,) = session.run(["logits"], {"input_ids": ids})
 
