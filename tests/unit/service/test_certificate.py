@@ -23,7 +23,7 @@ from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import KernelStep
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Program
-from tilewright.compiler.targets.target import resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.certificate import Certificate, WrongProgramError, certify, together
 from tilewright.service.jobs.device import Checked
 from tilewright.service.jobs.loadables import at_sizes, of_compiled
