@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tilewright.compiler.dtypes import DType
@@ -61,10 +61,5 @@ class Mode:
 
     def to_json(self) -> dict[str, Any]:
         """All that distinguishes the mode, as JSON types; the target by its key."""
-        return {
-            "target": self.target.key,
-            "threads": self.threads,
-            "numerics": self.numerics,
-            "precision": str(self.precision),
-            "in_place": self.in_place,
-        }
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**values, "target": self.target.key}

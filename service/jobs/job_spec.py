@@ -133,7 +133,8 @@ class JobSpec:
         pad, limit = given.pop("pad", False), given.pop("weight_limit", None)
         for name in ("samples", "values"):
             given.pop(name, None)
-        mode = replace(request.mode, precision=given.pop("precision", request.mode.precision))
+        modal = {each.name for each in fields(request.mode)} - {"target"}
+        mode = replace(request.mode, **{name: given.pop(name) for name in modal & set(given)})
         unknown = set(given) - {one.name for one in fields(JobBudget)}
         if unknown:
             raise TuningError(f"options that nobody knows: {', '.join(sorted(unknown))}")

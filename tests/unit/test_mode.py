@@ -1,13 +1,23 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from tests.unit.service.tuners import model_bytes
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.memo import forget
 from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.builder import build_program
+from tilewright.compiler.schedule import select
+from tilewright.compiler.schedule.templates import contraction, templates
 from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.service.api.planning_child import WorkloadsQuestion
+from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.model_tasks import tasks_of
+from tilewright.service.jobs.planning import ModelRequest, plan_model
 
 TARGET = resolve_target("x86-64-v3")
 
@@ -52,3 +62,47 @@ def test_modes_that_differ_have_different_json(other: dict[str, Any]) -> None:
     mode = Mode(TARGET)
     assert set(mode.to_json()) == {"target", "threads", "numerics", "precision", "in_place"}
     assert replace(mode, **other).to_json() != mode.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class Wider(Mode):
+    """A mode with one more option."""
+
+    unrolled: bool = False
+
+
+def test_a_new_option_reaches_templates_and_caches_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From what a job asks for to the templates, and into the keys of what is kept: nothing on the
+    way names the fields of a mode."""
+    seen = set[Mode]()
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(gemm, name)
+
+        def space(self, workload: Workload, mode: Mode) -> Any:
+            seen.add(mode)
+            return gemm.space(workload, mode)
+
+    gemm = contraction.TEMPLATE
+    others = [each for each in templates() if each is not gemm]
+    monkeypatch.setattr(select, "templates", lambda: (Recording(), *others))
+    forget()
+    options = {"precision": "bfloat16", "unrolled": True}
+    spec = JobSpec.of_options(ModelRequest(model_bytes(), Wider(TARGET)), options)
+    planned = plan_model(spec.request)
+    (task,) = tasks_of(planned)
+    build_program(planned.plan, None, planned.mode)
+    forget()
+    wanted = Wider(TARGET, precision="bfloat16", unrolled=True)
+    assert seen == {wanted} and task.mode == spec.mode == planned.mode == wanted
+    assert planned.mode.to_json() == {
+        **Mode(TARGET, precision="bfloat16").to_json(),
+        "unrolled": True,
+    }
+    asks = [
+        WorkloadsQuestion("d", each, {}, None).key() for each in (wanted, spec.mode, Mode(TARGET))
+    ]
+    assert asks[0] == asks[1] != asks[2]
