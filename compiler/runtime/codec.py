@@ -38,6 +38,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from enum import Enum
 from functools import cache
+from itertools import repeat
 from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
 from tilewright.compiler.runtime.codec_source import (
@@ -170,7 +171,7 @@ def _fields(kind: type) -> tuple[Field, ...]:
 def _default(declared: dataclasses.Field[Any]) -> Callable[[], Any]:
     if declared.default_factory is not MISSING:
         return declared.default_factory
-    value = declared.default
+    value = () if declared.default is MISSING else declared.default
     return lambda: value
 
 
@@ -228,6 +229,7 @@ def _via(mark: Via) -> Codec:
     return Codec(
         lambda data, scope: read(take(data, scope), scope),
         write if put is None else lambda value: put(write(value)),
+        "" if mark.own is None else _codec(mark.own).is_own_form,
     )
 
 
@@ -320,22 +322,19 @@ def _enumeration(kind: type[Enum]) -> Codec:
 
 def _items(kind: type, one: Codec, length: Length) -> Codec:
     """A list as a tuple or a set of items alike."""
-    put, source = one.write, Source()
 
-    def slowly(data: Any, scope: Any) -> Any:
-        """The answer for what is no list of a right length, or the error of what is wrong."""
+    def checked(data: Any) -> Any:
         if type(data) is not list and type(data) is not tuple:
             raise expected("a list", data)
         length.check(data, "items")
-        return kind(_placed(one, each, scope, f"[{n}]") for n, each in enumerate(data))
+        return data
 
-    source.values["slowly"] = slowly
-    source.lines = [
-        f"if type(data) is list and {length.least} <= len(data) <= {length.most}:",
-        f"    try: return {kind.__name__}([{source.reading(one, 'v')} for v in data])",
-        "    except ValueError: pass",
-        "return slowly(data, scope)",
-    ]
+    put, source = one.write, Source()
+    items = f"[{source.reading(one, 'v')} for v in at]"
+    if not one.is_own_form:
+        items = f"map({source.name(one.read, 'read')}, at, repeat(scope))"
+    source.values |= {"checked": checked, "repeat": repeat, "place": lambda n, _: f"[{n}]"}
+    source.lines = _each(f"{kind.__name__}({items})", "type(data) is list", "data", length)
     read = source.compiled("data, scope", "a list")
     if kind is frozenset:
         return Codec(read, sorted)
@@ -343,41 +342,36 @@ def _items(kind: type, one: Codec, length: Length) -> Codec:
 
 
 def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
+    def checked(data: Any) -> dict[Any, Any]:
+        found = dict(opened(data))
+        length.check(found, "entries")
+        return found
+
     put, source = one.write, Source()
-
-    def slowly(data: Any, scope: Any) -> dict[str, Any]:
-        """The answer for what is no dictionary of a right length, or the error of what is wrong."""
-        data = opened(data)
-        length.check(data, "entries")
-        return {
-            _placed(key, k, scope, shown(k)): _placed(one, v, scope, shown(k))
-            for k, v in data.items()
-        }
-
-    source.values["slowly"] = slowly
     # Names of entries in JSON are texts.
     name = "k" if key is _codec(str) else f"({source.reading(key, 'k')})"
-    made = f"{{{name}: ({source.reading(one, 'v')}) for k, v in data.items()}}"
+    made = f"{{{name}: ({source.reading(one, 'v')}) for k, v in at}}"
+    source.values |= {"checked": checked, "place": lambda n, data: shown(list(data)[n])}
+    source.lines = _each(made, "type(data) is dict", "data.items()", length)
     if name == "k" and one.is_own_form == "True":
-        made = "data.copy()"
-    source.lines = [
-        f"if type(data) is dict and {length.least} <= len(data) <= {length.most}:",
-        f"    try: return {made}",
-        "    except ValueError: pass",
-        "return slowly(data, scope)",
-    ]
+        source.lines[1:] = ["return data.copy()"]
     read = source.compiled("data, scope", "an object")
     if put is None:
         return Codec(read, dict)
     return Codec(read, lambda value: {name: put(v) for name, v in value.items()})
 
 
-def _placed(codec: Codec, data: Any, scope: Any, place: str) -> Any:
-    """Read a part; its error is one of the whole."""
-    try:
-        return codec.read(data, scope)
-    except ValueError as error:
-        raise within(error, place) from None
+def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
+    """Lines that make a value of the items `at`; an error is placed by how many are left."""
+    fits = f"{is_usual} and {length.least} <= len(data) <= {length.most}"
+    return [
+        f"if not ({fits}): data = checked(data)",
+        f"at = iter({items})",
+        f"try: return {made}",
+        "except ValueError as error:",
+        "    number = len(data) - at.__length_hint__() - 1",
+        "    raise within(error, place(number, data)) from None",
+    ]
 
 
 def _fixed_tuple(parts: list[Codec]) -> Codec:

@@ -141,10 +141,10 @@ def class_reader(kind: type, form: Form, fields: Sequence[Field]) -> Read:
                 *(f"    {line}" for line in part),
             ]
         parts_of[each.name] = part
-    if form.opens is not None:
-        opening, scope_of = form.opens
-        made = f"{source.name(scope_of, 'scope')}({places[opening]})"
-        lines += [*parts_of.pop(opening), f"scope = {made}"]
+    if form.scope is not None:
+        lines += [line for name in form.opens for line in parts_of.pop(name)]
+        outer = ", ".join(["scope", *(places[name] for name in form.opens)])
+        lines.append(f"scope = {source.name(form.scope, 'scope')}({outer})")
     lines += [line for part in parts_of.values() for line in part]
     lines.append("if len(data) != count: check_keys(data)")
     lines.append(f"value = {source.name(kind, 'kind')}({given})")

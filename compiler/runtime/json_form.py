@@ -80,11 +80,13 @@ class Via:
         form: that type.
         read: the value from one of `form` and the scope; raises ValueError if there is none.
         write: the one of `form` from the value.
+        own: a type, the values of which are read as they are; None if there is none.
     """
 
     form: Any
     read: Read
     write: Write
+    own: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,13 @@ class Form:
             union apart. Without constants, the first field of each does.
         leading: fields that precede the others.
         names: names in JSON of fields that have another name in the class.
-        sparse: fields that are left out if they equal their default.
+        sparse: fields that are left out if they equal their default; it is () where they have none.
         optional: fields that a sender may leave out, though they are always written.
         derived, derive: names of entries that follow the fields, and a function that computes them
             from a value. They serve readers that do not compute; here their values are not read.
         check: raises ValueError for a value whose fields do not fit each other.
-        opens: a field that is read first, and the scope of the others, as a function of its value.
+        opens, scope: fields that are read first, and a function that gives the scope of the others
+            from the scope around the value and these fields.
     """
 
     what: str = ""
@@ -120,7 +123,8 @@ class Form:
     derived: tuple[str, ...] = ()
     derive: Callable[[Any], tuple[Any, ...]] = lambda value: ()
     check: Callable[[Any], None] | None = None
-    opens: tuple[str, Callable[[Any], Any]] | None = None
+    opens: tuple[str, ...] = ()
+    scope: Callable[..., Any] | None = None
 
 
 def pairs(form: Any) -> Via:

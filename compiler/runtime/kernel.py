@@ -18,10 +18,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Between, Form, Via
 from tilewright.compiler.sizes import (
     Dimension,
     bounds,
@@ -38,229 +40,6 @@ ABI_VERSION = 1
 
 ALIGNMENT = 64
 """Bytes to which every buffer and every scratch block is aligned."""
-
-Halo = tuple[tuple[int, int], ...]
-Matrix = tuple[tuple[float, ...], ...]
-
-
-class BufferRole(StrEnum):
-    """What a buffer of a kernel holds."""
-
-    INPUT = "input"
-    """A value that another kernel or the caller wrote."""
-    WEIGHT = "weight"
-    """A constant in the packed form that the schedule chose."""
-    SHARED = "shared"
-    """Work space that all threads and stages of one run of the kernel share."""
-    OUTPUT = "output"
-
-
-@dataclass(frozen=True, slots=True)
-class BufferSpec:
-    """One buffer of a kernel.
-
-    Attributes:
-        name: the tensor's name in the loop nest.
-        role: what it holds.
-        dtype: the type of an element in memory.
-        shape: the logical shape; of a weight, the shape after `einsum`.
-        layout: how the logical axes lie in memory (`compiler.loops.layout`), as text.
-        halo: zeros before and after each logical axis; `()` is none.
-        bytes: size in memory, halo and padding of the layout included.
-        source: index of the workload input that fills it; -1 for shared and output buffers.
-        parts: for a weight, into how many equal parts each dimension of the source is cut before
-            `einsum`; they become its first axis, in row-major order. `()` leaves it whole.
-        einsum: for a weight, the linear transform before packing, in NumPy's notation. The
-            operands are the first matrix, the source, then the other matrices.
-        matrices: constant matrices of `einsum`.
-        may_alias: indices of buffers of this kernel that may be the same memory as this one.
-    """
-
-    name: str
-    role: BufferRole
-    dtype: DType
-    shape: tuple[int, ...]
-    layout: str
-    halo: Halo
-    bytes: int
-    source: int = -1
-    einsum: str = ""
-    matrices: tuple[Matrix, ...] = ()
-    parts: tuple[int, ...] = ()
-    may_alias: tuple[int, ...] = ()
-
-    def parsed_layout(self) -> Layout:
-        """The layout as a value."""
-        return Layout.parse(self.layout)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON form; fields with their default value are left out, open sizes are text."""
-        data: dict[str, Any] = {
-            "name": self.name,
-            "role": self.role.value,
-            "dtype": self.dtype.value,
-            "shape": [size_to_json(extent) for extent in self.shape],
-            "layout": self.layout,
-            "bytes": size_to_json(self.bytes),
-        }
-        if self.halo:
-            data["halo"] = [list(pair) for pair in self.halo]
-        if self.source != -1:
-            data["source"] = self.source
-        if self.einsum:
-            data["einsum"] = self.einsum
-        if self.matrices:
-            data["matrices"] = [[list(row) for row in matrix] for matrix in self.matrices]
-        if self.parts:
-            data["parts"] = list(self.parts)
-        if self.may_alias:
-            data["may_alias"] = list(self.may_alias)
-        return data
-
-    @classmethod
-    def from_json(
-        cls, data: Mapping[str, Any], known: Mapping[str, Dimension] | None = None
-    ) -> BufferSpec:
-        """Read what `to_json` wrote; `known` are the open dimensions by name.
-
-        Raises:
-            ValueError: if a field is missing or malformed.
-        """
-        known = known or {}
-        try:
-            spec = cls(
-                name=str(data["name"]),
-                role=BufferRole(data["role"]),
-                dtype=DType(data["dtype"]),
-                shape=tuple(size_from_json(extent, known) for extent in data["shape"]),
-                layout=str(Layout.parse(data["layout"])),
-                halo=tuple((_size(low), _size(high)) for low, high in data.get("halo", ())),
-                bytes=size_from_json(data["bytes"], known),
-                source=int(data.get("source", -1)),
-                einsum=str(data.get("einsum", "")),
-                matrices=tuple(
-                    tuple(tuple(map(float, row)) for row in matrix)
-                    for matrix in data.get("matrices", ())
-                ),
-                parts=tuple(map(_size, data.get("parts", ()))),
-                may_alias=tuple(map(_size, data.get("may_alias", ()))),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"malformed buffer of a kernel: {error!r}") from error
-        if spec.halo and len(spec.halo) != len(spec.shape):
-            raise ValueError(f"buffer '{spec.name}': halo and shape differ in rank")
-        return spec
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpec:
-    """One function of a kernel; `extent` tiles of its parallel loop, 1 where it is serial."""
-
-    symbol: str
-    extent: int
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSpec:
-    """A compiled kernel from outside: its stages, its buffers in argument order, its scratch.
-
-    `sizes` are the open dimensions that the code reads, by name. Extents, shapes and bytes may be
-    open sizes over them.
-    """
-
-    abi: int
-    name: str
-    stages: tuple[StageSpec, ...]
-    buffers: tuple[BufferSpec, ...]
-    scratch_bytes: int
-    sizes: tuple[Dimension, ...] = ()
-
-    def given(self, size: int, sizes: tuple[int, ...]) -> int:
-        """A size of this kernel where its open dimensions have these sizes, which may be open."""
-        if not is_open(size):
-            return size
-        values = dict(zip(self.sizes, sizes, strict=True))
-        return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
-
-    def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Raises ValueError unless the open dimensions may have these sizes, which may be open."""
-        if len(sizes) != len(self.sizes):
-            raise ValueError(
-                f"kernel '{self.name}' has {len(self.sizes)} open dimensions, got {len(sizes)}"
-            )
-        for dimension, size in zip(self.sizes, sizes, strict=True):
-            low, high = bounds(size)
-            last = math.inf if dimension.high is None else dimension.high * dimension.multiple
-            first = dimension.low * dimension.multiple
-            if low < first or high > last or known_divisor(size) % dimension.multiple:
-                raise ValueError(
-                    f"kernel '{self.name}': dimension '{dimension}' is {size}, expected "
-                    f"{dimension.range_text}"
-                )
-
-    def at(self, sizes: tuple[int, ...]) -> KernelSpec:
-        """The kernel from outside where its open dimensions have these sizes.
-
-        Raises:
-            ValueError: unless they may have them.
-        """
-        self.check_sizes(sizes)
-        known = replace(self, sizes=())
-        return replaced(known, lambda size: self.given(size, sizes)) if self.sizes else self
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """Indices of the output buffers."""
-        return tuple(i for i, b in enumerate(self.buffers) if b.role is BufferRole.OUTPUT)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "abi": self.abi,
-            "name": self.name,
-            "stages": [[stage.symbol, size_to_json(stage.extent)] for stage in self.stages],
-            "buffers": [buffer.to_json() for buffer in self.buffers],
-            "scratch_bytes": size_to_json(self.scratch_bytes),
-            **({"sizes": ranges_to_json(self.sizes)} if self.sizes else {}),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> KernelSpec:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: if a field is missing or malformed, or the ABI is another version's.
-        """
-        try:
-            if data["abi"] != ABI_VERSION:
-                raise ValueError(f"kernel ABI {data['abi']!r}, this runtime has {ABI_VERSION}")
-            known = ranges_from_json(data.get("sizes", {}))
-            spec = cls(
-                abi=ABI_VERSION,
-                name=str(data["name"]),
-                stages=tuple(
-                    StageSpec(str(symbol), size_from_json(extent, known))
-                    for symbol, extent in data["stages"]
-                ),
-                buffers=tuple(BufferSpec.from_json(each, known) for each in data["buffers"]),
-                scratch_bytes=size_from_json(data["scratch_bytes"], known),
-                sizes=tuple(known.values()),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"malformed kernel: {error!r}") from error
-        for buffer in spec.buffers:
-            if any(index >= len(spec.buffers) for index in buffer.may_alias):
-                raise ValueError(f"buffer '{buffer.name}' aliases a buffer that does not exist")
-        return spec
-
-
-def elements(shape: tuple[int, ...]) -> int:
-    """Number of elements of a logical shape; 1 for a scalar."""
-    return math.prod(shape)
-
-
-def aligned_bytes(size: int) -> int:
-    """What a buffer of `size` bytes takes of a block: up to the next multiple of `ALIGNMENT`."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
@@ -311,3 +90,191 @@ def _size(value: Any) -> int:
     if value < 0:
         raise ValueError(f"expected a size, got {value}, which is negative")
     return value
+
+
+class SizeScope(NamedTuple):
+    """What sizes are read with: open dimensions by name, and how deep an instruction lies."""
+
+    known: Mapping[str, Dimension]
+    depth: int = 0
+
+
+def size_in(value: Any, scope: SizeScope | None) -> int:
+    """`size_from_json` with the dimensions of a scope; None has none."""
+    return size_from_json(value, {} if scope is None else scope.known)
+
+
+def _layout_text(text: str, _: Any) -> str:
+    return str(Layout.parse(text))
+
+
+def _known_abi(version: int, _: Any) -> int:
+    if version != ABI_VERSION:
+        raise ValueError(f"kernel ABI {version!r}, this runtime has {ABI_VERSION}")
+    return version
+
+
+Count = Annotated[int, Between(0, (1 << 63) - 1)]
+
+OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Count)]
+"""A number, or an open size, which is written as text."""
+
+Ranges = Annotated[
+    tuple[Dimension, ...],
+    Via(Mapping[str, str], lambda data, _: tuple(ranges_from_json(data).values()), ranges_to_json),
+]
+"""Open dimensions by name, with their ranges."""
+
+Halo = tuple[tuple[Count, Count], ...]
+Matrix = tuple[tuple[float, ...], ...]
+
+
+class BufferRole(StrEnum):
+    """What a buffer of a kernel holds."""
+
+    INPUT = "input"
+    """A value that another kernel or the caller wrote."""
+    WEIGHT = "weight"
+    """A constant in the packed form that the schedule chose."""
+    SHARED = "shared"
+    """Work space that all threads and stages of one run of the kernel share."""
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec(JsonValue):
+    """One buffer of a kernel.
+
+    Attributes:
+        name: the tensor's name in the loop nest.
+        role: what it holds.
+        dtype: the type of an element in memory.
+        shape: the logical shape; of a weight, the shape after `einsum`.
+        layout: how the logical axes lie in memory (`compiler.loops.layout`), as text.
+        halo: zeros before and after each logical axis; `()` is none.
+        bytes: size in memory, halo and padding of the layout included.
+        source: index of the workload input that fills it; -1 for shared and output buffers.
+        parts: for a weight, into how many equal parts each dimension of the source is cut before
+            `einsum`; they become its first axis, in row-major order. `()` leaves it whole.
+        einsum: for a weight, the linear transform before packing, in NumPy's notation. The
+            operands are the first matrix, the source, then the other matrices.
+        matrices: constant matrices of `einsum`.
+        may_alias: indices of buffers of this kernel that may be the same memory as this one.
+    """
+
+    json_form: ClassVar[Form] = Form(
+        "buffer",
+        leading=("name", "role", "dtype", "shape", "layout", "bytes"),
+        sparse=("halo", "source", "einsum", "matrices", "parts", "may_alias"),
+        check=lambda buffer: buffer.check(),
+    )
+
+    name: str
+    role: BufferRole
+    dtype: DType
+    shape: tuple[OpenSize, ...]
+    layout: Annotated[str, Via(str, _layout_text, str)]
+    halo: Halo
+    bytes: OpenSize
+    source: int = -1
+    einsum: str = ""
+    matrices: tuple[Matrix, ...] = ()
+    parts: tuple[Count, ...] = ()
+    may_alias: tuple[Count, ...] = ()
+
+    def parsed_layout(self) -> Layout:
+        """The layout as a value."""
+        return Layout.parse(self.layout)
+
+    def check(self) -> None:
+        """Raises ValueError if the halo is one of another rank."""
+        if self.halo and len(self.halo) != len(self.shape):
+            raise ValueError(f"buffer '{self.name}': halo and shape differ in rank")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One function of a kernel; `extent` tiles of its parallel loop, 1 where it is serial."""
+
+    json_form: ClassVar[Form] = Form(row=True)
+
+    symbol: str
+    extent: OpenSize
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec(JsonValue):
+    """A compiled kernel from outside: its stages, its buffers in argument order, its scratch.
+
+    `sizes` are the open dimensions that the code reads, by name. Extents, shapes and bytes may be
+    open sizes over them.
+    """
+
+    json_form: ClassVar[Form] = Form(
+        "kernel",
+        sparse=("sizes",),
+        check=lambda kernel: kernel.check(),
+        opens=("abi", "sizes"),
+        scope=lambda _, abi, sizes: SizeScope({each.name: each for each in sizes}),
+    )
+
+    abi: Annotated[int, Via(int, _known_abi, int)]
+    name: str
+    stages: tuple[StageSpec, ...]
+    buffers: tuple[BufferSpec, ...]
+    scratch_bytes: OpenSize
+    sizes: Ranges = ()
+
+    def given(self, size: int, sizes: tuple[int, ...]) -> int:
+        """A size of this kernel where its open dimensions have these sizes, which may be open."""
+        if not is_open(size):
+            return size
+        values = dict(zip(self.sizes, sizes, strict=True))
+        return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
+
+    def check_sizes(self, sizes: tuple[int, ...]) -> None:
+        """Raises ValueError unless the open dimensions may have these sizes, which may be open."""
+        if len(sizes) != len(self.sizes):
+            raise ValueError(
+                f"kernel '{self.name}' has {len(self.sizes)} open dimensions, got {len(sizes)}"
+            )
+        for dimension, size in zip(self.sizes, sizes, strict=True):
+            low, high = bounds(size)
+            last = math.inf if dimension.high is None else dimension.high * dimension.multiple
+            first = dimension.low * dimension.multiple
+            if low < first or high > last or known_divisor(size) % dimension.multiple:
+                raise ValueError(
+                    f"kernel '{self.name}': dimension '{dimension}' is {size}, expected "
+                    f"{dimension.range_text}"
+                )
+
+    def at(self, sizes: tuple[int, ...]) -> KernelSpec:
+        """The kernel from outside where its open dimensions have these sizes.
+
+        Raises:
+            ValueError: unless they may have them.
+        """
+        self.check_sizes(sizes)
+        known = replace(self, sizes=())
+        return replaced(known, lambda size: self.given(size, sizes)) if self.sizes else self
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Indices of the output buffers."""
+        return tuple(i for i, b in enumerate(self.buffers) if b.role is BufferRole.OUTPUT)
+
+    def check(self) -> None:
+        """Raises ValueError if a buffer is said to alias one that does not exist."""
+        for buffer in self.buffers:
+            if any(index >= len(self.buffers) for index in buffer.may_alias):
+                raise ValueError(f"buffer '{buffer.name}' aliases a buffer that does not exist")
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Number of elements of a logical shape; 1 for a scalar."""
+    return math.prod(shape)
+
+
+def aligned_bytes(size: int) -> int:
+    """What a buffer of `size` bytes takes of a block: up to the next multiple of `ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form
 
 Key = int | str
 
@@ -27,12 +30,14 @@ WIDEST_DISPLAY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(JsonValue):
     """Keys of an output, in order.
 
     Without `columns` its elements are int64 positions in `keys`, which are texts. With them it is
     (rows, keys), and each row stands for a dictionary of its elements by key.
     """
+
+    json_form: ClassVar[Form] = Form("labels")
 
     keys: tuple[Key, ...]
     columns: bool = False
@@ -66,26 +71,6 @@ class Labels:
         other = len(self.keys) - 1
         found = [places.get(text, other) for text in texts.reshape(-1).tolist()]
         return np.array(found, np.int64).reshape(texts.shape)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON form."""
-        return {"keys": list(self.keys), "columns": self.columns}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Labels:
-        """Read what `to_json` gives.
-
-        Raises:
-            ValueError: if it is malformed.
-        """
-        try:
-            keys = tuple(data["keys"])
-            columns = bool(data["columns"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"malformed labels: {error!r}") from error
-        if any(not isinstance(key, str) and type(key) is not int for key in keys):
-            raise ValueError("malformed labels: a key is neither a text nor an integer")
-        return Labels(keys, columns)
 
 
 @lru_cache(64)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Any
+from typing import ClassVar
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.runtime.kernel import ranges_from_json, ranges_to_json
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form
+from tilewright.compiler.runtime.kernel import Ranges
 from tilewright.compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
@@ -37,7 +39,7 @@ class OpenPort:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPorts:
+class OpenPorts(JsonValue):
     """Inputs and outputs in order, by name, with their dimensions.
 
     Attributes:
@@ -50,10 +52,12 @@ class OpenPorts:
         dtypes: of inputs and outputs, by name; texts and lists have none.
     """
 
+    json_form: ClassVar[Form] = Form("ports", sparse=("ranges", "hints", "dtypes"))
+
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     pad: bool = False
-    ranges: tuple[Dimension, ...] = ()
+    ranges: Ranges = ()
     hints: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, DType] = field(default_factory=dict)
 
@@ -93,42 +97,6 @@ class OpenPorts:
                     f"output '{name}': dimension {dims.index(unknown[0])} depends on the sizes and "
                     "has no name, so that a padded result cannot be cut back"
                 )
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON form."""
-        inputs, outputs = (
-            {name: list(dims) for name, dims in ports.items()}
-            for ports in (self.inputs, self.outputs)
-        )
-        ranges = {"ranges": ranges_to_json(self.ranges)} if self.ranges else {}
-        hints = {"hints": {n: list(sizes) for n, sizes in self.hints.items()}} if self.hints else {}
-        dtypes = {"dtypes": {n: d.value for n, d in self.dtypes.items()}} if self.dtypes else {}
-        return {"inputs": inputs, "outputs": outputs, "pad": self.pad, **ranges, **hints, **dtypes}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> OpenPorts:
-        """Read what `to_json` gives.
-
-        Raises:
-            ValueError: if it is malformed.
-        """
-        try:
-            inputs, outputs = (
-                {
-                    str(name): tuple(dim if isinstance(dim, str) else int(dim) for dim in dims)
-                    for name, dims in data[key].items()
-                }
-                for key in ("inputs", "outputs")
-            )
-            ranges = ranges_from_json(data.get("ranges", {}))
-            hints = {
-                str(name): tuple(map(int, sizes)) for name, sizes in data.get("hints", {}).items()
-            }
-            dtypes = {str(name): DType(text) for name, text in data.get("dtypes", {}).items()}
-            ranged = tuple(ranges.values())
-            return OpenPorts(inputs, outputs, bool(data["pad"]), ranged, hints, dtypes)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"malformed ports: {error!r}") from error
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -15,10 +15,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import TypeVar, assert_never
+from operator import attrgetter
+from typing import Annotated, ClassVar, TypeVar, assert_never
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.runtime.kernel import ALIGNMENT, KernelSpec, aligned_bytes, elements
+from tilewright.compiler.runtime.json_form import Form, Via
+from tilewright.compiler.runtime.kernel import (
+    ALIGNMENT,
+    Count,
+    KernelSpec,
+    OpenSize,
+    SizeScope,
+    aligned_bytes,
+    elements,
+)
 from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.runtime.native_functions import native_signature
 from tilewright.compiler.sizes import (
@@ -63,8 +73,10 @@ class BufferRef:
     In a slot of the arena it is `slot_start(i)` and what follows.
     """
 
+    json_form: ClassVar[Form] = Form(row=True)
+
     space: BufferSpace
-    offset: int
+    offset: OpenSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,9 @@ class Slot:
     lower numbers. Two slots share memory, unless one is after the other or after others that are.
     """
 
-    bytes: int
+    json_form: ClassVar[Form] = Form(row=True)
+
+    bytes: OpenSize
     after: tuple[int, ...] = ()
 
 
@@ -94,9 +108,9 @@ class Slices:
     """
 
     dimension: str
-    bytes: int
-    budget: int
-    least: int
+    bytes: OpenSize
+    budget: Count
+    least: Count
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """Elements of a slice, for sizes of the dimensions by name."""
@@ -129,14 +143,25 @@ class Port:
     numbers of an input begin with the first of `integers` and end before the second.
     """
 
+    json_form: ClassVar[Form] = Form(
+        "port",
+        sparse=("counted", "labels", "room", "part_of", "integers"),
+        check=lambda port: port.check(),
+    )
+
     name: str
     dtype: DType
-    shape: tuple[int, ...]
+    shape: tuple[OpenSize, ...]
     counted: int | None = None
     labels: Labels | None = None
-    room: tuple[int, int] | None = None
+    room: tuple[int, OpenSize] | None = None
     part_of: str | None = None
     integers: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raises ValueError if it is said to be counted along a dimension that it does not have."""
+        if self.counted is not None and not 0 <= self.counted < len(self.shape):
+            raise ValueError(f"'{self.name}' has no dimension {self.counted}")
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -182,18 +207,24 @@ class KernelCall:
     `sizes` are what the kernel's open dimensions are (`KernelSpec.sizes`), in sizes of the program.
     """
 
+    json_form: ClassVar[Form] = Form(sparse=("sizes",))
+
     kernel: int
     buffers: tuple[BufferRef, ...]
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[OpenSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy bytes; for an output that is a view of an input, a weight or another output."""
 
+    json_form: ClassVar[Form] = Form(
+        leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
+    )
+
     destination: BufferRef
     source: BufferRef
-    bytes: int
+    bytes: OpenSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +234,24 @@ class NativeCall:
     `buffers` are its inputs and its output, then the count of that output where it writes one.
     """
 
+    json_form: ClassVar[Form] = Form(names={"function": "native"})
+
     function: str
-    parameters: tuple[int, ...]
+    parameters: tuple[OpenSize, ...]
     buffers: tuple[BufferRef, ...]
+
+
+def _deeper(scope: SizeScope) -> SizeScope:
+    """The scope of instructions within one of this scope."""
+    if scope.depth == NESTING_LIMIT:
+        raise ValueError(f"an instruction lies within more than {NESTING_LIMIT} others")
+    return scope._replace(depth=scope.depth + 1)
+
+
+def _known_dimension(name: str, scope: SizeScope) -> Dimension:
+    if name not in scope.known:
+        raise ValueError(f"there is no dimension '{name}'")
+    return scope.known[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +262,20 @@ class Loop:
     `counter` before each step, and to the number of steps after the last.
     """
 
+    json_form: ClassVar[Form] = Form(leading=("body",), names={"body": "loop"}, scope=_deeper)
+
     counter: BufferRef
     trips: BufferRef
     going: BufferRef
-    most: int
+    most: OpenSize
     body: tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """Run `then` if the byte at `condition` is not 0, `otherwise` if it is."""
+
+    json_form: ClassVar[Form] = Form(names={"condition": "branch"}, scope=_deeper)
 
     condition: BufferRef
     then: tuple[Instruction, ...]
@@ -239,8 +289,10 @@ class SizeBranch:
     `last` is a number of the dimension's `multiple`, within its range.
     """
 
-    dimension: Dimension
-    last: int
+    json_form: ClassVar[Form] = Form(scope=_deeper)
+
+    dimension: Annotated[Dimension, Via(str, _known_dimension, attrgetter("name"))]
+    last: Count
     below: tuple[Instruction, ...]
     above: tuple[Instruction, ...]
 
@@ -253,6 +305,8 @@ class SizeBranch:
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """End the run with an error that says why."""
+
+    json_form: ClassVar[Form] = Form(names={"message": "refusal"})
 
     message: str
 

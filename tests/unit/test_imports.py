@@ -25,7 +25,8 @@ ABOVE = {
     "service": {"compiler", "tuner", "db"},
 }
 
-_BASE = {"errors", "dtypes", "memo", "runtime.labels", "sizes", "timings"}
+_JSON = {"runtime.codec", "runtime.codec_source", "runtime.json_form"}
+_BASE = {"errors", "dtypes", "memo", "runtime.labels", "sizes", "timings"} | _JSON
 _BASE |= {"targets.core_kinds", "targets.device", "targets.families", "targets.target"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself: a folder, or a module of one. The rows are
@@ -80,7 +81,10 @@ INSIDE: dict[str, set[str]] = {
     "passes": _IR | {"ops", "plan.fusion", "plan.plan"},
     "schedule": _IR | {"mode", "ops", "plan.workload", "runtime"},
     "codegen": _BASE | {"loops", "process"},
-    "runtime.labels": set(),
+    "runtime.codec": _JSON,
+    "runtime.codec_source": _JSON,
+    "runtime.json_form": set(),
+    "runtime.labels": _JSON,
     "runtime": {"errors", "dtypes", "sizes", "loops", "targets.detection", "targets.families"},
     "program": set(),
     # one candidate from schedule to object: it meets a workload, never a graph plan

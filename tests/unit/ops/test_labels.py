@@ -282,8 +282,8 @@ def test_texts_do_not_pass_into_bodies_or_out_of_them(outside: bool) -> None:
     [
         ({"keys": ["a"]}, "malformed"),
         ({"keys": 3, "columns": False}, "malformed"),
-        ({"keys": [1.5], "columns": True}, "neither a text nor an integer"),
-        ({"keys": [True], "columns": True}, "neither a text nor an integer"),
+        ({"keys": [1.5], "columns": True}, "expected an integer or a text"),
+        ({"keys": [True], "columns": True}, "expected an integer or a text"),
     ],
 )
 def test_malformed_labels_are_refused(data: dict[str, Any], message: str) -> None:

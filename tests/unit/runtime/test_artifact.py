@@ -284,8 +284,8 @@ TAMPERED: dict[str, Tampering] = {
     "nothing has a size of 9223372036854775808": lambda m, p: p["kernels"][0].update(
         stages=[["add_weight", 1 << 63]]
     ),
-    "expected a size, got inf": lambda m, p: p.update(arena_bytes=float("inf")),
-    "convert float infinity": lambda m, p: m["ports"]["inputs"].update(x=[float("inf")]),
+    "arena_bytes: expected an integer .*, got inf": lambda m, p: p.update(arena_bytes=float("inf")),
+    r"ports: inputs.x\[0\]: expected an integer or a text": lambda m, p: m["ports"]["inputs"].update(x=[float("inf")]),
     "'NoneType' object has no": lambda m, p: m.update(target=None),
     "'NoneType' object is not iterable": lambda m, p: m["target"].update(features=None),
     "list indices": lambda m, p: m.update(files=[]),

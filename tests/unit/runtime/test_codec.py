@@ -248,16 +248,27 @@ def test_unions_may_be_recursive_and_are_told_apart_by_their_first_fields() -> N
         decode(Node, data, {"1": 1, "2": 2})
 
 
+def test_an_error_in_a_deeply_nested_value_is_found_at_once() -> None:
+    data: dict[str, Any] = {"inner": [{"leaf": 3}]}
+    for _ in range(100):
+        data = {"inner": [data]}
+    with pytest.raises(MalformedError, match=r"inner\[0\].leaf: expected a text, got 3"):
+        decode(Node, data)
+
+
 def test_a_field_may_give_the_scope_of_the_others() -> None:
     @dataclass(frozen=True, slots=True)
     class Scoped:
-        json_form: ClassVar[Form] = Form(opens=("known", lambda known: {**known, "0": 0}))
+        json_form: ClassVar[Form] = Form(
+            opens=("known",), scope=lambda outer, known: {**outer, **known}
+        )
 
         leaves: tuple[Leaf, ...]
         known: Mapping[str, int]
 
     Scoped.__annotations__.update(leaves=tuple[Leaf, ...], known=Mapping[str, int])
-    found = decode(Scoped, {"leaves": [{"leaf": "7"}, {"leaf": "0"}], "known": {"7": 7}})
+    data = {"leaves": [{"leaf": "7"}, {"leaf": "0"}], "known": {"7": 7}}
+    found = decode(Scoped, data, {"0": 0})
     assert found.leaves == (Leaf(7), Leaf(0))
 
 
