@@ -7,15 +7,16 @@ that a static count is a filter worth having before anything is measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 
+from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.targets.families import AssemblySyntax
 from tilewright.compiler.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class KernelStatistics:
+class KernelStatistics(JsonValue):
     """Counts of instructions in the code as it stands, not as often as they run.
 
     `spill_*` is stack traffic of vector registers. `inner_*` counts in innermost loops alone.
@@ -37,15 +38,6 @@ class KernelStatistics:
     def __add__(self, other: KernelStatistics) -> KernelStatistics:
         names = [field.name for field in fields(self)]
         return KernelStatistics(*(getattr(self, n) + getattr(other, n) for n in names))
-
-    def to_json(self) -> dict[str, int]:
-        """A JSON-able form that `from_json` reads back."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, int]) -> KernelStatistics:
-        """Read what `to_json` wrote; a missing count is 0."""
-        return cls(**data)
 
 
 def statistics(assembly: str, target: Target) -> KernelStatistics:

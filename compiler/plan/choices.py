@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form, Via
 
 LayoutNames = tuple[str, ...]
 """How a group of nodes writes its output and reads its inputs: layouts as text, `any` for none."""
 
 
 @dataclass(frozen=True, slots=True)
-class GraphChoice:
+class GraphChoice(JsonValue):
     """Decisions that differ from the rule's.
 
     Attributes:
@@ -30,10 +32,19 @@ class GraphChoice:
         layouts: by the output of a group of nodes, how it reads and writes.
     """
 
+    json_form: ClassVar[Form] = Form("graph choice", InvalidArgumentError, sparse=("including",))
+
     without: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
-    layouts: tuple[tuple[str, LayoutNames], ...] = ()
+    layouts: Annotated[
+        tuple[tuple[str, LayoutNames], ...],
+        Via(
+            Mapping[str, LayoutNames],
+            lambda found, _: tuple(sorted(found.items())),
+            lambda layouts: dict(sorted(layouts)),
+        ),
+    ] = ()
     including: frozenset[str] = frozenset()
 
     def __or__(self, other: GraphChoice) -> GraphChoice:
@@ -45,35 +56,6 @@ class GraphChoice:
             tuple(sorted({**dict(self.layouts), **dict(other.layouts)}.items())),
             self.including | other.including,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`; equal choices give equal data."""
-        return {
-            "without": sorted(self.without),
-            "kept": sorted(self.kept),
-            "copied": sorted(self.copied),
-            "layouts": {value: list(names) for value, names in sorted(self.layouts)},
-            # Left out where it is empty: choices of earlier releases have none.
-            **({"including": sorted(self.including)} if self.including else {}),
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> GraphChoice:
-        """Read what `to_json` gives.
-
-        Raises:
-            InvalidArgumentError: if the data is incomplete.
-        """
-        try:
-            return GraphChoice(
-                frozenset(map(str, data["without"])),
-                frozenset(map(str, data["kept"])),
-                frozenset(map(str, data["copied"])),
-                tuple(sorted((v, tuple(map(str, names))) for v, names in data["layouts"].items())),
-                frozenset(map(str, data.get("including", ()))),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError(f"graph choice: malformed: {error}") from error
 
 
 RULE = GraphChoice()

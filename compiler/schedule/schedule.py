@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form, Via
 
 Choice = int | str | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(JsonValue):
     """An algorithm and a value for each of its knobs, sorted by name."""
 
+    json_form: ClassVar[Form] = Form("schedule", ScheduleError)
+
     algorithm: str
-    choices: tuple[tuple[str, Choice], ...] = ()
+    choices: Annotated[
+        tuple[tuple[str, Choice], ...],
+        Via(Mapping[str, Choice], lambda found, _: tuple(sorted(found.items())), dict),
+    ] = ()
 
     @staticmethod
     def of(algorithm: str, **choices: Choice) -> Schedule:
@@ -44,24 +53,6 @@ class Schedule:
 
     def __str__(self) -> str:
         return " ".join((self.algorithm, *(f"{name}={value}" for name, value in self.choices)))
-
-    def to_json(self) -> dict[str, object]:
-        return {"algorithm": self.algorithm, "choices": dict(self.choices)}
-
-    @staticmethod
-    def from_json(data: object) -> Schedule:
-        """Read what `to_json` gives.
-
-        Raises:
-            ScheduleError: if the form is another one.
-        """
-        match data:
-            case {"algorithm": str(algorithm), "choices": dict(choices)} if all(
-                isinstance(n, str) and isinstance(v, int | str | bool) for n, v in choices.items()
-            ):
-                return Schedule.of(algorithm, **choices)
-            case _:
-                raise ScheduleError(f"not a schedule: {json.dumps(data)[:80]}")
 
     @property
     def digest(self) -> str:

@@ -6,15 +6,16 @@ operating system at the time of the call; what it does not say is empty or 0.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import InvalidFactsError
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Between, Form, Length, Via
 from tilewright.compiler.targets.core_kinds import (
     Processor,
     find_kinds,
@@ -24,9 +25,9 @@ from tilewright.compiler.targets.core_kinds import (
 )
 from tilewright.compiler.targets.families import family_of
 
-_LARGEST = 1 << 62
-_LONGEST_TEXT = 500
-_MOST_ITEMS = 2000
+_Number = Annotated[int, Between(0, 1 << 62)]
+_Text = Annotated[str, Length(0, 500)]
+_Few = Length(0, 2000)
 """Limits of what is believed of a device: numbers, characters of a name, features or caches."""
 
 
@@ -34,16 +35,16 @@ _MOST_ITEMS = 2000
 class Cache:
     """One cache as one core sees it: `kind` is data, instruction or unified."""
 
-    level: int
-    kind: str
-    bytes: int
-    ways: int
-    line_bytes: int
-    shared_by: int
+    level: _Number
+    kind: _Text
+    bytes: _Number
+    ways: _Number
+    line_bytes: _Number
+    shared_by: _Number
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(JsonValue):
     """A machine.
 
     If its cores differ, `processor`, `caches`, `governor` and `core` describe the fastest kind.
@@ -69,19 +70,29 @@ class DeviceFacts:
             where it has none, or the operating system does not say.
     """
 
-    model: str
-    architecture: str
-    system: str
-    cores: int
-    physical_cores: int
-    memory_bytes: int
-    governor: str
-    caches: tuple[Cache, ...]
-    processor: str = ""
-    features: tuple[str, ...] = ()
-    microcode: str = ""
-    core: str = ""
-    vector_bits: int = 0
+    json_form: ClassVar[Form] = Form(
+        "device facts",
+        InvalidFactsError,
+        sparse=("features",),
+        optional=("processor", "microcode", "core", "vector_bits"),
+    )
+
+    model: _Text
+    architecture: _Text
+    system: _Text
+    cores: _Number
+    physical_cores: _Number
+    memory_bytes: _Number
+    governor: _Text
+    caches: Annotated[tuple[Cache, ...], _Few]
+    processor: _Text = ""
+    features: Annotated[
+        tuple[str, ...],
+        Via(Annotated[tuple[_Text, ...], _Few], lambda found, _: tuple(sorted(set(found))), tuple),
+    ] = ()
+    microcode: _Text = ""
+    core: _Text = ""
+    vector_bits: _Number = 0
 
     def cache(self, level: int) -> Cache | None:
         """The data cache of a level, None if there is none."""
@@ -96,84 +107,6 @@ class DeviceFacts:
     def brief(self) -> DeviceFacts:
         """The same without features: what goes into every measurement."""
         return replace(self, features=())
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able form that `from_json` reads back to an equal value.
-
-        If there are no features, their list is left out.
-        """
-        data = {**asdict(self), "caches": [asdict(cache) for cache in self.caches]}
-        data["features"] = list(self.features)
-        return {key: value for key, value in data.items() if key != "features" or value}
-
-    @classmethod
-    def from_json(cls, data: object) -> DeviceFacts:
-        """Read what `to_json` wrote, on this machine or another, in this version or an older one.
-
-        Raises:
-            InvalidFactsError: naming the fact that is missing, unknown, of another type or beyond
-                all sense.
-        """
-        facts = _fields(data, "device facts")
-        if "caches" not in facts:
-            raise InvalidFactsError("device facts: 'caches' is missing")
-        caches = _items(facts.pop("caches"), "caches")
-        older = facts.pop("cpu_flags", ())  # the former name of `features`
-        features = _items(facts.pop("features", older), "features")
-        return _made(
-            cls,
-            {
-                "processor": "",
-                "microcode": "",
-                "core": "",
-                "vector_bits": 0,
-                **facts,
-                "caches": tuple(
-                    _made(Cache, _fields(cache, "a cache"), "a cache's ") for cache in caches
-                ),
-                "features": tuple(sorted({_text(name, "a feature") for name in features})),
-            },
-            "device facts: ",
-        )
-
-
-def _fields(data: object, what: str) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise InvalidFactsError(f"{what}: this is no mapping")
-    return dict(data)
-
-
-def _items(value: object, what: str) -> Sequence[object]:
-    if not isinstance(value, (list, tuple)):
-        raise InvalidFactsError(f"device facts: {what} is no list")
-    if len(value) > _MOST_ITEMS:
-        raise InvalidFactsError(f"device facts: {what} has {len(value)} items")
-    return value
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidFactsError(f"device facts: {what} is no text")
-    if len(value) > _LONGEST_TEXT:
-        raise InvalidFactsError(f"device facts: {what} has {len(value)} characters")
-    return value
-
-
-_Kind = TypeVar("_Kind", Cache, DeviceFacts)
-
-
-def _made(kind: type[_Kind], fields: dict[str, Any], where: str) -> _Kind:
-    """A dataclass of texts, numbers and tuples that were checked, from its fields."""
-    types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
-    for name in sorted({*types} ^ {str(key) for key in fields}):
-        wrong = "is missing" if name in types else "is not known"
-        raise InvalidFactsError(f"{where}'{name[:_LONGEST_TEXT]}' {wrong}")
-    for name, value in fields.items():
-        if types[name] == "str":
-            _text(value, name)
-        elif types[name] == "int" and not (type(value) is int and 0 <= value <= _LARGEST):
-            raise InvalidFactsError(f"{where}{name} is no number that a machine has")
-    return kind(**fields)
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:

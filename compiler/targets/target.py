@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import ClassVar
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import UnknownTargetError
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import Form
 from tilewright.compiler.targets.families import (
     MATRIX_BITS,
     ByteLookup,
@@ -35,7 +37,7 @@ KEY_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Target(JsonValue):
     """A code-generation target.
 
     `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts
@@ -43,6 +45,8 @@ class Target:
     instruction: without one, `llvm.fma` is a call into a C library that a kernel does not have.
     `abi` is LLVM's ABI name, where the triple leaves a choice (RISC-V).
     """
+
+    json_form: ClassVar[Form] = Form("target", UnknownTargetError)
 
     name: str
     triple: str
@@ -279,27 +283,6 @@ class Target:
         wanted = {f for f in self.features if f.startswith("+")}
         same = self.triple.split("-")[::2] == host.triple.split("-")[::2]
         return same and wanted <= set(host.features) and self.vector_bits <= host.vector_bits
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able form that `from_json` reads back to an equal value."""
-        return {**asdict(self), "features": list(self.features)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Target:
-        """Read what `to_json` wrote.
-
-        Raises:
-            UnknownTargetError: if a field is missing, unknown or of another type.
-        """
-        try:
-            target = cls(**{**data, "features": tuple(data["features"])})
-        except (TypeError, KeyError) as error:
-            raise UnknownTargetError(f"not a target description: {error}") from error
-        texts = (target.name, target.triple, target.cpu, target.abi, *target.features)
-        numbers = (target.vector_bits, target.vector_registers)
-        if not (all(isinstance(t, str) for t in texts) and all(type(n) is int for n in numbers)):
-            raise UnknownTargetError(f"not a target description: '{target.name}' has a wrong type")
-        return target
 
 
 @cache

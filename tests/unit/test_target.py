@@ -158,11 +158,18 @@ def test_runs_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"vector_bits": "512"}, {"unknown": 1}, {"features": None}, {"cpu": 3}]
+    ("change", "path"),
+    [
+        ({"vector_bits": "512"}, "vector_bits"),
+        ({"unknown": 1}, "unknown"),
+        ({"features": None}, "features"),
+        ({"features": ["+avx2", 3]}, r"features\[1\]"),
+        ({"cpu": 3}, "cpu"),
+    ],
 )
-def test_wrong_descriptions_are_refused(change: dict[str, object]) -> None:
+def test_wrong_descriptions_are_refused(change: dict[str, object], path: str) -> None:
     data = {**resolve_target("x86-64-v4").to_json(), **change}
-    with pytest.raises(UnknownTargetError, match="not a target description"):
+    with pytest.raises(UnknownTargetError, match=f"malformed target: {path}: "):
         Target.from_json(data)
 
 

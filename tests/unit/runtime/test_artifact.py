@@ -285,7 +285,9 @@ TAMPERED: dict[str, Tampering] = {
         stages=[["add_weight", 1 << 63]]
     ),
     "arena_bytes: expected an integer .*, got inf": lambda m, p: p.update(arena_bytes=float("inf")),
-    r"ports: inputs.x\[0\]: expected an integer or a text": lambda m, p: m["ports"]["inputs"].update(x=[float("inf")]),
+    r"ports: inputs.x\[0\]: expected an integer or a text": lambda m, p: m["ports"][
+        "inputs"
+    ].update(x=[float("inf")]),
     "'NoneType' object has no": lambda m, p: m.update(target=None),
     "'NoneType' object is not iterable": lambda m, p: m["target"].update(features=None),
     "list indices": lambda m, p: m.update(files=[]),

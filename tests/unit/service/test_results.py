@@ -149,7 +149,7 @@ LIES = [
     of_first("worker", ["w"]),
     of_first("surprise", "x"),
     *(of_first("device", lie) for lie in ({"model": "x"}, [], {"model": "x" * (30 << 20)})),
-    (changed("measurements", 0, "measurement", "device", "cpu_flags", to=[["a"]]), "device"),
+    (changed("measurements", 0, "measurement", "device", "features", to=[["a"]]), "device"),
     (changed("measurements", 0, "measurement", "device", "memory_bytes", to=10**30), "device"),
     (changed("measurements", 0, "measurement", "speed", "memory_ratio", to=-1.0), "memory_ratio"),
     (changed("measurements", 0, "measurement", "speed", to="fast"), "speed"),
@@ -395,8 +395,8 @@ def test_the_largest_honest_results_fit() -> None:
 
 def test_facts_that_no_device_has_are_refused(client: TestClient, worker: str) -> None:
     lies: list[dict[str, Any]] = [
-        {"cpu_flags": [["a", ["b"]]]},
-        {"cpu_flags": {"a": 1}},
+        {"features": [["a", ["b"]]]},
+        {"features": {"a": 1}},
         {"model": "x" * (30 << 20)},
         {"features": ["x" * 400 for _ in range(1000)]},
         {"memory_bytes": 10**30},
@@ -408,8 +408,6 @@ def test_facts_that_no_device_has_are_refused(client: TestClient, worker: str) -
     ]
     for lie in lies:
         device = {**registration_facts(), **lie}
-        if "cpu_flags" in lie:
-            del device["features"]
         new = {"name": "w", "protocol": PROTOCOL, "device": device}
         for targets in ([], ["x86-64-v3"]):
             answer = client.post("/v1/workers", json={**new, "targets": targets})
