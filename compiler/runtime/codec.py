@@ -54,6 +54,7 @@ from tilewright.compiler.runtime.json_form import (
     INTEGERS,
     LARGEST_FLOAT,
     NUMBERS,
+    WORTH_NAMING,
     Between,
     Form,
     Length,
@@ -245,7 +246,8 @@ def _read_text(data: Any, _: Any) -> Any:
 
 def _integer(limits: Between) -> Codec:
     least, most = limits.least, limits.most
-    what = "an integer" if limits == INTEGERS else f"an integer from {least} to {most}"
+    what = "an integer" if limits == INTEGERS else f"an integer from {least}"
+    what += f" to {most}" if most < WORTH_NAMING else ""
 
     def read(data: Any, _: Any) -> int:
         if type(data) is not int or not least <= data <= most:

@@ -45,6 +45,9 @@ class Between:
 INTEGERS = Between(-(1 << 63), (1 << 64) - 1)
 """The integers of any type of 64 bits: limits unless `Between` gives others."""
 
+WORTH_NAMING = 1 << 62
+"""Larger limits only bound what a sender may write; errors do not name them."""
+
 NUMBERS = Between(-math.inf, math.inf, above=True)
 """Every finite number."""
 

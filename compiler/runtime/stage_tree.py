@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.runtime.codec import decode, encode
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.json_form import Form, Via
+from tilewright.compiler.runtime.kernel import Count
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.program import Port, Program
@@ -30,87 +33,84 @@ ValueKind = tuple[DType, int, bool]
 """Of a value: its type, its rank, and whether it is text."""
 
 
+_Ranges = Annotated[
+    tuple[Dimension, ...],
+    Via(
+        tuple[tuple[str, str], ...],
+        lambda data, _: tuple(parse_range(name, text) for name, text in data),
+        lambda dimensions: [(each.name, each.range_text) for each in dimensions],
+    ),
+]
+_Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), bytes.hex)]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredStage:
+    """The facts that a stage is for, and the stage."""
+
+    sizes: tuple[tuple[str, int], ...]
+    known: tuple[tuple[str, _Hexadecimal, tuple[Count, ...]], ...]
+    open: _Ranges
+    program: Count | None
+    makes: tuple[str, ...]
+    behind: _StoredCut | None
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredCut:
+    """A cut as it is stored."""
+
+    json_form: ClassVar[Form] = Form("stages")
+
+    reads: tuple[Crossing, ...]
+    ranges: _Ranges
+    ends: Mapping[str, tuple[Count, ...]]
+    reason: str
+    stages: tuple[_StoredStage, ...]
+
+
 def stages_to_json(cut: DataCut[int]) -> dict[str, Any]:
     """What `stages_from_json` reads."""
-    return {
-        "reads": [
-            {
-                "name": c.name,
-                "label": c.label,
-                "dtype": c.dtype.value,
-                "dims": list(c.dims),
-                "deciding": c.deciding,
-                "text": c.text,
-            }
-            for c in cut.reads.crossings
-        ],
-        "ranges": _ranges_to_json(tuple(cut.reads.ranges.values())),
-        "ends": dict(cut.ends),
-        "reason": cut.reason,
-        "stages": [
-            {
-                "sizes": [list(pair) for pair in facts.sizes],
-                "known": [[name, data.hex(), list(shape)] for name, data, shape in facts.known],
-                "open": _ranges_to_json(facts.open),
-                "program": stage.program,
-                "makes": list(stage.makes),
-                "behind": None if stage.behind is None else stages_to_json(stage.behind),
-            }
-            for facts, stage in cut.made.items()
-        ],
-    }
+    written: dict[str, Any] = encode(_stored(cut))
+    return written
 
 
-def stages_from_json(data: Mapping[str, Any]) -> DataCut[int]:
-    """Read what `stages_to_json` gives; whatever malformed data raise comes through."""
-    crossings = tuple(
-        Crossing(
-            str(each["name"]),
-            str(each["label"]),
-            DType(each["dtype"]),
-            tuple(dim if isinstance(dim, str) else _number(dim) for dim in each["dims"]),
-            bool(each["deciding"]),
-            bool(each["text"]),
+def _stored(cut: DataCut[int]) -> _StoredCut:
+    stages = tuple(
+        _StoredStage(
+            facts.sizes,
+            facts.known,
+            facts.open,
+            stage.program,
+            stage.makes,
+            None if stage.behind is None else _stored(stage.behind),
         )
-        for each in data["reads"]
+        for facts, stage in cut.made.items()
     )
-    ranges = {d.name: d for d in _ranges_from_json(data["ranges"])}
-    ends = {str(name): [_number(end) for end in found] for name, found in data["ends"].items()}
-    cut = DataCut[int](Reads(crossings, ranges), ends, reason=str(data["reason"]))
-    for each in data["stages"]:
-        facts = Facts(
-            tuple((str(name), _integer(size)) for name, size in each["sizes"]),
-            tuple(
-                (str(name), bytes.fromhex(found), tuple(_number(n) for n in shape))
-                for name, found, shape in each["known"]
-            ),
-            _ranges_from_json(each["open"]),
+    ends = {name: tuple(found) for name, found in cut.ends.items()}
+    ranges = tuple(cut.reads.ranges.values())
+    return _StoredCut(cut.reads.crossings, ranges, ends, cut.reason, stages)
+
+
+def stages_from_json(data: object) -> DataCut[int]:
+    """Read what `stages_to_json` gives.
+
+    Raises:
+        ValueError: naming the field that is malformed.
+    """
+    return _cut(decode(_StoredCut, data))
+
+
+def _cut(stored: _StoredCut) -> DataCut[int]:
+    reads = Reads(stored.reads, {each.name: each for each in stored.ranges})
+    ends = {name: list(found) for name, found in stored.ends.items()}
+    made = {
+        Facts(each.sizes, each.known, each.open): DataStage(
+            each.program, each.makes, None if each.behind is None else _cut(each.behind)
         )
-        behind = None if each["behind"] is None else stages_from_json(each["behind"])
-        program = None if each["program"] is None else _number(each["program"])
-        cut.made[facts] = DataStage(program, tuple(map(str, each["makes"])), behind)
-    return cut
-
-
-def _integer(value: Any) -> int:
-    """What the data decide may be any integer, also one that is no size."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is no integer")
-    return value
-
-
-def _number(value: Any) -> int:
-    if _integer(value) < 0:
-        raise ValueError(f"{value!r} is no size and no number of a program")
-    return int(value)
-
-
-def _ranges_to_json(dimensions: Sequence[Dimension]) -> list[list[str]]:
-    return [[dimension.name, dimension.range_text] for dimension in dimensions]
-
-
-def _ranges_from_json(data: Sequence[Sequence[str]]) -> tuple[Dimension, ...]:
-    return tuple(parse_range(str(name), text) for name, text in data)
+        for each in stored.stages
+    }
+    return DataCut(reads, ends, made, stored.reason)
 
 
 def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPorts) -> None:

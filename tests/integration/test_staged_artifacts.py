@@ -332,7 +332,10 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda m: _behind(m)["stages"][0].update(program=99),
         "names program 99",
     ),
-    "a negative program": (lambda m: m["stages"]["stages"][0].update(program=-1), "-1 is no size"),
+    "a negative program": (
+        lambda m: m["stages"]["stages"][0].update(program=-1),
+        r"stages\[0\].program: expected an integer from 0, got -1",
+    ),
     "another stage's program": (
         lambda m: _behind(m)["stages"][0].update(program=0),
         "which its cut does not",
@@ -350,9 +353,12 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "a size that is no integer": (
         lambda m: _behind(m)["stages"][0].update(sizes=[["count_0", 1.5]]),
-        "1.5 is no integer",
+        "expected an integer, got 1.5",
     ),
-    "absurd extents": (lambda m: _behind(m)["reads"][0].update(dims=[-4, 5]), "-4 is no size"),
+    "absurd extents": (
+        lambda m: _behind(m)["reads"][0].update(dims=[-4, 5]),
+        r"dims\[0\]: expected an integer from 0, got -4",
+    ),
     "no ranges": (lambda m: _behind(m)["stages"][0].update(open=[["count_0", "9..2"]]), "9..2"),
     "deep": (lambda m: _nested(m, 5000), "malformed"),
 }
