@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form, Via
+from tilewright.compiler.runtime.json_form import JsonForm, Via
 
 LayoutNames = tuple[str, ...]
 """How a group of nodes writes its output and reads its inputs: layouts as text, `any` for none."""
@@ -32,7 +32,9 @@ class GraphChoice(JsonValue):
         layouts: by the output of a group of nodes, how it reads and writes.
     """
 
-    json_form: ClassVar[Form] = Form("graph choice", InvalidArgumentError, sparse=("including",))
+    json_form: ClassVar[JsonForm] = JsonForm(
+        "graph choice", InvalidArgumentError, sparse=("including",)
+    )
 
     without: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ The annotations of the fields describe the form, so that a class has no code of 
 
 Fields are texts, integers, finite floats, booleans, enumerations, bytes, tuples, sets, mappings,
 other dataclasses, or unions of them. `Between`, `Matching`, `Length` and `Via` annotate a type with
-limits or with a form of its own. `Form` says how a class differs from an object with all its
+limits or with a form of its own. `JsonForm` says how a class differs from an object with all its
 fields.
 
 Readers do not trust the sender. A field that is unknown, missing or of another type is an error
@@ -43,8 +43,8 @@ from typing import Any, Self, TypeVar, Union, get_args, get_origin
 
 from tilewright.compiler.runtime.codec_source import (
     Codec,
-    Field,
-    Source,
+    FormField,
+    FunctionSource,
     class_reader,
     class_writer,
     opened,
@@ -56,7 +56,7 @@ from tilewright.compiler.runtime.json_form import (
     NUMBERS,
     WORTH_NAMING,
     Between,
-    Form,
+    JsonForm,
     Length,
     MalformedError,
     Matching,
@@ -147,19 +147,19 @@ def _class_codec(kind: type) -> _ClassCodec:
     return _ClassCodec(kind)
 
 
-def _form(kind: type) -> Form:
-    form: Form = getattr(kind, "json_form", Form())
+def _form(kind: type) -> JsonForm:
+    form: JsonForm = getattr(kind, "json_form", JsonForm())
     return form
 
 
 @cache
-def _fields(kind: type) -> tuple[Field, ...]:
+def _fields(kind: type) -> tuple[FormField, ...]:
     """The fields of a class in the order of its JSON form."""
     form, hints = _form(kind), typing.get_type_hints(kind, include_extras=True)
     found = {}
     for each in dataclasses.fields(kind):
         may_lack = each.name in (*form.sparse, *form.optional)
-        found[each.name] = Field(
+        found[each.name] = FormField(
             each.name,
             form.names.get(each.name, each.name),
             _codec(hints[each.name]),
@@ -331,7 +331,7 @@ def _items(kind: type, one: Codec, length: Length) -> Codec:
         length.check(data, "items")
         return data
 
-    put, source = one.write, Source()
+    put, source = one.write, FunctionSource()
     items = f"[{source.reading(one, 'v')} for v in at]"
     if not one.is_own_form:
         items = f"map({source.name(one.read, 'read')}, at, repeat(scope))"
@@ -349,7 +349,7 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
         length.check(found, "entries")
         return found
 
-    put, source = one.write, Source()
+    put, source = one.write, FunctionSource()
     # Names of entries in JSON are texts.
     name = "k" if key is _codec(str) else f"({source.reading(key, 'k')})"
     made = f"{{{name}: ({source.reading(one, 'v')}) for k, v in at}}"
@@ -382,13 +382,13 @@ def _fixed_tuple(parts: list[Codec]) -> Codec:
     made = f"({''.join(f'a{number}, ' for number in range(len(parts)))})"
     puts = [part.write or (lambda value: value) for part in parts]
     return Codec(
-        row_reader(numbered, made, Source()),
+        row_reader(numbered, made, FunctionSource()),
         lambda value: [put(v) for put, v in zip(puts, value, strict=True)],
     )
 
 
 def _union(kinds: tuple[Any, ...]) -> Codec:
-    """None or another type, scalars of several types, or classes that a field tells apart."""
+    """None or another type, scalars of several types, or classes that one field distinguishes."""
     if type(None) in kinds:
         others = [kind for kind in kinds if kind is not type(None)]
         return _optional(_codec(functools.reduce(operator.or_, others)))
@@ -425,7 +425,7 @@ def _optional(inner: Codec) -> Codec:
 
 
 def _tagged(kinds: tuple[type, ...]) -> Codec:
-    """A union of classes: the value of a constant tells them apart, or else their first fields."""
+    """A union of classes: a constant distinguishes them, or else their first fields."""
     codecs = {kind: _class_codec(kind) for kind in kinds}
     tags = {next(iter(_form(kind).constants), "") for kind in kinds}
     tag = tags.pop() if len(tags) == 1 else ""

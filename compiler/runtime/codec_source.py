@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, cast
 
 from tilewright.compiler.runtime.json_form import (
-    Form,
+    JsonForm,
     MalformedError,
     Read,
     Write,
@@ -36,7 +36,7 @@ class Codec:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FormField:
     """A field of a class: its name there and in JSON, its codec, and the value that it may lack."""
 
     name: str
@@ -46,7 +46,7 @@ class Field:
     sparse: bool
 
 
-class Source:
+class FunctionSource:
     """A function that is being written: its lines, and the values that they name."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Source:
         return self.values["made"]
 
 
-def class_reader(kind: type, form: Form, fields: Sequence[Field]) -> Read:
+def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Read:
     """Compile the reader of a class.
 
     For a class with the fields `workload` and `threads` the source is
@@ -105,7 +105,7 @@ def class_reader(kind: type, form: Form, fields: Sequence[Field]) -> Read:
             if len(data) != count: check_keys(data)
             return kind(a0, a1)
     """
-    source = Source()
+    source = FunctionSource()
     places = {each.name: f"a{n}" for n, each in enumerate(fields)}
     given = ", ".join(places[each.name] for each in dataclasses.fields(kind))
     if form.row:
@@ -154,7 +154,7 @@ def class_reader(kind: type, form: Form, fields: Sequence[Field]) -> Read:
     return cast(Read, source.compiled("data, scope", kind.__name__))
 
 
-def row_reader(parts: list[tuple[Codec, str]], made: str, source: Source) -> Read:
+def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
     """Compile the reader of a list of so many parts, each with its codec and its place.
 
     `made` is the source of the value of the parts `a0`, `a1`...
@@ -171,9 +171,9 @@ def row_reader(parts: list[tuple[Codec, str]], made: str, source: Source) -> Rea
     return cast(Read, source.compiled("data, scope", "a row"))
 
 
-def class_writer(form: Form, fields: Sequence[Field], what: str) -> Write:
+def class_writer(form: JsonForm, fields: Sequence[FormField], what: str) -> Write:
     """Compile the writer of a class: an object with its constants, fields and derived entries."""
-    source = Source()
+    source = FunctionSource()
     written = {each.name: f"value.{each.name}" for each in fields}
     for each in fields:
         if each.codec.write is not None:

@@ -81,9 +81,9 @@ class Via:
 
     Attributes:
         form: that type.
-        read: the value from one of `form` and the scope; raises ValueError if there is none.
+        read: the value from one of `form` and the scope; raises ValueError for other data.
         write: the one of `form` from the value.
-        own: a type, the values of which are read as they are; None if there is none.
+        own: a type whose values are read unchanged; None if every value is converted.
     """
 
     form: Any
@@ -93,7 +93,7 @@ class Via:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class JsonForm:
     """How the form of a class differs from an object with every field, in the order of the class.
 
     A class states it as `json_form`.
@@ -102,8 +102,8 @@ class Form:
         what: names the class in errors, such as `measure request`.
         error: what `decode` raises, a ValueError or an error with a text alone.
         row: the form is a list of the values, without names.
-        constants: entries that precede the fields and have one value. They tell the classes of a
-            union apart. Without constants, the first field of each does.
+        constants: entries that precede the fields and have one value. They distinguish the
+            classes of a union. Without constants, the first field of each class does.
         leading: fields that precede the others.
         names: names in JSON of fields that have another name in the class.
         sparse: fields that are left out if they equal their default; it is () where they have none.

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import Layout
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Between, Form, Via
+from tilewright.compiler.runtime.json_form import Between, JsonForm, Via
 from tilewright.compiler.sizes import (
     Dimension,
     bounds,
@@ -114,18 +114,18 @@ def _known_abi(version: int, _: Any) -> int:
     return version
 
 
-Count = Annotated[int, Between(0, (1 << 63) - 1)]
+Natural = Annotated[int, Between(0, (1 << 63) - 1)]
 
-OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Count)]
+OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
 """A number, or an open size, which is written as text."""
 
-Ranges = Annotated[
+OpenRanges = Annotated[
     tuple[Dimension, ...],
     Via(Mapping[str, str], lambda data, _: tuple(ranges_from_json(data).values()), ranges_to_json),
 ]
 """Open dimensions by name, with their ranges."""
 
-Halo = tuple[tuple[Count, Count], ...]
+Halo = tuple[tuple[Natural, Natural], ...]
 Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -162,7 +162,7 @@ class BufferSpec(JsonValue):
         may_alias: indices of buffers of this kernel that may be the same memory as this one.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "buffer",
         leading=("name", "role", "dtype", "shape", "layout", "bytes"),
         sparse=("halo", "source", "einsum", "matrices", "parts", "may_alias"),
@@ -179,8 +179,8 @@ class BufferSpec(JsonValue):
     source: int = -1
     einsum: str = ""
     matrices: tuple[Matrix, ...] = ()
-    parts: tuple[Count, ...] = ()
-    may_alias: tuple[Count, ...] = ()
+    parts: tuple[Natural, ...] = ()
+    may_alias: tuple[Natural, ...] = ()
 
     def parsed_layout(self) -> Layout:
         """The layout as a value."""
@@ -196,7 +196,7 @@ class BufferSpec(JsonValue):
 class StageSpec:
     """One function of a kernel; `extent` tiles of its parallel loop, 1 where it is serial."""
 
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     symbol: str
     extent: OpenSize
@@ -210,7 +210,7 @@ class KernelSpec(JsonValue):
     open sizes over them.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "kernel",
         sparse=("sizes",),
         check=lambda kernel: kernel.check(),
@@ -223,7 +223,7 @@ class KernelSpec(JsonValue):
     stages: tuple[StageSpec, ...]
     buffers: tuple[BufferSpec, ...]
     scratch_bytes: OpenSize
-    sizes: Ranges = ()
+    sizes: OpenRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
         """A size of this kernel where its open dimensions have these sizes, which may be open."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form
+from tilewright.compiler.runtime.json_form import JsonForm
 
 Key = int | str
 
@@ -37,7 +37,7 @@ class Labels(JsonValue):
     (rows, keys), and each row stands for a dictionary of its elements by key.
     """
 
-    json_form: ClassVar[Form] = Form("labels")
+    json_form: ClassVar[JsonForm] = JsonForm("labels")
 
     keys: tuple[Key, ...]
     columns: bool = False

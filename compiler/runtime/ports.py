@@ -10,8 +10,8 @@ from typing import ClassVar
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form
-from tilewright.compiler.runtime.kernel import Ranges
+from tilewright.compiler.runtime.json_form import JsonForm
+from tilewright.compiler.runtime.kernel import OpenRanges
 from tilewright.compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
@@ -52,12 +52,12 @@ class OpenPorts(JsonValue):
         dtypes: of inputs and outputs, by name; texts and lists have none.
     """
 
-    json_form: ClassVar[Form] = Form("ports", sparse=("ranges", "hints", "dtypes"))
+    json_form: ClassVar[JsonForm] = JsonForm("ports", sparse=("ranges", "hints", "dtypes"))
 
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     pad: bool = False
-    ranges: Ranges = ()
+    ranges: OpenRanges = ()
     hints: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, DType] = field(default_factory=dict)
 

@@ -19,11 +19,11 @@ from operator import attrgetter
 from typing import Annotated, ClassVar, TypeVar, assert_never
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.runtime.json_form import Form, Via
+from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.kernel import (
     ALIGNMENT,
-    Count,
     KernelSpec,
+    Natural,
     OpenSize,
     SizeScope,
     aligned_bytes,
@@ -73,7 +73,7 @@ class BufferRef:
     In a slot of the arena it is `slot_start(i)` and what follows.
     """
 
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     space: BufferSpace
     offset: OpenSize
@@ -87,7 +87,7 @@ class Slot:
     lower numbers. Two slots share memory, unless one is after the other or after others that are.
     """
 
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     bytes: OpenSize
     after: tuple[int, ...] = ()
@@ -109,8 +109,8 @@ class Slices:
 
     dimension: str
     bytes: OpenSize
-    budget: Count
-    least: Count
+    budget: Natural
+    least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """Elements of a slice, for sizes of the dimensions by name."""
@@ -143,7 +143,7 @@ class Port:
     numbers of an input begin with the first of `integers` and end before the second.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "port",
         sparse=("counted", "labels", "room", "part_of", "integers"),
         check=lambda port: port.check(),
@@ -207,7 +207,7 @@ class KernelCall:
     `sizes` are what the kernel's open dimensions are (`KernelSpec.sizes`), in sizes of the program.
     """
 
-    json_form: ClassVar[Form] = Form(sparse=("sizes",))
+    json_form: ClassVar[JsonForm] = JsonForm(sparse=("sizes",))
 
     kernel: int
     buffers: tuple[BufferRef, ...]
@@ -218,7 +218,7 @@ class KernelCall:
 class Copy:
     """Copy bytes; for an output that is a view of an input, a weight or another output."""
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         leading=("bytes",), names={"bytes": "copy", "destination": "to", "source": "from"}
     )
 
@@ -234,7 +234,7 @@ class NativeCall:
     `buffers` are its inputs and its output, then the count of that output where it writes one.
     """
 
-    json_form: ClassVar[Form] = Form(names={"function": "native"})
+    json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
 
     function: str
     parameters: tuple[OpenSize, ...]
@@ -262,7 +262,9 @@ class Loop:
     `counter` before each step, and to the number of steps after the last.
     """
 
-    json_form: ClassVar[Form] = Form(leading=("body",), names={"body": "loop"}, scope=_deeper)
+    json_form: ClassVar[JsonForm] = JsonForm(
+        leading=("body",), names={"body": "loop"}, scope=_deeper
+    )
 
     counter: BufferRef
     trips: BufferRef
@@ -275,7 +277,7 @@ class Loop:
 class Branch:
     """Run `then` if the byte at `condition` is not 0, `otherwise` if it is."""
 
-    json_form: ClassVar[Form] = Form(names={"condition": "branch"}, scope=_deeper)
+    json_form: ClassVar[JsonForm] = JsonForm(names={"condition": "branch"}, scope=_deeper)
 
     condition: BufferRef
     then: tuple[Instruction, ...]
@@ -289,10 +291,10 @@ class SizeBranch:
     `last` is a number of the dimension's `multiple`, within its range.
     """
 
-    json_form: ClassVar[Form] = Form(scope=_deeper)
+    json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)
 
     dimension: Annotated[Dimension, Via(str, _known_dimension, attrgetter("name"))]
-    last: Count
+    last: Natural
     below: tuple[Instruction, ...]
     above: tuple[Instruction, ...]
 
@@ -306,7 +308,7 @@ class SizeBranch:
 class Refuse:
     """End the run with an error that says why."""
 
-    json_form: ClassVar[Form] = Form(names={"message": "refusal"})
+    json_form: ClassVar[JsonForm] = JsonForm(names={"message": "refusal"})
 
     message: str
 

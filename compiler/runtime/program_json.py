@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilewright.compiler.runtime.codec import decode, encode
-from tilewright.compiler.runtime.json_form import Form
-from tilewright.compiler.runtime.kernel import Count, KernelSpec, Ranges, SizeScope
+from tilewright.compiler.runtime.json_form import JsonForm
+from tilewright.compiler.runtime.kernel import KernelSpec, Natural, OpenRanges, SizeScope
 from tilewright.compiler.runtime.program import (
     Instruction,
     Port,
@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import OpenSizeError
 class _Code:
     """The instructions of a program. They alone name slots of the arena."""
 
-    json_form: ClassVar[Form] = Form("program")
+    json_form: ClassVar[JsonForm] = JsonForm("program")
 
     instructions: tuple[Instruction, ...]
 
@@ -36,7 +36,7 @@ class _Code:
 class _Stored:
     """A program as it is stored: one with open sizes says their ranges, and always its slots."""
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "program",
         sparse=("dimensions", "rooms", "slots", "slices"),
         opens=("dimensions", "rooms"),
@@ -48,10 +48,10 @@ class _Stored:
     outputs: tuple[Port, ...]
     kernels: tuple[KernelSpec, ...]
     instructions: Any
-    arena_bytes: Count
-    weight_bytes: Count
-    dimensions: Ranges = ()
-    rooms: Ranges = ()
+    arena_bytes: Natural
+    weight_bytes: Natural
+    dimensions: OpenRanges = ()
+    rooms: OpenRanges = ()
     slots: tuple[Slot, ...] | None = None
     slices: Slices | None = None
 

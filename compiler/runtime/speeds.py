@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form, Length
+from tilewright.compiler.runtime.json_form import JsonForm, Length
 from tilewright.compiler.runtime.packing import aligned_empty
 
 CHAINS = 12
@@ -35,7 +35,7 @@ READ_SAMPLES = 8
 class Level:
     """A cache or the memory: its name, its size in bytes (0: no limit), bytes read a second."""
 
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     name: str
     bytes: int
@@ -50,7 +50,7 @@ class Speeds(JsonValue):
     types in DOTS for which the target has an instruction.
     """
 
-    json_form: ClassVar[Form] = Form("roofline", check=lambda found: found.check())
+    json_form: ClassVar[JsonForm] = JsonForm("roofline", check=lambda found: found.check())
 
     flops_per_second: float
     levels: Annotated[tuple[Level, ...], Length(1)]

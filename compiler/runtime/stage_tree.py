@@ -13,8 +13,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.codec import decode, encode
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.json_form import Form, Via
-from tilewright.compiler.runtime.kernel import Count
+from tilewright.compiler.runtime.json_form import JsonForm, Via
+from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.program import Port, Program
@@ -49,9 +49,9 @@ class _StoredStage:
     """The facts that a stage is for, and the stage."""
 
     sizes: tuple[tuple[str, int], ...]
-    known: tuple[tuple[str, _Hexadecimal, tuple[Count, ...]], ...]
+    known: tuple[tuple[str, _Hexadecimal, tuple[Natural, ...]], ...]
     open: _Ranges
-    program: Count | None
+    program: Natural | None
     makes: tuple[str, ...]
     behind: _StoredCut | None
 
@@ -60,11 +60,11 @@ class _StoredStage:
 class _StoredCut:
     """A cut as it is stored."""
 
-    json_form: ClassVar[Form] = Form("stages")
+    json_form: ClassVar[JsonForm] = JsonForm("stages")
 
     reads: tuple[Crossing, ...]
     ranges: _Ranges
-    ends: Mapping[str, tuple[Count, ...]]
+    ends: Mapping[str, tuple[Natural, ...]]
     reason: str
     stages: tuple[_StoredStage, ...]
 

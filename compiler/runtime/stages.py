@@ -22,7 +22,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, InvalidInputError, ModelWarning
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import arrays_in_order, listed, shapes_of
-from tilewright.compiler.runtime.kernel import Count
+from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.model import OpenModel
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
@@ -55,7 +55,7 @@ class Crossing:
     name: str
     label: str
     dtype: DType
-    dims: tuple[Count | str, ...]
+    dims: tuple[Natural | str, ...]
     deciding: bool
     text: bool = False
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form, Via
+from tilewright.compiler.runtime.json_form import JsonForm, Via
 
 Choice = int | str | bool
 
@@ -19,7 +19,7 @@ Choice = int | str | bool
 class Schedule(JsonValue):
     """An algorithm and a value for each of its knobs, sorted by name."""
 
-    json_form: ClassVar[Form] = Form("schedule", ScheduleError)
+    json_form: ClassVar[JsonForm] = JsonForm("schedule", ScheduleError)
 
     algorithm: str
     choices: Annotated[

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from tilewright.compiler.errors import InvalidFactsError
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Between, Form, Length, Via
+from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Via
 from tilewright.compiler.targets.core_kinds import (
     Processor,
     find_kinds,
@@ -70,7 +70,7 @@ class DeviceFacts(JsonValue):
             where it has none, or the operating system does not say.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "device facts",
         InvalidFactsError,
         sparse=("features",),

@@ -17,7 +17,7 @@ from typing import ClassVar
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import UnknownTargetError
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form
+from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.targets.families import (
     MATRIX_BITS,
     ByteLookup,
@@ -46,7 +46,7 @@ class Target(JsonValue):
     `abi` is LLVM's ABI name, where the triple leaves a choice (RISC-V).
     """
 
-    json_form: ClassVar[Form] = Form("target", UnknownTargetError)
+    json_form: ClassVar[JsonForm] = JsonForm("target", UnknownTargetError)
 
     name: str
     triple: str

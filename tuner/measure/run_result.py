@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 
 from tilewright.compiler.runtime.codec import JsonValue, decode
-from tilewright.compiler.runtime.json_form import Form, Length, Via
+from tilewright.compiler.runtime.json_form import JsonForm, Length, Via
 from tilewright.compiler.runtime.speeds import Speeds
 from tilewright.tuner.measure.measurement import ErrorText
 from tilewright.tuner.measure.model_runs import Race
@@ -83,7 +83,7 @@ class RunResult(JsonValue):
         worker: who ran it.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "run result",
         ProtocolError,
         constants={"kind": "run"},

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self, assert_never
 
 from tilewright.compiler.runtime.codec import JsonValue, decode
-from tilewright.compiler.runtime.json_form import Between, Form, Length, Matching
+from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Matching
 from tilewright.compiler.runtime.native import MAX_THREADS
 from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.tuner.measure.model_runs import INPUT_SEED
@@ -27,7 +27,7 @@ SAMPLES_LIMIT = 100_000
 
 Digest = Annotated[str, Matching("[0-9a-f]{64}")]
 Bytes = Annotated[int, Between(0, BYTES_LIMIT)]
-Number = Annotated[int, Between(0, ITEMS_LIMIT)]
+ItemNumber = Annotated[int, Between(0, ITEMS_LIMIT)]
 Seed = Annotated[int, Between(0, 1 << 31)]
 Files = Mapping[str, Digest]
 """Files by the name of the input or output that each is of."""
@@ -37,7 +37,7 @@ Files = Mapping[str, Digest]
 class Part:
     """Weights: `bytes` of a blob, from `start` on, that lie at `offset` of the program's block."""
 
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     digest: Digest
     start: Bytes
@@ -58,11 +58,11 @@ class ProgramParts:
             random.
     """
 
-    json_form: ClassVar[Form] = Form(sparse=("inputs",))
+    json_form: ClassVar[JsonForm] = JsonForm(sparse=("inputs",))
 
     program: Digest
     library: Annotated[str, Matching("([0-9a-f]{64})?")]
-    block: Number
+    block: ItemNumber
     parts: tuple[Part, ...]
     inputs: Files = field(default_factory=dict)
 
@@ -83,9 +83,9 @@ class CheckWork:
     back (`run_result.FETCH_BYTES`).
     """
 
-    json_form: ClassVar[Form] = Form(constants={"do": "check"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "check"})
 
-    program: Number
+    program: ItemNumber
     seed: Seed
     expected: Files
     fetch: tuple[str, ...] = ()
@@ -95,9 +95,9 @@ class CheckWork:
 class RaceWork:
     """Each variant in pairs with the first one. A variant is programs that run one by one."""
 
-    json_form: ClassVar[Form] = Form(constants={"do": "race"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "race"})
 
-    variants: Annotated[tuple[Annotated[tuple[Number, ...], Length(1)], ...], Length(1)]
+    variants: Annotated[tuple[Annotated[tuple[ItemNumber, ...], Length(1)], ...], Length(1)]
     seed: Seed = INPUT_SEED
 
 
@@ -105,9 +105,9 @@ class RaceWork:
 class ProfileWork:
     """Time every instruction of a program in its place; the fastest of `samples`."""
 
-    json_form: ClassVar[Form] = Form(constants={"do": "profile"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "profile"})
 
-    program: Number
+    program: ItemNumber
     samples: Annotated[int, Between(1, SAMPLES_LIMIT)]
     seed: Seed = INPUT_SEED
 
@@ -120,7 +120,7 @@ class SpeedsWork:
     functions the library has.
     """
 
-    json_form: ClassVar[Form] = Form(constants={"do": "speeds"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "speeds"})
 
     library: Digest
     vector_bytes: Annotated[int, Between(4, 1 << 12)]
@@ -149,7 +149,7 @@ class RunRequest(JsonValue):
         plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "run request",
         ProtocolError,
         constants={"kind": "run"},

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form
+from tilewright.compiler.runtime.json_form import JsonForm
 
 ARITHMETIC_LIMIT = 1.1
 """Arithmetic needs no memory, and a processor at one clock rate repeats it within 1 %."""
@@ -34,7 +34,7 @@ BEST_SHARE = 0.1
 class Speed(JsonValue):
     """One reading: seconds of both parts of the reference kernel, and their ratios to the best."""
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         derived=("disturbed",), derive=lambda speed: (speed.disturbed,)
     )
 

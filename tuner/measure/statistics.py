@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import Form, Length
+from tilewright.compiler.runtime.json_form import JsonForm, Length
 
 CONFIDENCE = 0.95
 
@@ -109,7 +109,7 @@ class Comparison(JsonValue):
     `against` names the incumbent: the digest of its schedule.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         derived=("ratio", "low", "high", "coverage", "outcome"),
         derive=lambda found: found._derived(),
     )

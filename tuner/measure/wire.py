@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from tilewright.compiler.runtime.codec import JsonValue, decode
-from tilewright.compiler.runtime.json_form import Between, Form, Length, Via
+from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Via
 from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 from tilewright.tuner.measure.measurement import Measurement, Phase, Positive, RecordKey, Sizes
 
@@ -151,7 +151,7 @@ class MeasureRequest(JsonValue):
     tuner loses nothing.
     """
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "measure request",
         ProtocolError,
         constants={"kind": "measure"},
@@ -224,7 +224,7 @@ _MEASURED = Via(
 class MeasureResult(JsonValue):
     """What became of each candidate of a request, by trial id, in the order of the request."""
 
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "measure result", ProtocolError, leading=("protocol", "request_id", "worker")
     )
 

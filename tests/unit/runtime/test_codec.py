@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tilewright.compiler.runtime.codec import JsonValue, decode, encode
 from tilewright.compiler.runtime.json_form import (
     Between,
-    Form,
+    JsonForm,
     Length,
     MalformedError,
     Matching,
@@ -33,7 +33,7 @@ class Colour(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    json_form: ClassVar[Form] = Form(row=True)
+    json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     name: Annotated[str, Matching("[a-z]+")]
     size: Annotated[int, Between(0, 9)]
@@ -41,21 +41,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    json_form: ClassVar[Form] = Form(constants={"shape": "circle"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"shape": "circle"})
 
     radius: Annotated[float, Between(0.0, math.inf, above=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Square:
-    json_form: ClassVar[Form] = Form(constants={"shape": "square"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"shape": "square"})
 
     side: int
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    json_form: ClassVar[Form] = Form(names={"value": "leaf"})
+    json_form: ClassVar[JsonForm] = JsonForm(names={"value": "leaf"})
 
     value: Annotated[int, Via(str, lambda text, scope: scope[text], str)]
 
@@ -79,7 +79,7 @@ def fits(box: Box) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Box(JsonValue):
-    json_form: ClassVar[Form] = Form(
+    json_form: ClassVar[JsonForm] = JsonForm(
         "box",
         BadBoxError,
         constants={"kind": "box"},
@@ -259,7 +259,7 @@ def test_an_error_in_a_deeply_nested_value_is_found_at_once() -> None:
 def test_a_field_may_give_the_scope_of_the_others() -> None:
     @dataclass(frozen=True, slots=True)
     class Scoped:
-        json_form: ClassVar[Form] = Form(
+        json_form: ClassVar[JsonForm] = JsonForm(
             opens=("known",), scope=lambda outer, known: {**outer, **known}
         )
 
