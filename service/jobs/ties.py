@@ -227,12 +227,13 @@ class _Mover:
         if self._narrow is not None and operator.kind in PRODUCTS:
             share = HALF_MOVED_BY[self._narrow]
         by = share * result
-        if operator.kind in SUMS:
+        if operator.kind in SUMS or _scatters_sums(node):
             sizes = np.where(np.isfinite(result), np.abs(result), 0.0)
             by = max(share, SUM_MOVED_BY) * by_channel(sizes)
-        if operator.kind is OpKind.CONTRACTION and all(a.dtype.kind == "f" for a in operands):
+        floats = all(each.dtype.kind == "f" for each in operands)
+        if (operator.kind is OpKind.CONTRACTION and floats) or _scatters_sums(node):
             if node.output not in self._terms:
-                magnitudes = [np.abs(each) for each in operands]
+                magnitudes = [np.abs(each) if each.dtype.kind == "f" else each for each in operands]
                 sums = operator.reference(magnitudes, node.attrs)
                 if self._mixed:
                     sums = np.full_like(sums, _largest(sums))
@@ -262,12 +263,17 @@ def _jumps(graph: Graph, node: Node) -> bool:
     floats = any(
         graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
     )
-    if not floats or node.bodies or node.op == "field":
+    if not floats or node.bodies or node.op == "field" or _scatters_sums(node):
         return False
     operator = ops.get(node.op)
     return (
         operator.jumps or operator.native is not None or not graph.types[node.output].dtype.is_float
     )
+
+
+def _scatters_sums(node: Node) -> bool:
+    """Whether a node adds up what it scatters. Native functions choose, but for this one."""
+    return node.op == "scatter" and node.attr("reduction", "none") == "add"
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -131,6 +131,23 @@ def test_strassen_rounds_large_rows_into_small_ones_and_others_do_not() -> None:
         certify(graph, inputs, seen, {"y": "y"})
 
 
+def test_scattered_terms_cancel_as_those_of_a_product_do() -> None:
+    """1e7 + 0.3 - 1e7 is 0 in float32, beside an element of 1000."""
+    m = Maker()
+    data, places = m.input("x", 8), m.constant("places", np.array([2, 2, 2]))
+    m("scatter", data, places, m.input("updates", 3), name="y", depth=1, reduction="add")
+    graph = m.graph("y")
+    inputs = {
+        "x": np.array([1000, 1, 0, 3, 4, 5, 6, 7], np.float32),
+        "updates": np.array([1e7, 0.3, -1e7], np.float32),
+    }
+    seen = Played(graph, inputs, (), {"y": at(2, -0.3)})
+    assert certify(graph, inputs, seen, {"y": "y"}).excused == 1
+    for place, by in ((2, -15.0), (3, -0.3)):
+        with pytest.raises(WrongProgramError):
+            certify(graph, inputs, Played(graph, inputs, (), {"y": at(place, by)}), {"y": "y"})
+
+
 @pytest.mark.parametrize(("limit", "mixes"), [(None, True), (4 * 256 * 256, False)])
 def test_kernels_that_mix_rows_are_known_by_their_algorithm(limit: int | None, mixes: bool) -> None:
     m, target = Maker(), resolve_target("neoverse-n1")
