@@ -13,7 +13,6 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedule
-from tilewright.compiler.targets.target import Target
 
 MODELS = Path(__file__).parents[2] / "models"
 EXPORTED = sorted(path.name for path in MODELS.glob("*.onnx"))
@@ -30,10 +29,10 @@ def test_scalar_code_takes_little_of_a_model(name: str) -> None:
 def test_scalar_code_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """One element at a time, convolutions take most of their model."""
 
-    def scalar_convolutions(workload: Workload, target: Target) -> Schedule:
+    def scalar_convolutions(workload: Workload, mode: Mode) -> Schedule:
         if "conv" in workload.operators:
             return Schedule.of("scalar")
-        return untuned_schedule(workload, Mode(target))
+        return untuned_schedule(workload, mode)
 
     monkeypatch.setattr(scalar_share, "untuned_schedule", scalar_convolutions)
     found = scalar_share.scalar_share(SMALL["convolutions"]().SerializeToString())

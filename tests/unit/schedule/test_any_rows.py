@@ -96,14 +96,14 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
 
 
 def test_open_rows_start_unsplit_where_more_of_them_could_be_split() -> None:
-    target = resolve_target("icelake-server")
+    mode = Mode(resolve_target("icelake-server"), threads=4)
     workload = matmul(cast(int, open_size(Dimension("s0", 2, 16))), 256, 1024)
-    untuned = untuned_schedule(workload, target, threads=4)
-    space = schedule_space(workload, target, threads=4)
+    untuned = untuned_schedule(workload, mode)
+    space = schedule_space(workload, mode)
     default = space.default()
     assert dict(default.choices) == {**dict(untuned.choices), "split": 1}
     assert default in space.points
-    codes = {lower_workload(workload, each, target, 4).digest for each in (untuned, default)}
+    codes = {lower_workload(workload, e, mode.target, 4).digest for e in (untuned, default)}
     assert len(codes) == 1
 
 
