@@ -10,6 +10,8 @@ bounds, and nothing else lies within `GUARD_BYTES` of it.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import gc
 import mmap
 import os
 import signal
@@ -145,11 +147,16 @@ class Guarded:
 def in_child(work: Callable[[], None]) -> None:
     """Run in a forked process, which may die of what it touches.
 
+    It collects no garbage: a session of ONNX Runtime that some other test left would wait for its
+    threads, which a fork does not have.
+
     Raises:
-        AssertionError: if it did, or `work` raised what is printed.
+        AssertionError: if it did, or `work` raised what is printed, or took a minute.
     """
     child = os.fork()
     if child == 0:
+        gc.disable()
+        faulthandler.dump_traceback_later(60, exit=True)
         try:
             work()
         except BaseException:  # noqa: BLE001 - the parent says that it failed
