@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 from tilewright.compiler.codegen.cpu.arithmetic import cast
+from tilewright.compiler.codegen.cpu.resolve import LINE, Access
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_open, known_divisor
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
@@ -22,37 +24,79 @@ def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
     return Value(f"<{bits}>", DType.BOOL, lanes)
 
 
-def scalar_load(
-    emitter: Emitter, where: Value, dtype: DType, depth: int, tag: str, align: int
-) -> Value:
-    text = f"load {element(dtype)}, ptr %s, align {align}{tag}"
-    return emitter.emit(dtype, 1, text, where, depth=depth)
+@dataclass(frozen=True, slots=True)
+class LoadSite:
+    """Where an element, or the lanes of a vector, are loaded, and when.
+
+    Attributes:
+        access: from the base of the row that they are in.
+        offset: bytes from that base to the element, or to the first lane.
+        active: lanes in use; 0 of a scalar.
+        depth: that of the scope in which the load is done.
+        tag: tells apart loads before and after a write.
+    """
+
+    emitter: Emitter
+    access: Access
+    offset: int
+    active: int
+    depth: int
+    tag: str
+
+    @property
+    def lanes(self) -> int:
+        return len(self.access.lane_offsets)
+
+    @property
+    def dtype(self) -> DType:
+        """What memory holds, or a group of elements that are loaded as one."""
+        access = self.access
+        return access.packed_dtype if access.packed > 1 else stored_dtype(access.tensor.dtype)
+
+    def scalar(self, behind: int = 0, dtype: DType | None = None) -> Value:
+        """The element so many bytes behind the first one."""
+        return self.element(self.pointer(behind), dtype)
+
+    def element(self, where: Value, dtype: DType | None = None) -> Value:
+        """The element that a pointer leads to."""
+        dtype = dtype or self.dtype
+        text = f"load {element(dtype)}, ptr %s, align {self.access.tensor.dtype.bytes}{self.tag}"
+        return self.emitter.emit(dtype, 1, text, where, depth=self.depth)
+
+    def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
+        """Elements side by side from so many bytes behind the first one, of which `active` exist.
+
+        A packed element may lie anywhere, any other one at a multiple of its size.
+        """
+        emitter, dtype = self.emitter, dtype or self.dtype
+        where, vector = self.pointer(behind), type_text(dtype, lanes)
+        align = gcd(LINE, known_divisor(self.offset + behind), self.access.alignment)
+        align = gcd(max(self.access.tensor.dtype.bytes, align), lanes * dtype.bytes)
+        if active == lanes:
+            text = f"load {vector}, ptr %s, align {align}{self.tag}"
+            return emitter.emit(dtype, lanes, text, where, depth=self.depth)
+        check_mask(emitter, dtype, active)
+        name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
+        emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
+        text = (
+            f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, <{lanes} x i1> %s,"
+            f" {vector} zeroinitializer){self.tag}"
+        )
+        mask = lane_mask(emitter, lanes, active)
+        return emitter.emit(dtype, lanes, text, where, mask, depth=self.depth)
+
+    def pointer(self, behind: int) -> Value:
+        """That to so many bytes behind the first element."""
+        assert self.access.base is not None
+        return self.emitter.offset(self.access.base, self.offset + behind, self.depth)
 
 
-def vector_load(
-    emitter: Emitter,
-    where: Value,
-    dtype: DType,
-    lanes: int,
-    active: int,
-    align: int,
-    depth: int,
-    tag: str,
-) -> Value:
-    vector = type_text(dtype, lanes)
-    align = gcd(align, lanes * dtype.bytes)
-    if active == lanes:
-        text = f"load {vector}, ptr %s, align {align}{tag}"
-        return emitter.emit(dtype, lanes, text, where, depth=depth)
-    check_mask(emitter, dtype, active)
-    name = f"llvm.masked.load.{suffix(dtype, lanes)}.p0"
-    emitter.declarations.add(f"declare {vector} @{name}(ptr, i32, <{lanes} x i1>, {vector})")
-    text = (
-        f"call {vector} @{name}(ptr %s, i32 {min(align, dtype.bytes)}, <{lanes} x i1> %s,"
-        f" {vector} zeroinitializer){tag}"
-    )
-    mask = lane_mask(emitter, lanes, active)
-    return emitter.emit(dtype, lanes, text, where, mask, depth=depth)
+def stored_dtype(dtype: DType) -> DType:
+    """What LLVM loads and stores: 16-bit floats as their bits. Where a target has no instructions
+    for them, LLVM calls a library to move them, or aborts."""
+    if dtype is DType.BOOL:
+        return DType.UINT8
+    return DType.UINT16 if dtype.is_float and dtype.bytes == 2 else dtype
 
 
 def check_mask(emitter: Emitter, dtype: DType, active: int) -> None:

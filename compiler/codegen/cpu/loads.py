@@ -1,0 +1,257 @@
+"""Ways to load an element, or the lanes of a vector, chosen once for an access.
+
+The lane stride of an access picks the way. A stride of 0 is a scalar (splatted where it is used),
+one of the element size is a vector. `lane // n` is one vector and a constant permutation, a stride
+of a few elements is as many vectors and permutations. Anything else is a gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tilewright.compiler.codegen.cpu.alternate import splits, starts
+from tilewright.compiler.codegen.cpu.arithmetic import apply, cast
+from tilewright.compiler.codegen.cpu.context import Context, RegisterBudget
+from tilewright.compiler.codegen.cpu.points import Points
+from tilewright.compiler.codegen.cpu.quads import QUAD, pairs, quads
+from tilewright.compiler.codegen.cpu.resolve import Access, holds_groups
+from tilewright.compiler.codegen.cpu.runs import in_runs, run_of
+from tilewright.compiler.codegen.cpu.shuffles import interleaved
+from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
+from tilewright.compiler.codegen.cpu.vectors import LoadSite
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.loops.expr import Operation, Space
+from tilewright.compiler.sizes import always_less, is_open
+
+LoadPlan = Callable[[LoadSite], Value]
+"""How the elements of an access are loaded at any place."""
+
+
+def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
+    """The way that suits an access at all points of a tile."""
+    emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
+    if access.tensor.space is Space.CONSTANT:
+        return _constant
+    if not access.is_vector:
+        is_split = access.packed * dtype.bytes == 4 and _takes_elements(emitter, dtype)
+        if access.is_interleaved or not is_full or is_split:
+            return _single_elements
+        return _scalars(context, budget, access, points)
+    if access.is_interleaved:
+        return _interleaved
+    if not is_full and not holds_groups(access.tensor, access.packed):
+        return _separate_groups
+    if access.contiguous:
+        return _in_runs_or(_side_by_side(context, budget, access, points))
+    return _in_runs_or(_apart(emitter, access, points))
+
+
+def _constant(place: LoadSite) -> Value:
+    tensor = place.access.tensor
+    return place.emitter.const(tensor.values[place.offset // tensor.dtype.bytes], tensor.dtype)
+
+
+def _scalars(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
+    """Elements one by one, or as lanes of vectors that hold four elements of the tile."""
+    first_of, paired = quads(context.emitter, budget, access, points)
+
+    def quad(access: Access, first: int) -> Value:
+        return place_at(context, budget, access, first, QUAD).vector(QUAD, QUAD)
+
+    def load(place: LoadSite) -> Value:
+        first = first_of.get(place.offset)
+        if first is None:
+            return place.scalar()
+        whole = quad(place.access, first)
+        if first in paired:  # known from now on: the load of it is met again
+            quad(place.access, paired[first])
+        lane = (place.offset - first) // place.dtype.bytes
+        text = f"extractelement {whole.type} %s, i32 {lane}"
+        value = place.emitter.emit(place.dtype, 1, text, whole, depth=whole.depth)
+        place.emitter.taken.add(value.name)
+        return value
+
+    return load
+
+
+def _single_elements(place: LoadSite) -> Value:
+    """The elements that a group has, one by one: what lies behind each is none of ours."""
+    return _group(place, 0)
+
+
+def _group(place: LoadSite, behind: int) -> Value:
+    emitter, access = place.emitter, place.access
+    size, whole = access.tensor.dtype.bytes, access.packed_dtype
+    raw = DType.UINT8 if size == 1 else DType.UINT16
+    group = emitter.const(0, whole)
+    parts = []
+    for number in range(access.present):
+        parts.append(place.scalar(behind + number * access.apart, raw))
+        bits = cast(emitter, parts[-1], whole)
+        weight = emitter.const(1 << (8 * size * number), whole)
+        bits = apply(emitter, Operation.MUL, bits, weight)
+        group = apply(emitter, Operation.OR, bits, group) if number else bits
+    emitter.parts[group.name] = tuple(parts)
+    return group
+
+
+def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
+    return dtype.bytes < 4 and not dtype.is_float and emitter.target.takes_elements
+
+
+def _separate_groups(place: LoadSite) -> Value:
+    """Groups that are not full, one for each lane, where nothing is known to lie behind them."""
+    offsets = place.access.lane_offsets[: place.active]
+    return _collected(place, (_group(place, behind) for behind in offsets))
+
+
+def _interleaved(place: LoadSite) -> Value:
+    """Groups whose elements lie in vectors of their own: loaded as those, then put side by side.
+
+    Vectors that follow each other are loaded together. Where there are fewer of them than a group
+    has elements, the rest is arbitrary: the other operand has zeros there.
+    """
+    emitter, access, lanes, active = place.emitter, place.access, place.lanes, place.active
+    size = access.tensor.dtype.bytes
+    raw = DType.UINT8 if size == 1 else DType.UINT16
+    width = lanes * access.packed
+    together = active == lanes and access.apart == lanes * size
+    vectors = Value("poison", raw, width)
+    number = 0
+    while number < access.present:
+        count = 1 << ((access.present - number).bit_length() - 1) if together else 1
+        first = number * lanes
+        used = min(active, lanes) if count == 1 else count * lanes
+        part = place.vector(count * lanes, used, number * access.apart, raw)
+        wide = emitter.shuffle(part, None, [i if i < part.lanes else None for i in range(width)])
+        inside = range(first, first + part.lanes)
+        order = [width + i - first if i in inside else i for i in range(width)]
+        vectors = emitter.shuffle(vectors, wide, order) if number else wide
+        number += count
+    return interleaved(emitter, vectors, lanes)
+
+
+def _in_runs_or(plan: LoadPlan) -> LoadPlan:
+    """Several vectors of a few lanes where the target joins them; else by the plan."""
+
+    def load(place: LoadSite) -> Value:
+        run = run_of(place.emitter, place.access, place.active)
+        return in_runs(place, run) if run else plan(place)
+
+    return load
+
+
+def _side_by_side(
+    context: Context, budget: RegisterBudget, access: Access, points: Points
+) -> LoadPlan:
+    """One vector, with another one of the tile if one instruction loads both."""
+    beside = pairs(context.emitter, budget, access, points)
+    is_written = access.tensor.name in context.written
+
+    def load(place: LoadSite) -> Value:
+        value = place.vector(place.lanes, place.active)
+        second = None if is_written else beside(place.offset)
+        if second is not None:  # known from now on: the load of it is met again
+            place.vector(place.lanes, place.active, second - place.offset)
+        return value
+
+    return load
+
+
+def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
+    """Lanes with memory between them, or in another order."""
+    first_of = starts([*points], access) if splits(emitter.target) and not points.is_ragged else {}
+    is_known = not any(map(is_open, access.lane_offsets))
+
+    def load(place: LoadSite) -> Value:
+        if is_known:
+            start = first_of.get(place.offset) if place.active == place.lanes else None
+            found = _permuted(place) or _strided(place, start)
+            if found is not None:
+                return found
+        offsets = place.access.lane_offsets[: place.active]
+        pointers = [place.pointer(behind) for behind in offsets]
+        return gathered(place, pointers)
+
+    return load
+
+
+def _permuted(place: LoadSite) -> Value | None:
+    """One aligned vector and a constant permutation, where all lanes lie inside one vector."""
+    access, lanes, size = place.access, place.lanes, place.dtype.bytes
+    span = lanes * size
+    start = place.offset - place.offset % span
+    places = [place.offset - start + o for o in access.lane_offsets]
+    picks = [at // size for at in places]
+    if access.alignment % span or min(picks) < 0 or max(picks) >= lanes:
+        return None
+    if any(at % size for at in places):  # groups, which may start anywhere
+        return None
+    if not always_less(start + span - 1, access.tensor.bytes):
+        return None
+    return place.emitter.shuffle(place.vector(lanes, lanes, start - place.offset), None, picks)
+
+
+def _strided(place: LoadSite, start: int | None) -> Value | None:
+    """Lanes a few elements apart: the vectors that hold them, joined by constant permutations.
+
+    At most half as many vectors as lanes; beyond that, one load a lane is as good. The last vector
+    ends at the last lane, so that nothing beyond what is asked for is read. Two vectors from
+    `start` on hold lanes that are two elements apart.
+    """
+    emitter, lanes, size, active = place.emitter, place.lanes, place.dtype.bytes, place.active
+    offsets = place.access.lane_offsets
+    stride = offsets[1] // size if lanes > 1 else 0
+    if not 1 < stride <= lanes // 2 or offsets != tuple(i * stride * size for i in range(lanes)):
+        return None
+    span = (active - 1) * stride + 1
+    if span < lanes:
+        return None
+    if start is not None:
+        first = place.offset - start
+        low, high = (place.vector(lanes, lanes, at - first) for at in (0, lanes * size))
+        return emitter.shuffle(low, high, range(first // size, first // size + 2 * lanes, 2))
+    joined: Value | None = None
+    picks: dict[int, int] = {}
+    for first in dict.fromkeys(min(start, span - lanes) for start in range(0, span, lanes)):
+        part = place.vector(lanes, lanes, first * size)
+        inside = [i for i in range(active) if i not in picks and i * stride < first + lanes]
+        here = 0 if joined is None else lanes
+        picks |= {lane: here + lane * stride - first for lane in inside}
+        if joined is not None or span == lanes:
+            order = [picks.get(lane, 0) for lane in range(lanes)]
+            part = emitter.shuffle(part if joined is None else joined, joined and part, order)
+            picks = {lane: lane for lane in picks}
+        joined = part
+    return joined
+
+
+def gathered(place: LoadSite, pointers: Iterable[Value]) -> Value:
+    """One load for each lane."""
+    return _collected(place, map(place.element, pointers))
+
+
+def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
+    emitter, value = place.emitter, Value("poison", place.dtype, place.lanes)
+    for lane, item in enumerate(items):
+        text = f"insertelement {value.type} %s, {item.type} %s, i32 {lane}"
+        value = emitter.emit(value.dtype, value.lanes, text, value, item)
+    return value
+
+
+def place_at(
+    context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
+) -> LoadSite:
+    """Where elements are loaded.
+
+    What is only read may move out of loops, as long as registers are left for it.
+    """
+    emitter, base, name = context.emitter, access.base, access.tensor.name
+    depth, tag = emitter.depth, ""
+    if name in context.written:
+        tag = f" ; {context.epochs.get(name, 0)}"
+    elif base is not None and (base.depth == depth or budget.allows(base, offset)):
+        depth = base.depth
+    if is_open(active):  # what the lanes are used for stays in the tail
+        depth = emitter.depth
+    return LoadSite(emitter, access, offset, active, depth, tag)
