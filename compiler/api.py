@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.specialise.store import KeptModels, own_folder
 from tilewright.compiler.targets.host import resolve_target
 
 if TYPE_CHECKING:
-    from tilewright.compiler.driver import Model
+    from tilewright.compiler.driver import ModelSource
     from tilewright.compiler.options import ModelPlanner
     from tilewright.compiler.program.kernels import ScheduleSource
     from tilewright.compiler.sizes.ranges import SizeRange
-    from tilewright.compiler.specialise.store import Compiled
     from tilewright.compiler.timings import Timings
 
 
 def compile_model(
-    model: Model,
+    model: ModelSource,
     target: str = "host",
     threads: int = 1,
     dims: Mapping[str, SizeRange] | None = None,
@@ -33,17 +33,16 @@ def compile_model(
     precision: str = DType.FLOAT32,
     *,
     keep: bool = True,
-) -> Compiled:
+) -> Model:
     """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
     have 1 to 4096, or less if the model needs it. Where such a program serves a part of the ranges,
-    or none can be made (`SizedExecutable.reason`), and for sizes outside of a range that nobody
-    gave, the executable compiles when it first meets them, and keeps what it made
-    (`SizedExecutable.made`).
+    or none can be made, and for sizes outside of a range that nobody gave, the compiled model
+    compiles a program when it first meets them, and keeps it.
 
     If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
-    program runs from cut to cut (`StagedExecutable`).
+    program runs from cut to cut.
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.

@@ -1,6 +1,6 @@
 """The whole compiler as one readable column.
 
-ONNX -> load_graph -> optimise -> make_plan -> build_program -> Executable | artifact folder
+ONNX -> load_graph -> optimise -> make_plan -> build_program -> Model | artifact folder
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from tilewright.compiler.program.sliced_batch import (
 from tilewright.compiler.program.slices import cache_budget, slices_of
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stages import Facts, StagedExecutable
@@ -79,7 +80,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    Model: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
+    ModelSource: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 SPARE = 8
 """A model with open dimensions has one block of weights for all sizes. The block is so many times
@@ -92,7 +93,7 @@ with a table of another length in each node would be as often as it has nodes.""
 
 
 def load_graph(
-    model: Model, dims: Mapping[str, SizeRange] | None = None, timings: Timings | None = None
+    model: ModelSource, dims: Mapping[str, SizeRange] | None = None, timings: Timings | None = None
 ) -> Graph:
     """Import an ONNX model; `dims` fixes its named dimensions, or gives them ranges.
 
@@ -105,7 +106,7 @@ def load_graph(
 
 
 def load_for(
-    model: Model,
+    model: ModelSource,
     dims: Mapping[str, int],
     mode: Mode,
     timings: Timings | None = None,
@@ -223,9 +224,7 @@ def load_program(
         return Executable(compiled.program, compiled.weights, library.address, threads, library)
 
 
-def compile_with(
-    model: Model, options: CompileOptions, into: Path | None = None
-) -> Executable | SizedExecutable | StagedExecutable:
+def compile_with(model: ModelSource, options: CompileOptions, into: Path | None = None) -> Model:
     """As `compile_model`, with all options as one value, and without a look at what is kept.
 
     A model with one program is also saved as an artifact `into` a folder, from which its code and
@@ -234,9 +233,7 @@ def compile_with(
     return compile_read(reading(model, options), options, into)
 
 
-def compile_read(
-    read: list[ReadModel], options: CompileOptions, into: Path | None = None
-) -> Executable | SizedExecutable | StagedExecutable:
+def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
     """As `compile_with`, for what `reading` gave; the list is empty afterwards."""
     try:
         return _compile_whole(read, options, into)
@@ -247,7 +244,7 @@ def compile_read(
 
 
 def compile_whole(
-    model: Model, options: CompileOptions | None = None
+    model: ModelSource, options: CompileOptions | None = None
 ) -> Executable | SizedExecutable:
     """As `compile_model`, without a cut.
 
@@ -259,7 +256,7 @@ def compile_whole(
     return _compile_whole(reading(model, options), options)
 
 
-def reading(model: Model, options: CompileOptions) -> list[ReadModel]:
+def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
     """A list with the model's message, so that who takes it out frees the memory.
 
     Raises:

@@ -381,14 +381,14 @@ def python() -> str:
     """What is imported by others: names, signatures, docstrings."""
     import tilewright
     from tilewright.compiler.bindings import onnx_backend, ort
-    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.runtime.session import Session
     from tilewright.service import client
     from tilewright.service.jobs.known_model import KnownModel
 
     blocks = ["## tilewright", prose(tilewright.__doc__)]
     blocks += _members(tilewright, ("compile_model", "load_artifact", "tune", "bind_workers"))
-    blocks += _class("Executable", Executable)
+    blocks += _class("Model", Model)
     blocks += _class("Session", Session)
     blocks += ["### Errors", _errors(tilewright)]
     blocks += ["## tilewright.compiler.bindings.ort", prose(ort.__doc__)]

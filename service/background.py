@@ -32,7 +32,7 @@ from tilewright.service.storage import open_storage
 if TYPE_CHECKING:
     from tilewright.compiler.frontend.model_file import ReadModel
     from tilewright.compiler.options import CompileOptions
-    from tilewright.compiler.specialise.store import Compiled
+    from tilewright.compiler.runtime.model import Model
 
 log = structlog.get_logger("tilewright.background")
 
@@ -56,14 +56,14 @@ class BackgroundTuner:
     niceness: int = 10
     keep: bool = True
 
-    def kept(self, model: ReadModel, options: CompileOptions) -> Compiled | None:
+    def kept(self, model: ReadModel, options: CompileOptions) -> Model | None:
         """What was tuned for this model and these options before, in whichever process."""
         return self._models().tuned(model, options)
 
     def _models(self) -> KeptModels:
         return KeptModels(own_folder() if self.keep else None)
 
-    def __call__(self, model: ReadModel, options: CompileOptions) -> Compiled | None:
+    def __call__(self, model: ReadModel, options: CompileOptions) -> Model | None:
         """The tuned model; None, and a line in the log, if it could not be tuned."""
         with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
             path = Path(folder) / "model.onnx"

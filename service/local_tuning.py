@@ -12,9 +12,7 @@ from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.tuner.options import TuningError
 
 if TYPE_CHECKING:
-    from tilewright.compiler.runtime.executable import Executable
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.model import Model
 
 
 def tune(
@@ -28,7 +26,7 @@ def tune(
     dims: Mapping[str, int | str] | None = None,
     numerics: str = "fast",
     precision: str = "float32",
-) -> Executable | SizedExecutable | StagedExecutable:
+) -> Model:
     """Tune a model on this machine and load the result: `tilewright tune MODEL -o OUTPUT`.
 
     The command runs as a child process, so a script that calls this needs no guard for

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UnsupportedOperatorError,
     )
     from tilewright.compiler.runtime.artifact import load_artifact
+    from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.runtime.pool import bind_workers
     from tilewright.service.client import AsyncClient, Client
     from tilewright.service.local_tuning import tune
@@ -48,6 +49,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidInputError",
     "InvalidModelError",
+    "Model",
     "OutOfMemoryError",
     "ScheduleError",
     "TuningError",
@@ -67,6 +69,7 @@ _PLACES = {
     "AsyncClient": ("service.client", "service"),
     "Client": ("service.client", "service"),
     "InferenceSession": ("compiler.bindings.ort.session", "compiler"),
+    "Model": ("compiler.runtime.model", ""),
     "TuningError": ("tuner.options", "tuner"),
     "bind_workers": ("compiler.runtime.pool", ""),
     "compile_model": ("compiler.api", "compiler"),

@@ -24,6 +24,7 @@ from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import listed
 from tilewright.compiler.runtime.kernel import ABI_VERSION
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import check_threads, vector_bits
 from tilewright.compiler.runtime.packing import Bytes, aligned_empty
 from tilewright.compiler.runtime.ports import (
@@ -221,7 +222,7 @@ class Artifact:
 
 def load_artifact(
     path: str | Path, threads: int = 1, sizes: Mapping[str, int] | None = None
-) -> Executable | SizedExecutable | StagedExecutable:
+) -> Model:
     """Verify an artifact folder and load it.
 
     With `sizes`, or where all sizes are known, the program for them; otherwise all of them behind

@@ -21,7 +21,7 @@ from tilewright.compiler.errors import (
 from tilewright.compiler.runtime.context import ProgramForm, RunContext, SizedPort
 from tilewright.compiler.runtime.inputs import InputSizes, Placed, arrays_in_order, unplaced
 from tilewright.compiler.runtime.kernel import ALIGNMENT
-from tilewright.compiler.runtime.model import CompiledModel
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import check_threads, native, native_address
 from tilewright.compiler.runtime.packing import Array, Bytes, bfloat16_type
 from tilewright.compiler.runtime.ports import open_dims
@@ -40,8 +40,8 @@ REFUSED = 4
 """The status of a run that met the program's first refusal, as in native/tilewright.h."""
 
 
-class Executable(CompiledModel):
-    """A compiled model.
+class Executable(Model):
+    """A compiled model that is one program.
 
     A program with open sizes runs with all sizes within the ranges of its dimensions; the inputs
     say which they are. `run` may be called from several threads at once, also with different sizes:
@@ -159,30 +159,7 @@ class Executable(CompiledModel):
         labels: bool = True,
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Run the model once.
-
-        An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
-        copied. The outputs are new arrays, each as large as the run found it to be. A batch whose
-        values outgrow the caches is run in slices (`Program.slices`).
-
-        Args:
-            inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
-                or of their positions in the labels of the port.
-            labels: whether texts are given as such, dictionaries as objects, sequences as lists of
-                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else all is as
-                `outputs` describes it, numbers one by one, and bfloat16 its raw bits in uint16.
-            stop: ends the run when it is set.
-
-        Returns:
-            The outputs, in the order of `output_names`, or of `outputs` without labels.
-
-        Raises:
-            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
-                dimension is outside of its range, or the model chooses a branch that contradicts
-                itself.
-            OutOfMemoryError: if there is no room for the values between inputs and outputs.
-            StoppedError: if `stop` was set before the end.
-        """
+        """As `Model.run`; nothing is compiled."""
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
@@ -213,20 +190,7 @@ class Executable(CompiledModel):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
-        keys and values, the state of a recurrent network. An element of a list is an output of its
-        own there (`caches[0]`).
-
-        Args:
-            states: for each output that is kept the input that it becomes.
-            initial: the first values of states, by input; zeros where none is given.
-
-        Raises:
-            InvalidArgumentError: if there is no such output or input, two outputs become one input,
-                or the two of a state differ in shape or dtype.
-            InvalidInputError: if a first value does not fit its input.
-            OutOfMemoryError: if there is no room for the states.
-        """
+        """As `Model.bind`."""
         ports = {port.name: open_dims(port.shape) for port in self.inputs}
         names = [port.name for port in self.outputs]
         session = Session(ports, names, lambda arrays: self, states, initial or {})

@@ -9,25 +9,33 @@ from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPort, OpenPorts, dims_text, open_dims
 from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.session import Session
+from tilewright.compiler.runtime.staged_session import StagedSession
 from tilewright.compiler.runtime.stopping import StopFlag
 
 
-class CompiledModel(ABC):
+class Model(ABC):
     """A compiled model: a function of arrays.
 
     `model(x, y)` takes inputs in order, `model(x=x, y=y)` by name, `model({"x": x, "y": y})` by
-    names that are not Python's. Each gives the outputs as `run` does.
+    names that are not Python's. Each gives the outputs as `run` does, which may be called from
+    several threads at once.
     """
 
     @property
     @abstractmethod
     def inputs(self) -> Sequence[Port | OpenPort]:
-        """Name, dtype and shape of each input."""
+        """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
 
     @property
     @abstractmethod
     def outputs(self) -> Sequence[Port | OpenPort]:
-        """Name, dtype and shape of each output."""
+        """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
+
+    @property
+    @abstractmethod
+    def output_names(self) -> tuple[str, ...]:
+        """The names of what `run` returns, in order. A list of arrays has one name."""
 
     @abstractmethod
     def run(
@@ -37,7 +45,51 @@ class CompiledModel(ABC):
         labels: bool = True,
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """Run the model once."""
+        """Run the model once.
+
+        An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
+        copied. The outputs are new arrays, each as large as the run found it to be. A batch whose
+        values outgrow the caches is run in slices (`Program.slices`).
+
+        Args:
+            inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
+                or of their positions in the labels of the port.
+            labels: whether texts are given as such, dictionaries as objects, sequences as lists of
+                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else all is as
+                `outputs` describes it, numbers one by one, and bfloat16 its raw bits in uint16.
+            stop: ends the run when it is set.
+
+        Returns:
+            The outputs, in the order of `output_names`, or of `outputs` without labels.
+
+        Raises:
+            InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
+                dimension is outside of its range, the model contradicts itself for these inputs,
+                or an artifact has no program for them.
+            CompilerError: if a program that this run is the first to need does not compile.
+            OutOfMemoryError: if there is no room for the values between inputs and outputs.
+            StoppedError: if `stop` was set before the end.
+        """
+
+    @abstractmethod
+    def bind(
+        self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
+    ) -> Session | StagedSession:
+        """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
+        keys and values, the state of a recurrent network. An element of a list is an output of its
+        own there (`caches[0]`).
+
+        Args:
+            states: for each output that is kept the input that it becomes.
+            initial: the first values of states, by input; zeros where none is given. A state with
+                dynamic dimensions needs one, and may have another size after each step.
+
+        Raises:
+            InvalidArgumentError: if there is no such output or input, two outputs become one input,
+                or the two of a state differ in shape or dtype.
+            InvalidInputError: if a first value does not fit its input.
+            OutOfMemoryError: if there is no room for the states.
+        """
 
     def __call__(self, *arrays: Array | Mapping[str, Array], **named: Array) -> list[Array]:
         """Run the model once. Raises what `run` raises."""
@@ -48,33 +100,33 @@ class CompiledModel(ABC):
         return self.run(named or arrays)  # type: ignore[arg-type]  # a mapping is alone
 
     def __repr__(self) -> str:
-        """`<SizedExecutable x float32 (batch, 3) -> y float32 (batch, 10)>`."""
+        """`<Model x float32 (batch, 3) -> y float32 (batch, 10)>`."""
         sides = (", ".join(map(_text, ports)) for ports in (self.inputs, self.outputs))
-        return f"<{type(self).__name__} {' -> '.join(sides)}>"
+        return f"<Model {' -> '.join(sides)}>"
 
 
-class OpenModel(CompiledModel):
-    """A compiled model whose dimensions are open, as its ports state.
+class OpenModel(Model):
+    """A compiled model whose dimensions are dynamic, as its ports state.
 
     Attributes:
-        ports: the inputs and outputs, with the names of their open dimensions.
+        ports: the inputs and outputs, with the names of their dynamic dimensions.
     """
 
     ports: OpenPorts
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The names of the inputs' open dimensions, each once, in order."""
+        """The names of the inputs' dynamic dimensions, each once, in order."""
         return self.ports.open
 
     @property
     def inputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each input, in order; open dimensions by name."""
+        """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
         return self.ports.described(self.ports.inputs)
 
     @property
     def outputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each output, in order; open dimensions by name."""
+        """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
         return self.ports.described(self.ports.outputs)
 
     @property

@@ -28,7 +28,7 @@ STEPS = 64
 
 
 class Session:
-    """Runs of one model that follow each other; made by `Executable.bind`.
+    """Runs of one model that follow each other; made by `Model.bind`.
 
     A session is one sequence of steps: it takes one step at a time. Sessions of one executable
     share its code and weights, and may run at the same time.
@@ -94,7 +94,7 @@ class Session:
             InvalidInputError: if an input is missing, unknown, a state, or of another shape or
                 dtype; the states stay as they are.
             InvalidArgumentError: if another thread is running this session.
-            OutOfMemoryError: as `Executable.run` does.
+            OutOfMemoryError: as `Model.run` does.
         """
         with alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:

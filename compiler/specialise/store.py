@@ -23,6 +23,7 @@ from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, Inva
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.ports import Sizes
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
@@ -33,13 +34,8 @@ from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import check_runs_here
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from tilewright.compiler.driver import Model
+    from tilewright.compiler.driver import ModelSource
     from tilewright.compiler.frontend.model_file import ReadModel
-    from tilewright.compiler.runtime.stages import StagedExecutable
-
-    Compiled: TypeAlias = Executable | SizedExecutable | StagedExecutable
 
 FORMAT = 1
 ARTIFACT, DETAILS = "artifact", "details.json"
@@ -88,7 +84,7 @@ class KeptModels:
     def __init__(self, folder: KeptFolder | None) -> None:
         self._folder = folder
 
-    def compile(self, model: Model, options: CompileOptions) -> Compiled:
+    def compile(self, model: ModelSource, options: CompileOptions) -> Model:
         """The kept model, or the one that is compiled and kept now.
 
         Raises:
@@ -104,7 +100,7 @@ class KeptModels:
         key = _key(source.digest, options)
         return self._load(key, source, options) or self._make(key, source, options)
 
-    def tuned(self, model: Model, options: CompileOptions) -> Compiled | None:
+    def tuned(self, model: ModelSource, options: CompileOptions) -> Model | None:
         """What `keep_tuned` kept, in whichever process; None if it did not."""
         source = None if self._folder is None else _Source.of(model)
         if source is None:
@@ -112,8 +108,8 @@ class KeptModels:
         return self._load(_key(source.digest, options, tuned=True), source, options, tuned=True)
 
     def keep_tuned(
-        self, model: Model, options: CompileOptions, make: Callable[[Path | None], Compiled]
-    ) -> Compiled:
+        self, model: ModelSource, options: CompileOptions, make: Callable[[Path | None], Model]
+    ) -> Model:
         """Keep a program that was tuned for a model and options, instead of what was kept before,
         which others find until then.
 
@@ -133,7 +129,7 @@ class KeptModels:
 
     def _load(
         self, key: str, source: _Source, options: CompileOptions, *, tuned: bool = False
-    ) -> Compiled | None:
+    ) -> Model | None:
         if self._folder is None:
             return None
         for _ in range(MOST_LOOKS):
@@ -155,7 +151,7 @@ class KeptModels:
 
     def _opened(
         self, entry: Path, source: _Source, options: CompileOptions, *, tuned: bool
-    ) -> Compiled:
+    ) -> Model:
         """The program of an entry; raises in many ways if that is damaged, or does not hold."""
         details = json.loads((entry / DETAILS).read_bytes())
         beside = source.states(details["files"])
@@ -185,7 +181,7 @@ class KeptModels:
             artifact.ports, made, ranges=ranges, ranged=program, reason=reason, own=own
         )
 
-    def _make(self, key: str, source: _Source, options: CompileOptions) -> Compiled:
+    def _make(self, key: str, source: _Source, options: CompileOptions) -> Model:
         with _naming_packages():
             from tilewright.compiler.driver import compile_read, reading
             from tilewright.compiler.frontend.tensors import external_files
@@ -207,14 +203,14 @@ class KeptModels:
         key: str,
         source: _Source,
         locations: Sequence[str],
-        compiling: Callable[[Path], Compiled],
+        compiling: Callable[[Path], Model],
         asked: AskedSchedules | None = None,
         *,
         replacing: bool = False,
-    ) -> Compiled | None:
+    ) -> Model | None:
         """What was compiled, whether or not it could be kept; None if it was not compiled."""
         assert self._folder is not None
-        made: list[Compiled] = []
+        made: list[Model] = []
         beside, files = source.states(locations), source.digests(locations)
 
         def make(folder: Path) -> None:
@@ -267,7 +263,7 @@ class _Source:
     state: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, model: Model) -> _Source | None:
+    def of(cls, model: ModelSource) -> _Source | None:
         """None if it is no file or bytes, or cannot be read, which the import can say better."""
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
@@ -318,7 +314,7 @@ class _Source:
                 )
 
 
-def _is_whole(model: Model) -> TypeGuard[ReadModel]:
+def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
     """Whether a message that was read has all its tensors apart, so that they are hashed where they
     lie."""
     tensors = getattr(model, "tensors", None)

@@ -26,7 +26,7 @@ _newest_first = PageOrder((_models.c.created_at, _models.c.digest))
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class UploadedModel:
     digest: str  # sha256 hex of the ONNX file
     name: str  # that the owner who asks gave, else the first
     bytes: int
@@ -42,11 +42,13 @@ class ModelStore:
         self._blobs = blobs
         self._clock = clock
 
-    def add(self, data: bytes, name: str, owner: str | None = None) -> Model:
+    def add(self, data: bytes, name: str, owner: str | None = None) -> UploadedModel:
         """Save a model, as `register` does. Raises StorageError."""
         return self.register(self._blobs.put(data), len(data), name, owner)
 
-    def register(self, digest: str, size: int, name: str, owner: str | None = None) -> Model:
+    def register(
+        self, digest: str, size: int, name: str, owner: str | None = None
+    ) -> UploadedModel:
         """Add the row for a blob of `size` bytes that is already stored (a streamed upload), and
         the name that its owner gives it; the owner's last one holds.
 
@@ -73,7 +75,7 @@ class ModelStore:
             )
             return replace(_get(connection, digest), name=name)
 
-    def get(self, digest: str, sees: str | None = None) -> Model:
+    def get(self, digest: str, sees: str | None = None) -> UploadedModel:
         """The model with this digest, or the only one whose digest begins so.
 
         `sees` is an owner for whom there are only models that this owner uploaded (`Token.sees`),
@@ -119,7 +121,7 @@ class ModelStore:
 
     def list(
         self, limit: int = 100, after: Position | None = None, sees: str | None = None
-    ) -> Page[Model]:
+    ) -> Page[UploadedModel]:
         """Newest first, after a page's `next`; `sees` as in `get`. Raises PositionError."""
         with reading(self._engine) as connection:
             return _newest_first.page(connection, _query(sees), _model, limit, after)
@@ -134,9 +136,9 @@ def _query(sees: str | None) -> sa.Select[Any]:
     return sa.select(*columns).join_from(_models, _uploads, mine)
 
 
-def _get(connection: sa.Connection, digest: str, sees: str | None = None) -> Model:
+def _get(connection: sa.Connection, digest: str, sees: str | None = None) -> UploadedModel:
     return _model(row_of_id(connection, _query(sees), _models.c.digest, digest, "model"))
 
 
-def _model(row: sa.Row[Any]) -> Model:
-    return Model(**row._mapping)
+def _model(row: sa.Row[Any]) -> UploadedModel:
+    return UploadedModel(**row._mapping)

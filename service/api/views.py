@@ -11,7 +11,7 @@ from tilewright.db.stores.cost_models import StoredCostModel
 from tilewright.db.stores.events import JobEvent
 from tilewright.db.stores.jobs import Job
 from tilewright.db.stores.leases import Lease
-from tilewright.db.stores.models import Model
+from tilewright.db.stores.models import UploadedModel
 from tilewright.db.stores.tasks import JobTask
 from tilewright.db.stores.tokens import Token
 from tilewright.db.stores.workers import RegisteredWorker
@@ -39,7 +39,7 @@ from tilewright.tuner.measure.measurement import Status, TuningRecord
 from tilewright.tuner.measure.wire import signed_lease
 
 
-def model_view(model: Model) -> ModelView:
+def model_view(model: UploadedModel) -> ModelView:
     return ModelView(
         digest=model.digest, name=model.name, bytes=model.bytes, created_at=model.created_at
     )

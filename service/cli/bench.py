@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tilewright.compiler.runtime.executable import Executable
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.model import Model
 
 
 OURS = "tilewright"
@@ -161,7 +159,7 @@ class _Turns:
 
 
 def _race(
-    executable: Executable | SizedExecutable | StagedExecutable,
+    executable: Model,
     feeds: Sequence[Feed],
     peer: tuple[str, Path] | None,
     turns: _Turns,

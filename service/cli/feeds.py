@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
     from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.given_inputs import GivenInputs
 
@@ -27,7 +26,7 @@ class Feed:
 
 
 def feeds_of(
-    executable: Executable | SizedExecutable | StagedExecutable,
+    executable: Model,
     model: Path,
     shares: Shares,
     ranges: Mapping[str, int | str],
@@ -74,7 +73,7 @@ def _feeds_at_hints(
 
 
 def _feeds(
-    executable: Executable | SizedExecutable | StagedExecutable,
+    executable: Model,
     shares: Shares,
     ranges: Collection[str],
     given: GivenInputs,
@@ -84,18 +83,20 @@ def _feeds(
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.compiler.runtime.stages import StagedExecutable
     from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
         return [Feed("", given.draw(executable.inputs))]
-    if not isinstance(executable, SizedExecutable):
+    if isinstance(executable, StagedExecutable):
         complain(f"warning: {DRAWN}")
         return [
             Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)
             for sizes, inputs in staged_inputs(executable, given, shares, ranges)
         ]
+    assert isinstance(executable, SizedExecutable)
     ranged = executable.ranged
     found = []
     if ranged is None and executable.served:

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tilewright.compiler.program.builder import CompiledProgram
-    from tilewright.compiler.runtime.executable import Executable
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.known_model import KnownModel
     from tilewright.service.jobs.no_regret import Settled
@@ -360,7 +358,7 @@ def run(
 
 
 def _random_arrays(
-    executable: Executable | SizedExecutable | StagedExecutable,
+    executable: Model,
     model: Path,
     ranges: Mapping[str, int | str],
 ) -> Mapping[str, Any]:
@@ -465,7 +463,7 @@ def opened(
     precision: Precision,
     dims: Mapping[str, int | str],
     tell: Callable[[str], None] = lambda _step: None,
-) -> Iterator[tuple[Executable | SizedExecutable | StagedExecutable, KnownModel | None]]:
+) -> Iterator[tuple[Model, KnownModel | None]]:
     """An artifact, or a model compiled with what the database knows and its KnownModel. `tell` is
     called before the model is compiled, which may take long."""
     from tilewright.compiler.mode import Mode

@@ -114,6 +114,7 @@ def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
 def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> list[ModelProfile]:
     from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
     from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.runtime.stages import StagedExecutable
     from tilewright.compiler.targets.detection import named_device
     from tilewright.service.jobs.given_inputs import NONE_GIVEN
@@ -132,12 +133,10 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     if isinstance(loaded, Executable):
         stated_sizes((), stated)  # refuses what is stated of no range
         programs.append(({}, loaded))
-    elif not (missing := [name for name in loaded.open if name not in given]):
-        stated_sizes((), stated)
-        programs.append(({}, loaded.executable(given)))
-    elif loaded.ranged is None:
-        raise UserError(f"give dimension '{missing[0]}' a size with --dim")
     else:
+        assert isinstance(loaded, SizedExecutable), "of sizes that are given it is one program"
+        if loaded.ranged is None:
+            raise UserError(f"give dimension '{loaded.open[0]}' a size with --dim")
         shown = hinted_sizes(loaded.ports, loaded.ranged.dimensions, stated)
         programs += [(sizes, loaded.executable(sizes)) for sizes in shown]
     found = []

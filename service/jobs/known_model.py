@@ -19,10 +19,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
-from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.ports import Sizes
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import SizeRange
@@ -69,7 +67,7 @@ class KnownModel:
 
     def compile(
         self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
-    ) -> Executable | SizedExecutable | StagedExecutable:
+    ) -> Model:
         """Compile for sizes or ranges of named dimensions, as `tilewright.compile_model` does, and
         write an artifact if there is one program (`tilewright.compiler.driver.compile_with`).
 

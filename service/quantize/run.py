@@ -14,6 +14,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import ScheduleSource
+from tilewright.compiler.runtime.model import Model
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.explain import kernel_seconds
 from tilewright.service.jobs.planning import ModelRequest, Planned
@@ -25,7 +26,7 @@ from tilewright.service.quantize.layers import Layer, Owners, find_layers
 from tilewright.service.quantize.limit import Limit, check_limit, keeps
 from tilewright.service.quantize.methods import Method, Quantiser, StaticInt8, prepare, tensor_names
 from tilewright.service.quantize.report import LayerReport, QuantizeReport, Times
-from tilewright.service.quantize.running import CompiledFor, FloatOutputs, Runnable, layer_fidelity
+from tilewright.service.quantize.running import CompiledFor, FloatOutputs, layer_fidelity
 from tilewright.service.quantize.samples import Samples
 from tilewright.service.quantize.selection import PartNoise, Selection, select
 from tilewright.service.quantize.switched import flags, switched_model
@@ -146,7 +147,7 @@ class _Run:
         times = self._times(found, before, after)
         return made, self._report(made, (outputs, whole), times, kept, selection)
 
-    def _compiled(self, made: onnx.ModelProto) -> Runnable:
+    def _compiled(self, made: onnx.ModelProto) -> Model:
         """A quantised model, whose float32 model did compile: what is wrong, onnxruntime made."""
         try:
             return self._sizes.compile(made)

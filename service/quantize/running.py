@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import onnx
 
@@ -13,18 +12,13 @@ from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.program.kernels import KernelCache
-from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import pinned_random_keys
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity, Outputs, added
 from tilewright.service.quantize.layers import Layer, as_read
 from tilewright.service.quantize.samples import InputArrays
 from tilewright.service.quantize.switched import with_outputs
-
-Runnable: TypeAlias = Executable | StagedExecutable
-"""A compiled model of fixed sizes; the data may decide sizes within."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +32,10 @@ class CompiledFor:
     threads: int
     kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
-    def compile(self, model: onnx.ModelProto | Path) -> Runnable:
+    def compile(self, model: onnx.ModelProto | Path) -> Model:
         """Raises CompilerError if it does not compile."""
         options = CompileOptions(Mode(threads=self.threads), self.dims, kernels=self.kernels)
-        made = driver.compile_with(model, options)
-        assert not isinstance(made, SizedExecutable), "a dimension is open"
-        return made
+        return driver.compile_with(model, options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +47,7 @@ class FloatOutputs:
     outputs: tuple[Sequence[Array], ...]
 
     @staticmethod
-    def of(executable: Runnable, samples: Sequence[InputArrays]) -> FloatOutputs:
+    def of(executable: Model, samples: Sequence[InputArrays]) -> FloatOutputs:
         outputs = tuple(_outputs(executable, sample) for sample in samples)
         return FloatOutputs(_names(executable), tuple(samples), outputs)
 
@@ -63,7 +55,7 @@ class FloatOutputs:
         """Of the first samples alone."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
-    def compare(self, executable: Runnable, more: Mapping[str, Array] | None = None) -> Outputs:
+    def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
         """The outputs of another model for the same samples, which gets `more` inputs."""
         found: Outputs = ()
         for sample, expected in zip(self.samples, self.outputs, strict=True):
@@ -74,21 +66,19 @@ class FloatOutputs:
         return found
 
 
-def _outputs(executable: Runnable, sample: InputArrays) -> Sequence[Array]:
+def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
     """What a model gives, with the same random numbers each time."""
     with pinned_random_keys():
         found: Sequence[Array] = executable.run(sample, labels=False)
         return found
 
 
-def _names(executable: Runnable) -> tuple[str, ...]:
+def _names(executable: Model) -> tuple[str, ...]:
     """The names of outputs, also those of elements of lists."""
-    if isinstance(executable, StagedExecutable):
-        return executable.output_names
     return tuple(port.name for port in executable.outputs)
 
 
-def _named(executable: Runnable, outputs: Sequence[Array]) -> dict[str, Array]:
+def _named(executable: Model, outputs: Sequence[Array]) -> dict[str, Array]:
     """Outputs as numbers, each by its name."""
     return dict(zip(_names(executable), outputs, strict=True))
 

@@ -10,7 +10,6 @@ from onnx import ModelProto, TensorProto, helper
 
 import tilewright
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.runtime.model import CompiledModel
 from tilewright.compiler.runtime.ports import OpenPort
 from tilewright.service.cli import run
 
@@ -37,22 +36,22 @@ def scaled(batch: int | str, chosen: bool = False) -> ModelProto:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (scaled(2), "<Executable x float32 (2, 3), scale float32 (3) -> y float32 (2, 3)>"),
+        (scaled(2), "<Model x float32 (2, 3), scale float32 (3) -> y float32 (2, 3)>"),
         (
             scaled("batch"),
-            "<SizedExecutable x float32 (batch, 3), scale float32 (3) -> y float32 (batch, 3)>",
+            "<Model x float32 (batch, 3), scale float32 (3) -> y float32 (batch, 3)>",
         ),
         (
             scaled("batch", chosen=True),
-            "<StagedExecutable x float32 (batch, 3), scale float32 (3)"
-            " -> y float32 (batch, 3), z float32 ()>",
+            "<Model x float32 (batch, 3), scale float32 (3) -> y float32 (batch, 3), z float32 ()>",
         ),
     ],
 )
 def test_a_compiled_model_is_a_function_that_says_what_it_takes(
     model: ModelProto, text: str
 ) -> None:
-    compiled: CompiledModel = tilewright.compile_model(model)
+    compiled: tilewright.Model = tilewright.compile_model(model)
+    assert isinstance(compiled, tilewright.Model)
     assert repr(compiled) == text
     assert [port.name for port in compiled.inputs] == ["x", "scale"]
     assert {port.dtype for port in (*compiled.inputs, *compiled.outputs)} == {DType.FLOAT32}

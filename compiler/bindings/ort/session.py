@@ -46,11 +46,10 @@ from tilewright.compiler.errors import (
     UnsupportedOperatorError,
 )
 from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
-from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.targets.granted_cores import granted_cores
 
 if TYPE_CHECKING:
-    from tilewright.compiler.specialise.store import Compiled
+    from tilewright.compiler.runtime.model import Model
 
 
 def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
@@ -120,7 +119,7 @@ class InferenceSession:
             except InvalidModelError as error:
                 raise _named(error, self._source) from error
 
-    def _made(self, options: dict[str, Any]) -> Compiled:
+    def _made(self, options: dict[str, Any]) -> Model:
         given = self._options
         threads = given.intra_op_num_threads or granted_cores()
         if isinstance(self._source, Path) and self._source.is_dir():
@@ -247,9 +246,7 @@ class InferenceSession:
 
     @property
     def _input_names(self) -> Sequence[str]:
-        if isinstance(self._compiled, Executable):
-            return [port.name for port in self._compiled.inputs]
-        return list(self._compiled.ports.inputs)
+        return [port.name for port in self._compiled.inputs]
 
     def _type(self, name: str) -> np.dtype | None:
         """Of an input's elements; None if there is no such input, or it is no tensor."""

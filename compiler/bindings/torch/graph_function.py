@@ -39,7 +39,7 @@ from tilewright.compiler.specialise.store import KeptModels, own_folder
 
 if TYPE_CHECKING:
     from tilewright.compiler.options import CompileOptions
-    from tilewright.compiler.specialise.store import Compiled
+    from tilewright.compiler.runtime.model import Model
 
 log = logging.getLogger("tilewright.torch")
 
@@ -68,7 +68,7 @@ class _Program:
         weights: the position of each with a reference, its address and its count of changes.
     """
 
-    compiled: Compiled
+    compiled: Model
     translated: Translated
     weights: tuple[tuple[int, Any, int, int], ...]
 
@@ -313,12 +313,12 @@ class GraphFunction:
         is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
         return not (position in self._tables and is_read_in_place)
 
-    def _tuned_before(self, translated: Translated, options: CompileOptions) -> Compiled | None:
+    def _tuned_before(self, translated: Translated, options: CompileOptions) -> Model | None:
         """What the tuner has kept of this model, if it keeps anything."""
         kept = getattr(self._options.tuner, "kept", None)
         if kept is None or not self._options.keep:
             return None
-        found: Compiled | None = kept(translated.model, options)
+        found: Model | None = kept(translated.model, options)
         return found
 
     def _tuned(self, program: _Program) -> None:

@@ -16,9 +16,9 @@ from tilewright.compiler.options import CompileOptions
 if TYPE_CHECKING:
     from tilewright.compiler.frontend.model_file import ReadModel
     from tilewright.compiler.program.kernels import ScheduleSource
-    from tilewright.compiler.specialise.store import Compiled
+    from tilewright.compiler.runtime.model import Model
 
-    Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Compiled | None]
+    Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Model | None]
     """Tunes a model for these options; gives the tuned program, or None for nothing new."""
 
 
