@@ -193,7 +193,7 @@ class Executable(Model):
         """As `Model.bind`."""
         ports = {port.name: open_dims(port.shape) for port in self.inputs}
         names = [port.name for port in self.outputs]
-        session = Session(ports, names, lambda arrays: self, states, initial or {})
+        session = Session(ports, names, lambda arrays: self, self.run, states, initial or {})
         session.check(self)
         return session
 

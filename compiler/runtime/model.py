@@ -10,7 +10,6 @@ from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPort, OpenPorts, dims_text, open_dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.session import Session
-from tilewright.compiler.runtime.staged_session import StagedSession
 from tilewright.compiler.runtime.stopping import StopFlag
 
 
@@ -74,7 +73,7 @@ class Model(ABC):
     @abstractmethod
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
-    ) -> Session | StagedSession:
+    ) -> Session:
         """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
         keys and values, the state of a recurrent network. An element of a list is an output of its
         own there (`caches[0]`).

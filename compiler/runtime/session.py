@@ -4,7 +4,8 @@ A state is an output that the next run takes as an input. The session holds its 
 copies it. Where a program changes the input in place (`Program.in_place`: a cache to which rows are
 added), both are the same memory. A cache that grows by its new rows lies in a buffer with room
 behind it (`Port.room`), and is copied only when that is full, into one twice as large. Elsewhere
-there are two buffers: a run reads one and writes the other, and they change places.
+there are two buffers: a run reads one and writes the other, and they change places. If a step runs
+several programs, since the model is cut, the states are the arrays that the run returned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.inputs import Placed, arrays_in_order, listed, shapes_of
@@ -23,6 +27,8 @@ from tilewright.compiler.runtime.states import SessionState, SessionStep, StateM
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.executable import Executable
 
+NO_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({})
+
 STEPS = 64
 """Shapes of steps that a session remembers what to do for."""
 
@@ -30,8 +36,8 @@ STEPS = 64
 class Session:
     """Runs of one model that follow each other; made by `Model.bind`.
 
-    A session is one sequence of steps: it takes one step at a time. Sessions of one executable
-    share its code and weights, and may run at the same time.
+    A session is one sequence of steps: it takes one step at a time. Sessions of one model share
+    its code and weights, and may run at the same time.
 
     Attributes:
         input_names: what `run` takes: the inputs that are no states.
@@ -41,9 +47,11 @@ class Session:
     Args:
         inputs: the dimensions of the model's inputs, by name and in order.
         outputs: the names of its outputs, in order.
-        fitting: the executable for these inputs, states among them.
+        fitting: the executable for these inputs, states among them; None if it takes several.
+        run: runs the model once on all inputs, for steps that no one executable takes.
         states: for each output that is kept the input that it becomes.
         initial: first values, by input.
+        dtypes: of inputs whose type is known before the first step, by name.
 
     Raises:
         InvalidArgumentError: if what is given is no mapping, a name is unknown, two outputs
@@ -56,25 +64,30 @@ class Session:
         self,
         inputs: Mapping[str, Dims],
         outputs: Sequence[str],
-        fitting: Callable[[Sequence[Array]], Executable],
+        fitting: Callable[[Sequence[Array]], Executable | None],
+        run: Callable[[Sequence[Array]], list[Array]],
         states: Mapping[str, str],
         initial: Mapping[str, Array],
+        dtypes: Mapping[str, np.dtype[Any]] = NO_DTYPES,
     ) -> None:
-        taken = bound_states(tuple(inputs), outputs, states, initial)
+        taken = _bound_states(tuple(inputs), outputs, states, initial)
         order = tuple(inputs)
         self._outputs = tuple(outputs)
         self._fitting = fitting
+        self._run = run
         self._states: list[SessionState] = [
-            SessionState(name, order.index(name), outputs.index(output), inputs[name])
+            SessionState(
+                name, order.index(name), outputs.index(output), inputs[name], dtypes.get(name)
+            )
             for name, output in taken.items()
         ]
         self._states.sort(key=lambda state: state.input)
         for state in self._states:
             state.begin_with(initial.get(state.name))
-        kept = {state.output for state in self._states}
+        self._kept = {state.output for state in self._states}
         self.states = tuple(taken)
         self.input_names = tuple(name for name in order if name not in taken)
-        self.output_names = tuple(name for k, name in enumerate(outputs) if k not in kept)
+        self.output_names = tuple(name for k, name in enumerate(outputs) if k not in self._kept)
         self._steps: dict[object, SessionStep] = {}
         self._checked: set[Executable] = set()
         self._expected: tuple[int, ...] = ()  # how much room the next step will have
@@ -94,13 +107,15 @@ class Session:
             InvalidInputError: if an input is missing, unknown, a state, or of another shape or
                 dtype; the states stay as they are.
             InvalidArgumentError: if another thread is running this session.
-            OutOfMemoryError: as `Model.run` does.
+            CompilerError: as `Model.run` does.
         """
-        with alone(self._lock):
+        with _alone(self._lock):
             if isinstance(inputs, Mapping) and (bound := self._by_name(inputs)) is not None:
                 raise InvalidInputError(f"input '{bound}' is a state of this session")
             given = arrays_in_order(inputs, self.input_names)
             step = self._step(given)
+            if step is None:
+                return self._run_whole(given)
             rooms = tuple([room.made() for room in step.rooms])
             arrays: list[Array | Placed] = [*given]
             for state, before, _, _, roomy in step.moves:  # in the order of the inputs
@@ -118,6 +133,26 @@ class Session:
             shown = step.executable.labelled(outputs)
             return [array for k, array in enumerate(shown) if k not in written]
 
+    def _run_whole(self, given: Sequence[Array]) -> list[Array]:
+        """Take a step that runs several programs. No state is copied."""
+        outputs = self._run(self._with_states(given))
+        for state in self._states:
+            if not isinstance(outputs[state.output], np.ndarray):
+                raise InvalidArgumentError(
+                    f"output '{self._outputs[state.output]}' cannot become input '{state.name}': "
+                    "it is a list"
+                )
+        for state in self._states:
+            state.hold(outputs[state.output])
+        return [array for k, array in enumerate(outputs) if k not in self._kept]
+
+    def _with_states(self, given: Sequence[Array]) -> list[Array]:
+        """All inputs of the model, in order."""
+        arrays = [*given]
+        for state in self._states:
+            arrays.insert(state.input, state.value())
+        return arrays
+
     def state(self, name: str) -> Array:
         """A copy of what the next step finds in an input; bfloat16 as its raw bits.
 
@@ -125,7 +160,7 @@ class Session:
             InvalidArgumentError: if it is no state, another thread is running this session, or
                 nothing has said yet what type it has.
         """
-        with alone(self._lock):
+        with _alone(self._lock):
             return self._named(name).copied()
 
     def reset(self) -> None:
@@ -134,7 +169,7 @@ class Session:
         Raises:
             InvalidArgumentError: if another thread is running this session.
         """
-        with alone(self._lock):
+        with _alone(self._lock):
             for state in self._states:
                 state.reset()
 
@@ -155,15 +190,16 @@ class Session:
         for state in self._states:
             state.check(executable.inputs[state.input], executable.outputs[state.output], rooms)
 
-    def _step(self, given: Sequence[Array]) -> SessionStep:
-        """What runs for inputs of these shapes, and what becomes of the states."""
+    def _step(self, given: Sequence[Array]) -> SessionStep | None:
+        """What runs for inputs of these shapes, and what becomes of the states; None if that is
+        more than one program."""
         key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)
         if found is None:
-            arrays = [*given]
-            for state in self._states:
-                arrays.insert(state.input, state.value())
+            arrays = self._with_states(given)
             executable = self._fitting(arrays)
+            if executable is None:
+                return None
             if executable not in self._checked:
                 self.check(executable)
                 self._checked.add(executable)
@@ -195,7 +231,7 @@ class Session:
         )
 
 
-def bound_states(
+def _bound_states(
     inputs: Sequence[str],
     outputs: Sequence[str],
     states: Mapping[str, str],
@@ -234,7 +270,7 @@ def bound_states(
 
 
 @contextmanager
-def alone(lock: threading.Lock) -> Iterator[None]:
+def _alone(lock: threading.Lock) -> Iterator[None]:
     if not lock.acquire(blocking=False):
         raise InvalidArgumentError(
             "a session takes one step at a time, and another thread is running this one"

@@ -175,7 +175,7 @@ class SizedExecutable(OpenModel):
         names = self.output_names
         if self.ranged is not None:
             names = tuple(port.name for port in self.ranged.outputs)
-        return Session(self.ports.inputs, names, self._fitting, states, initial or {})
+        return Session(self.ports.inputs, names, self._fitting, self.run, states, initial or {})
 
     def _fitting(self, arrays: Sequence[Array], sizes: Sizes | None = None) -> Executable:
         """The executable for the sizes of these inputs, which `sizes` may say already."""

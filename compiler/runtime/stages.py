@@ -27,7 +27,7 @@ from tilewright.compiler.runtime.model import OpenModel
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, OpenPorts, dims_text, ranges_text
 from tilewright.compiler.runtime.program import Port
-from tilewright.compiler.runtime.staged_session import StagedSession
+from tilewright.compiler.runtime.session import Session
 from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import default_range
@@ -335,16 +335,18 @@ class StagedExecutable(OpenModel):
 
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
-    ) -> StagedSession:
-        """As `Executable.bind`. A state may have another size after each step where its input's
-        dimension is open.
-
-        Raises:
-            InvalidArgumentError, InvalidInputError, OutOfMemoryError: as `StagedSession` does.
-        """
-        crossings = {crossing.name: crossing for crossing in self._first.reads.crossings}
-        inputs = {n: (crossings[n].dtype.numpy, dims) for n, dims in self.ports.inputs.items()}
-        return StagedSession(inputs, self.output_names, self.run, states, initial or {})
+    ) -> Session:
+        """As `Model.bind`. No step copies a state."""
+        dtypes = {crossing.name: crossing.dtype.numpy for crossing in self._first.reads.crossings}
+        return Session(
+            self.ports.inputs,
+            self.output_names,
+            lambda arrays: None,
+            self.run,
+            states,
+            initial or {},
+            dtypes,
+        )
 
     @property
     def _dims(self) -> tuple[Dims, ...]:

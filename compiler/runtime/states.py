@@ -48,18 +48,22 @@ class StateBuffer:
 class SessionState:
     """One input, and the output that becomes it.
 
-    `_now` is what the next step finds; None before the first. `_spare` is what a step writes to
-    that cannot work in place.
+    `_now` is what the next step finds; None before the first, and after a step that left an array
+    of its own, which is `_held`. `_spare` is what a step writes to that cannot work in place.
+    `dtype` is that of the input, if it is known before the first step.
     """
 
-    def __init__(self, name: str, input_: int, output: int, dims: Dims) -> None:
+    def __init__(
+        self, name: str, input_: int, output: int, dims: Dims, dtype: np.dtype[Any] | None = None
+    ) -> None:
         self.name = name
         self.input = input_
         self.output = output
         self._dims = dims
         self._grows = any(isinstance(dim, str) for dim in dims)
-        self._dtype: np.dtype[Any] | None = None
+        self._dtype = dtype
         self._first: Array | None = None
+        self._held: Array | None = None
         self._now: StateBuffer | None = None
         self._next: StateBuffer | None = None
         self._spare: StateBuffer | None = None
@@ -88,21 +92,29 @@ class SessionState:
                 f"the first value of '{self.name}' has shape {first.shape}, "
                 f"expected {dims_text(self._dims)}"
             )
-        array = np.asarray(first)
-        if array.dtype.name == "bfloat16":
-            array = array.view(np.uint16)
-        self._first, self._dtype = array.copy(), array.dtype
+        with enough_memory_for(f"for the state '{self.name}'"):
+            array = _bits(np.asarray(first)).copy()
+        self._first, self._dtype = array, array.dtype
+
+    def hold(self, array: Array) -> None:
+        """Be an array that a step left: nobody else writes to it."""
+        self._now, self._held, self._dtype = None, _bits(array), _bits(array).dtype
 
     def reset(self) -> None:
-        self._now = self._next = self._spare = None
+        self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
         """What the next step finds; while the type is not known, zeros of any."""
+        found = self._known()
+        if found is not None:
+            return found
+        return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
+
+    def _known(self) -> Array | None:
+        """What the next step finds, unless that is zeros."""
         if self._now is not None:
             return self._now.placed.array
-        if self._first is not None:
-            return self._first
-        return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
+        return self._first if self._held is None else self._held
 
     def copied(self) -> Array:
         if self._dtype is None:
@@ -133,7 +145,7 @@ class SessionState:
         """What the next step finds, in memory that steps may write to; `have_room` came before
         where it is `roomy`."""
         if self._now is None or (self._now.room is not None and not roomy):
-            old = self._now.placed.array if self._now is not None else self._first
+            old = self._known()
             self._now = _placed(self._memory(port.bytes, zeros=old is None), port)
             if old is not None:
                 self._now.placed.array[...] = old
@@ -177,7 +189,7 @@ class SessionState:
         assert self._next is not None
         if self._next.memory is not self._now.memory:
             self._spare = self._now
-        self._now = self._next
+        self._now, self._held = self._next, None
 
     def _memory(self, size: int, *, zeros: bool = False) -> Bytes:
         return self._allocated(size * GROWTH if self._grows else size, zeros=zeros)
@@ -267,6 +279,11 @@ def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
         isinstance(dim, str) or is_open(extent) or extent == dim
         for extent, dim in zip(shape, dims, strict=True)
     )
+
+
+def _bits(array: Array) -> Array:
+    """The array, with the raw bits of bfloat16."""
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def _closed(dims: Dims) -> tuple[int, ...]:

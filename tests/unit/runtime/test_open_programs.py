@@ -254,7 +254,9 @@ def test_a_state_is_longer_in_memory_by_its_room_alone(more: int) -> None:
     given = [np.zeros(1, np.int64), np.ones((1, 4), np.float32)]
     assert (model.run([empty, *given])[0] == 1).all()
     dims: dict[str, Dims] = {"x": ("past", 4), "place": (1,), "new": (1, 4)}
-    session = Session(dims, model.output_names, lambda _: model, {"y": "x"}, {"x": empty})
+    session = Session(
+        dims, model.output_names, lambda _: model, model.run, {"y": "x"}, {"x": empty}
+    )
     if more:
         with pytest.raises(InvalidArgumentError, match="in an array that is larger by no room"):
             session.run(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ from tilewright.compiler.runtime.program import (
     Refuse,
 )
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.runtime.session import STEPS
+from tilewright.compiler.runtime.session import STEPS, Session
 from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes import Dimension, open_size
 
@@ -388,6 +388,41 @@ def test_a_state_may_grow() -> None:
             np.testing.assert_array_equal(session.state("past"), expected)
         session.reset()
         assert session.state("past").shape == (0, WIDTH)
+
+
+def test_steps_of_one_program_and_of_several_follow_each_other() -> None:
+    """As of a model that is cut: each step finds the state where the last one left it."""
+    whole = []
+
+    def fitting(arrays: Sequence[np.ndarray]) -> Executable | None:
+        past = len(arrays[0])
+        return growing((("past", past),)) if past % 3 else None
+
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        past, new = arrays
+        whole.append(len(past))
+        return [np.concatenate([past, new]), new]
+
+    dims = {name: GROWING.inputs[name] for name in ("past", "new")}
+    names = ("present", "seen")
+    states = {"present": "past"}
+    session = Session(dims, names, fitting, run, states, {"past": EMPTY})
+    for _ in range(2):
+        for number in range(12):
+            new = np.full((1, WIDTH), number, np.float32)
+            (seen,) = session.run({"new": new})
+            np.testing.assert_array_equal(seen, new)
+            expected = np.repeat(np.arange(number + 1, dtype=np.float32), WIDTH).reshape(-1, WIDTH)
+            np.testing.assert_array_equal(session.state("past"), expected)
+        session.reset()
+    assert whole == [0, 3, 6, 9] * 2
+
+    lists = Session(
+        dims, names, lambda arrays: None, lambda arrays: [[], arrays[1]], states, {"past": EMPTY}
+    )
+    with pytest.raises(InvalidArgumentError, match=r"'present' cannot .* 'past': it is a list"):
+        lists.run([np.ones((1, WIDTH), np.float32)])
+    assert lists.state("past").shape == (0, WIDTH)
 
 
 def test_memory_for_a_state_that_grows_is_rarely_new(monkeypatch: pytest.MonkeyPatch) -> None:
