@@ -18,6 +18,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import (
     ArtifactError,
     CompilerError,
+    InvalidModelError,
     OutOfMemoryError,
     UnsupportedOperatorError,
     enough_memory_for,
@@ -30,6 +31,7 @@ from tilewright.compiler.frontend.dimensions import (
 )
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
+from tilewright.compiler.frontend.stages import input_crossings
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
@@ -56,10 +58,11 @@ from tilewright.compiler.program.sliced_batch import (
 from tilewright.compiler.program.slices import cache_budget, slices_of
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
 from tilewright.compiler.runtime.model import Model
-from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import Facts, StagedExecutable
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, sizes_text
+from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
 from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size, typical
 from tilewright.compiler.sizes.hinted_ranges import hinted_shares
 from tilewright.compiler.sizes.ranges import (
@@ -245,7 +248,7 @@ def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | No
 
 def compile_whole(
     model: ModelSource, options: CompileOptions | None = None
-) -> Executable | SizedExecutable:
+) -> Executable | GuardedModel:
     """As `compile_model`, without a cut.
 
     Raises:
@@ -278,14 +281,14 @@ def _closed_and_open(
     return ranges, given, model_ports(source.proto.graph).fixed(given)
 
 
-def _compile_staged(source: ReadModel, options: CompileOptions) -> StagedExecutable:
+def _compile_staged(source: ReadModel, options: CompileOptions) -> GuardedModel:
     ranges, _, ports = _closed_and_open(source, options)
     return _staged(source, ports, ranges, options)
 
 
 def _staged(
     source: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension], options: CompileOptions
-) -> StagedExecutable:
+) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
         """What compiles the graphs of one stage, which have their packed weights in common."""
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
@@ -298,20 +301,16 @@ def _staged(
     if not ports.open:
         stager.make(first, Facts(), {})
 
-    def part(inputs: Mapping[str, Dims]) -> StagedExecutable:
-        known = dict(ranges)
-        for name, dims in inputs.items():
-            for dim, old in zip(dims, ports.inputs[name], strict=True):
-                if isinstance(dim, str) and isinstance(old, str) and old in ranges:
-                    known[dim] = replace(ranges[old], name=dim)
+    def part(inputs: Mapping[str, Dims]) -> GuardedModel:
+        known = first.reads.parted(inputs).ranges
         return _staged(source, replace(ports, inputs=inputs), known, options)
 
-    return StagedExecutable(ports, first, stager.make, part)
+    return GuardedModel(ports, first, stager.make, part)
 
 
 def _compile_whole(
     read: list[ReadModel], options: CompileOptions, into: Path | None = None
-) -> Executable | SizedExecutable:
+) -> Executable | GuardedModel:
     """The model of `read`, out of which it is taken once it is imported."""
     timings = options.timings
     ranges, given, ports = _closed_and_open(read[0], options)
@@ -330,10 +329,19 @@ def _compile_whole(
     with timed(timings, "read"), enough_memory_for("to read the model"):
         read[0] = source = with_tensors(read[0])
 
-    def made(sizes: Sizes) -> Executable:
-        with enough_memory_for("to compile the model"):
-            whole = {**given, **dict(sizes)}
-            return _executable(options, _fixed(source, whole, options), builder, whole, SPARE)
+    def make(
+        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable]:
+        sizes = {**given, **dict(facts.sizes)}
+        try:
+            with enough_memory_for("to compile the model"):
+                graph = _fixed(source, sizes, options)
+                program = _executable(options, graph, builder, sizes, SPARE)
+        except InvalidModelError as error:
+            text = sizes_text(tuple(sorted(facts.sizes)))
+            raise InvalidModelError(f"at {text}: {error}") from error
+        stage = cut.made[facts] = DataStage(program, tuple(ports.outputs), None)
+        return stage
 
     def for_ranges() -> tuple[Executable | None, str]:
         """A program for the sizes of the ranges, and the reason why it serves a part of them, or
@@ -381,8 +389,9 @@ def _compile_whole(
                 raise
         except CompilerError:
             pass  # other sizes may compile
-    own = options.own_sizes
-    return SizedExecutable(ports, made, ranges=ranges, ranged=ranged, reason=reason, own=own)
+    reads = Reads(input_crossings(source.proto.graph, ports), ranges)
+    first = whole_cut(reads, ports, ranged, own=options.own_sizes, reason=reason)
+    return GuardedModel(ports, first, make)
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:

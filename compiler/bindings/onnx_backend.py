@@ -20,7 +20,7 @@ from tilewright.compiler.frontend.model_file import NEWEST_OPSET
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.targets.host import resolve_target
 
 _MODE = ("threads", "numerics", "precision")
@@ -30,7 +30,7 @@ _MODE = ("threads", "numerics", "precision")
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model.
 
-    Open dimensions are those of a `SizedExecutable`. All else that decides shapes is fixed in the
+    Open dimensions are those of a `GuardedModel`. All else that decides shapes is fixed in the
     code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an input,
     or states no rank, it is compiled at the first run for the inputs of that run, and again when
     they change. The last few executables are kept.
@@ -58,7 +58,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
         )
         self._decisive: tuple[str, ...] = ()
         """Inputs whose values the compiler has to know."""
-        self._made: dict[_Key, Executable | SizedExecutable] = {}
+        self._made: dict[_Key, Executable | GuardedModel] = {}
         if not self._unranked:
             try:
                 self._compiled({}, {})
@@ -108,7 +108,9 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
                 if isinstance(found, Executable):
                     return found
                 rest = [self._given(arrays, name) for name in found.ports.inputs]
-                return found.executable(dict(found.sizes_of(rest)))
+                program = found.program_for(rest)
+                assert program is not None, "the model is not cut"
+                return program
             except UnsupportedOperatorError as error:
                 added = tuple(n for n in error.depends_on if n not in self._decisive)
                 if not added:
@@ -122,7 +124,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     def _compiled(
         self, ranks: Mapping[str, int], values: Mapping[str, np.ndarray]
-    ) -> Executable | SizedExecutable:
+    ) -> Executable | GuardedModel:
         """The model with these ranks of inputs, and these inputs as constants."""
         key: _Key = (
             tuple(ranks.items()),

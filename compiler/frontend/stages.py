@@ -29,6 +29,7 @@ from tilewright.compiler.frontend.tensors import element_type
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
+from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.stages import Crossing, Facts, Reads
 from tilewright.compiler.sizes import Dimension, bounds, is_open
 from tilewright.compiler.sizes.ranges import LARGEST_SIZE
@@ -193,12 +194,18 @@ def _spelled(
     ]
 
 
-def input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> Crossing:
-    """An input of the model as what its first stage reads.
+def input_crossings(graph: GraphProto, ports: OpenPorts) -> tuple[Crossing, ...]:
+    """The inputs of a model as what its first stage reads, with the dimensions of `ports`.
 
     Raises:
-        UnsupportedOperatorError: if its element type is not supported.
+        UnsupportedOperatorError: if an element type is not supported.
     """
+    filled = {tensor.name for tensor in graph.initializer}
+    infos = {info.name: info for info in graph.input if info.name not in filled}
+    return tuple(_input_crossing(infos[name], dims) for name, dims in ports.inputs.items())
+
+
+def _input_crossing(info: ValueInfoProto, dims: tuple[int | str, ...]) -> Crossing:
     number = info.type.tensor_type.elem_type
     if number == TensorProto.STRING:
         return Crossing(info.name, "", DType.INT64, dims, deciding=False, text=True)

@@ -22,11 +22,12 @@ import numpy as np
 
 from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
 from tilewright.compiler.runtime.inputs import listed
 from tilewright.compiler.runtime.kernel import ABI_VERSION
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import check_threads, vector_bits
-from tilewright.compiler.runtime.packing import Bytes, aligned_empty
+from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty
 from tilewright.compiler.runtime.ports import (
     Dims,
     OpenPorts,
@@ -39,9 +40,8 @@ from tilewright.compiler.runtime.ports import (
 )
 from tilewright.compiler.runtime.program import Port, Program
 from tilewright.compiler.runtime.program_json import program_from_json
-from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
-from tilewright.compiler.runtime.stages import DataCut, StagedExecutable
+from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.families import family_of
@@ -96,21 +96,48 @@ class Artifact:
         check_threads(threads)
         return self.load(self.program(sizes), threads)
 
-    def staged(self, threads: int = 1) -> StagedExecutable:
-        """All programs of a model that is cut, behind one `run`. A program loads when it is used.
+    def model(self, threads: int = 1) -> GuardedModel:
+        """All programs behind one `run`: the inputs' sizes, or what the data decide, select. A
+        program loads when it is used.
 
         Raises:
-            ArtifactError: if the model is not cut.
+            ArtifactError: if the library does not load.
             InvalidArgumentError: if `threads` is no possible number of threads.
         """
         check_threads(threads)
-        if self.stages is None:
-            raise ArtifactError(f"artifact '{self.path}' holds no stages")
-        return load_stages(
-            self.stages,
+        if self.stages is not None:
+            return load_stages(
+                self.stages,
+                self.ports,
+                lambda number: self.load(self.programs[number].program, threads),
+            )
+        ranged = self.ranged
+        first = whole_cut(
+            self.reads,
             self.ports,
-            lambda number: self.load(self.programs[number].program, threads),
+            None if ranged is None else self.load(ranged, threads),
+            [entry.sizes for entry in self.programs if entry.program is not ranged],
         )
+
+        def make(
+            cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+        ) -> DataStage[Executable]:
+            program = self.executable(threads, dict(facts.sizes))
+            stage = cut.made[facts] = DataStage(program, tuple(self.ports.outputs), None)
+            return stage
+
+        return GuardedModel(self.ports, first, make)
+
+    @property
+    def reads(self) -> Reads:
+        """The inputs of a model that is not cut, with the ranges that are served."""
+        inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
+        crossings = tuple(
+            Crossing(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
+            for port, dims in inputs
+        )
+        ranges = () if self.ranged is None else self._ranges(self.ranged)
+        return Reads(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
         """Load one of its programs, or one at some of its sizes.
@@ -133,23 +160,6 @@ class Artifact:
             return Executable(chosen, weights, addresses.__getitem__, threads, library)
         except (ValueError, OverflowError) as error:
             raise ArtifactError(f"artifact '{self.path}': {error}") from error
-
-    def sized(self, threads: int = 1) -> SizedExecutable:
-        """All programs behind one `run`: the inputs' sizes select. A program loads when it is used.
-
-        Raises:
-            ArtifactError: if the library does not load.
-            InvalidArgumentError: if `threads` is no possible number of threads.
-        """
-        check_threads(threads)
-        ranged = self.ranged
-        return SizedExecutable(
-            self.ports,
-            lambda sizes: self.executable(threads, dict(sizes)),
-            [entry.sizes for entry in self.programs if entry.program is not ranged],
-            {} if ranged is None else {d.name: d for d in self._ranges(ranged)},
-            None if ranged is None else self.load(ranged, threads),
-        )
 
     @property
     def ranged(self) -> Program | None:
@@ -237,10 +247,9 @@ def load_artifact(
     if sizes is not None:
         sizes = checked_sizes(sizes)
     artifact = read_artifact(path)
-    if sizes is None and artifact.stages is not None:
-        return artifact.staged(threads)
-    if sizes is None and (len(artifact.programs) > 1 or artifact.ranged is not None):
-        return artifact.sized(threads)
+    several = artifact.stages is not None or len(artifact.programs) > 1
+    if sizes is None and (several or artifact.ranged is not None):
+        return artifact.model(threads)
     return artifact.executable(threads, sizes)
 
 

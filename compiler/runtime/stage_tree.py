@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.codec import decode, encode
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
@@ -24,7 +24,6 @@ from tilewright.compiler.runtime.stages import (
     DataStage,
     Facts,
     Reads,
-    StagedExecutable,
 )
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import parse_range
@@ -208,27 +207,26 @@ class _LoadedCut(DataCut[Executable]):
 
     listed: Mapping[Facts, DataStage[int]] = field(default_factory=dict)
 
+    @staticmethod
+    def of(cut: DataCut[int]) -> _LoadedCut:
+        return _LoadedCut(
+            cut.reads, cut.ends, reason=cut.reason, served=tuple(cut.made), listed=cut.made
+        )
+
 
 def load_stages(
     first: DataCut[int], ports: OpenPorts, load: Callable[[int], Executable]
-) -> StagedExecutable:
-    """The stages as an executable; `load` gives a program by its number."""
-
-    def loaded(cut: DataCut[int]) -> _LoadedCut:
-        return _LoadedCut(cut.reads, cut.ends, reason=cut.reason, listed=cut.made)
+) -> GuardedModel:
+    """The stages as a model; `load` gives a program by its number."""
 
     def make(
         cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
     ) -> DataStage[Executable]:
         assert isinstance(cut, _LoadedCut)
-        found = cut.listed.get(facts)
-        if found is None:
-            raise InvalidInputError(
-                f"the artifact has no program for what the data decide: {facts.text}"
-            )
+        found = cut.listed[facts]
         program = None if found.program is None else load(found.program)
-        behind = None if found.behind is None else loaded(found.behind)
+        behind = None if found.behind is None else _LoadedCut.of(found.behind)
         stage = cut.made[facts] = DataStage(program, found.makes, behind)
         return stage
 
-    return StagedExecutable(ports, loaded(first), make)
+    return GuardedModel(ports, _LoadedCut.of(first), make)

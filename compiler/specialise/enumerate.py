@@ -50,7 +50,7 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
     tried: dict[Facts, DataStage[P] | None] = {}
     first: CompilerError | None = None
     while True:
-        wanted = {cut.facts(values): values for values in _cases(cut)}
+        wanted = {_wanted(cut, values): values for values in _cases(cut)}
         if len(wanted) > PROGRAMS_LIMIT:
             raise _too_many(len(wanted))
         fresh = [facts for facts in wanted if facts not in tried]
@@ -66,9 +66,13 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
                 raise
             except CompilerError as error:
                 found, first = None, first or error
-            if found is None and cut.facts(wanted[facts]) != facts:
+            if found is None and _wanted(cut, wanted[facts]) != facts:
                 break  # its range was parted: there are other cases now
             tried[facts] = found
+
+
+def _wanted(cut: DataCut[P], values: Mapping[str, Array]) -> Facts:
+    return cut.wanted(cut.reads.exact(values))
 
 
 def _tried(

@@ -19,7 +19,7 @@ from tilewright.compiler.errors import (
 )
 from tilewright.compiler.frontend.model_file import ReadModel, with_tensors
 from tilewright.compiler.frontend.onnx_import import ModelImport, importing
-from tilewright.compiler.frontend.stages import Rest, input_crossing
+from tilewright.compiler.frontend.stages import Rest, input_crossings
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.profile import agreeing_size
 from tilewright.compiler.runtime.packing import Array
@@ -77,12 +77,10 @@ class Stager(Generic[P]):
                 any.
         """
         source = with_tensors(model)
-        filled = {tensor.name for tensor in source.proto.graph.initializer}
-        infos = {i.name: i for i in source.proto.graph.input if i.name not in filled}
+        crossings = input_crossings(source.proto.graph, ports)
         proto = type(source.proto)()
         proto.CopyFrom(source.proto)
         del proto.graph.input[:]
-        crossings = tuple(input_crossing(infos[n], dims) for n, dims in ports.inputs.items())
         rest = Rest(replace(source, proto=proto), Reads(crossings, ranges), "")
         return RestCut(rest.reads, rest=rest, compile=self._compiling(), is_first=True)
 

@@ -23,9 +23,10 @@ from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, Inva
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
 from tilewright.compiler.runtime.model import Model
-from tilewright.compiler.runtime.ports import Sizes
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.sizes.ranges import as_range
 from tilewright.compiler.specialise.cache_folder import KeptFolder
@@ -168,18 +169,20 @@ class KeptModels:
         if not isinstance(reason, str):
             raise TypeError("a reason is a text")
 
-        def made(sizes: Sizes) -> Executable:
+        def make(
+            cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+        ) -> DataStage[Executable]:
             """A program of its own for sizes that the kept one does not serve."""
             source.check_same(beside)
-            dims = {**options.dims, **dict(sizes)}
+            dims = {**options.dims, **dict(facts.sizes)}
             found = self.compile(source.model, replace(options, dims=dims))
             assert isinstance(found, Executable)
-            return found
+            stage = cut.made[facts] = DataStage(found, tuple(artifact.ports.outputs), None)
+            return stage
 
-        own = options.own_sizes
-        return SizedExecutable(
-            artifact.ports, made, ranges=ranges, ranged=program, reason=reason, own=own
-        )
+        reads = replace(artifact.reads, ranges=ranges)
+        first = whole_cut(reads, artifact.ports, program, own=options.own_sizes, reason=reason)
+        return GuardedModel(artifact.ports, first, make)
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Model:
         with _naming_packages():
@@ -218,9 +221,9 @@ class KeptModels:
             source.check_same(beside)
             if not (folder / ARTIFACT).exists():
                 raise ArtifactError("it has more than one program")
-            ranged = made[0] if isinstance(made[0], SizedExecutable) else None
-            ranges = {} if ranged is None else {n: d.range_text for n, d in ranged.ranges.items()}
-            reason = "" if ranged is None else ranged.reason
+            guarded = made[0] if isinstance(made[0], GuardedModel) else None
+            ranges = {} if guarded is None else {n: d.range_text for n, d in guarded.ranges.items()}
+            reason = "" if guarded is None else guarded.reason
             details: dict[str, object] = {"files": files, "ranges": ranges, "reason": reason}
             if asked is not None:
                 details["schedules"] = asked.answers()

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.model import Model
-    from tilewright.compiler.runtime.sized import SizedExecutable
     from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.given_inputs import GivenInputs
 
@@ -40,18 +40,18 @@ def feeds_of(
         shares, ranges: of --dim.
         given: samples, and the values that fill random inputs.
     """
-    from tilewright.compiler.runtime.sized import SizedExecutable
+    from tilewright.compiler.runtime.guarded import GuardedModel
 
     if given.samples:
         return [Feed(_shapes_text(each), each) for each in given.of_each_size()]
     feeds = _feeds(executable, shares, ranges, given)
-    if not feeds and isinstance(executable, SizedExecutable):
+    if not feeds and isinstance(executable, GuardedModel):
         return _feeds_at_hints(executable, model, ranges, given)
     return feeds
 
 
 def _feeds_at_hints(
-    executable: SizedExecutable,
+    executable: GuardedModel,
     model: Path,
     ranges: Mapping[str, int | str],
     given: GivenInputs,
@@ -81,22 +81,21 @@ def _feeds(
     """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
     artifact has programs of their own for. None if no program serves a range."""
     from tilewright.compiler.runtime.executable import Executable
+    from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
     from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
     from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
         return [Feed("", given.draw(executable.inputs))]
-    if isinstance(executable, StagedExecutable):
+    assert isinstance(executable, GuardedModel)
+    if executable.is_cut:
         complain(f"warning: {DRAWN}")
         return [
             Feed(sizes_text(tuple(sorted(sizes.items()))) if sizes else "", inputs)
             for sizes, inputs in staged_inputs(executable, given, shares, ranges)
         ]
-    assert isinstance(executable, SizedExecutable)
     ranged = executable.ranged
     found = []
     if ranged is None and executable.served:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import Shares
     from tilewright.service.jobs.given_inputs import GivenInputs
     from tilewright.service.jobs.planning import ModelRequest
@@ -114,8 +114,7 @@ def _as_json(found: Sequence[ModelProfile]) -> dict[str, Any]:
 def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> list[ModelProfile]:
     from tilewright.compiler.runtime.artifact import load_artifact, read_artifact
     from tilewright.compiler.runtime.executable import Executable
-    from tilewright.compiler.runtime.sized import SizedExecutable
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.targets.detection import named_device
     from tilewright.service.jobs.given_inputs import NONE_GIVEN
     from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, operators_of, steps_of
@@ -127,14 +126,14 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     artifact = read_artifact(folder)
     operators = operators_of(artifact)
     target, device = str(artifact.target.get("name")), named_device().model
-    if isinstance(loaded, StagedExecutable):
+    if isinstance(loaded, GuardedModel) and loaded.is_cut:
         return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads), operators)
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):
         stated_sizes((), stated)  # refuses what is stated of no range
         programs.append(({}, loaded))
     else:
-        assert isinstance(loaded, SizedExecutable), "of sizes that are given it is one program"
+        assert isinstance(loaded, GuardedModel), "of sizes that are given it is one program"
         if loaded.ranged is None:
             raise UserError(f"give dimension '{loaded.open[0]}' a size with --dim")
         shown = hinted_sizes(loaded.ports, loaded.ranged.dimensions, stated)
@@ -149,7 +148,7 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
 
 
 def _of_stages(
-    executable: StagedExecutable,
+    executable: GuardedModel,
     given: GivenInputs,
     stated: Shares,
     where: tuple[str, str, int],
@@ -233,7 +232,7 @@ def _of_known_stages(
     on: str | None,
 ) -> list[ModelProfile]:
     """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
-    from tilewright.compiler.runtime.stages import StagedExecutable
+    from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.compiler.targets.detection import named_device
 
@@ -243,7 +242,7 @@ def _of_known_stages(
     assert isinstance(model, Path)
     ranges = {name: listed[0] for name, listed in dims.items()}
     with opened(model, threads, numerics, precision, ranges) as (executable, _):
-        assert isinstance(executable, StagedExecutable), "it has no first stage otherwise"
+        assert isinstance(executable, GuardedModel), "it has no first stage otherwise"
         where = (request.mode.target.name, named_device().model, threads)
         return _of_stages(executable, request.given, hinted_shares(dims), where)
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.program import Port
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.service.jobs.comparison import Run, onnxruntime_run, race
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.service.jobs.latency import Latency
@@ -69,7 +68,7 @@ def _times(
     given: GivenInputs,
 ) -> Iterator[dict[str, Any]]:
     executable = load_artifact(artifact, threads=threads)
-    if isinstance(executable, StagedExecutable):
+    if isinstance(executable, GuardedModel) and executable.is_cut:
         return  # what was drawn decides how much it computes
     for each in latencies:
         feeds = given.draw(_ports(executable, dict(each.sizes)))
@@ -85,7 +84,7 @@ def _times(
 
 def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
     """The inputs at these sizes."""
-    if not isinstance(executable, SizedExecutable):
+    if not isinstance(executable, GuardedModel):
         return tuple(executable.inputs)
     if executable.ranged is not None:
         return tuple(executable.ranged.program.at(sizes).inputs)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from tilewright.compiler.errors import CompilerError, InvalidInputError
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.stages import StagedExecutable
 from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.compiler.sizes.ranges import default_range
 from tilewright.service.jobs.given_inputs import GivenInputs
@@ -21,7 +21,7 @@ DRAWN = (
 
 
 def staged_inputs(
-    executable: StagedExecutable,
+    executable: GuardedModel,
     given: GivenInputs,
     shares: Shares | None = None,
     ranges: Collection[str] = (),

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 
 from tests.examples import examples
 from tilewright.compiler.api import compile_model
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 
 Shape = tuple[int | str, ...]
 
@@ -284,7 +284,7 @@ def test_one_program_is_right_at_every_size(case: Case) -> None:
     model = case.model()
     ranges = {name: f"{low}..{high}" for name, (low, high) in case.ranges.items()}
     executable = compile_model(model, dims=ranges)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None, executable.reason
     oracle = onnxruntime.InferenceSession(model.SerializeToString())
     for sizes in case.vectors():

@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 
 from tilewright.compiler.api import compile_model
-from tilewright.compiler.runtime.sized import SizedExecutable
-from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 
 PLACES = """
     y = If (go) <
@@ -52,7 +51,7 @@ def test_the_data_cut_what_a_branch_does(nodes: str) -> None:
     read = model(nodes)
     reference = onnxruntime.InferenceSession(read)
     executable = compile_model(read, keep=False)
-    assert isinstance(executable, StagedExecutable)
+    assert isinstance(executable, GuardedModel)
     for rows in (5, 2, 7):
         x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) % 3
         for go in (True, False):
@@ -83,7 +82,7 @@ def test_sizes_that_choose_a_branch_narrow_the_default_range(nodes: str, served:
     read = model(nodes, "float[n, 2] x")
     reference = onnxruntime.InferenceSession(read)
     executable = compile_model(read, keep=False)
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     (rows,) = executable.ranged.dimensions
     assert rows.range_text == served
     for count in (9, 1, 3, 8):

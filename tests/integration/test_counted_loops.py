@@ -32,8 +32,8 @@ from tilewright.compiler.driver import load_graph
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.graph.ir import attr
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.program import Loop
-from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes import Dimension
 
 FEATURES, HIDDEN, LONG = 3, 5, 60
@@ -202,7 +202,7 @@ def test_sequences_of_a_fixed_length(name: str) -> None:
 def test_one_program_for_sequences_of_any_length(name: str) -> None:
     proto = opened(MODELS[name]())
     executable = compile_model(proto)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None, executable.reason
     assert within(executable.ranged, Loop) == 1
     session = onnxruntime.InferenceSession(proto.SerializeToString())

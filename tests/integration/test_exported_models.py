@@ -11,7 +11,7 @@ import pytest
 
 import tilewright
 from tilewright.compiler.frontend.dimensions import model_ports
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 
 FOLDER = Path(__file__).parent.parent / "models"
 MODELS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
@@ -48,7 +48,7 @@ def test_the_models_are_there() -> None:
 def test_every_size_agrees_with_onnxruntime(name: str) -> None:
     path = FOLDER / f"{name}.onnx"
     executable = tilewright.compile_model(path)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     session = onnxruntime.InferenceSession(str(path))
     for turn, size in enumerate((2, 5, 16, 33)):
         sizes = {dim: turn + 1 if dim == "batch" else size for dim in executable.open}

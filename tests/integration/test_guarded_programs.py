@@ -22,7 +22,7 @@ from tests.kernels import in_child
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime import executable
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 
 SMALL = {"layers": 1, "hidden": 32, "heads": 4, "vocabulary": 50}
 
@@ -111,7 +111,7 @@ def drawn(session: Any, sizes: Mapping[str, int], random: np.random.Generator) -
 
 
 def ranged_of(model: object) -> Executable:
-    assert isinstance(model, SizedExecutable) and model.ranged is not None, model
+    assert isinstance(model, GuardedModel) and model.ranged is not None, model
     return model.ranged
 
 

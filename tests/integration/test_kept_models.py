@@ -25,7 +25,7 @@ from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.specialise import store as kept_models
 from tilewright.compiler.specialise.cache_folder import KeptFolder
 from tilewright.compiler.specialise.store import ARTIFACT, KeptModels, own_folder
@@ -166,7 +166,7 @@ def test_one_program_serves_ranges(kept: KeptModels, path: Path, compiles: list[
     options = CompileOptions(dims={"n": "1..8"})
     first = kept.compile(path, options)
     found = kept.compile(path, options)
-    assert isinstance(found, SizedExecutable) and compiles == ["n, 3"]
+    assert isinstance(found, GuardedModel) and compiles == ["n, 3"]
     assert found.ranges == getattr(first, "ranges")  # noqa: B009 - not all have it
     for rows in (1, 2, 8):
         feeds = np.ones((rows, 3), np.float32)
@@ -195,7 +195,7 @@ def test_a_program_for_a_part_of_a_range_says_why(
     onnx.save(part_of_a_table(), path)
     options = CompileOptions(dims={"n": "1..8"})
     first, found = (kept.compile(path, options) for _ in range(2))
-    assert isinstance(first, SizedExecutable) and isinstance(found, SizedExecutable)
+    assert isinstance(first, GuardedModel) and isinstance(found, GuardedModel)
     assert "--dim n=1..5 decides it" in found.reason == first.reason
     assert compiles == ["n, 3"]
     for rows in (5, 8):

@@ -40,9 +40,9 @@ from tilewright.compiler import driver
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops import loops
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.program import Branch, Copy, KernelCall, Loop, NativeCall
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.runtime.sized import SizedExecutable
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -99,7 +99,7 @@ def test_bodies_run_with_all_sizes(name: str) -> None:
     proto = opened(build(), shapes)
     names = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
     executable = tilewright.compile_model(proto, dims=dict.fromkeys(names, "1.."))
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None, executable.reason
     program = executable.ranged.program
     assert program_from_json(json.loads(json.dumps(program_to_json(program)))) == program

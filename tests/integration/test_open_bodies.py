@@ -26,9 +26,9 @@ from tests.integration.control_models import (
     within,
 )
 from tilewright.compiler.api import compile_model
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.program import Branch, Instruction, Loop
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.runtime.sized import SizedExecutable
 
 Shapes = Mapping[str, Sequence[int | str]]
 
@@ -153,7 +153,7 @@ def test_one_program_runs_bodies_of_all_sizes(name: str) -> None:
     case = CASES[name]
     proto = opened(case)
     model = compile_model(proto)
-    assert isinstance(model, SizedExecutable) and model.ranged is not None, model.reason
+    assert isinstance(model, GuardedModel) and model.ranged is not None, model.reason
     program = model.ranged.program
     assert all(d.high == 4096 for d in program.dimensions)  # nothing asked for less
     assert program_from_json(program_to_json(program)) == program

@@ -24,7 +24,7 @@ from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program import kernels
 from tilewright.compiler.program.build import LoweredKernel
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service import cli
 
@@ -84,7 +84,7 @@ def check(model: onnx.ModelProto, inputs: dict[str, np.ndarray], output: np.ndar
 
 def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
     executable = tilewright.compile_model(model)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.open == ("batch", "sequence")
     assert executable.reason == ""
     for batch, sequence in ((1, 7), (2, 16), (1, 7), (3, 1), (1, 4096)):
@@ -120,7 +120,7 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
 
     monkeypatch.setattr(driver, "make_plan", refusing)
     executable = tilewright.compile_model(model)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.reason == reason
     assert executable.made == ()
     for batch, sequence in ((1, 7), (2, 16), (1, 7), (3, 1)):
@@ -148,7 +148,7 @@ def halved() -> onnx.ModelProto:
 def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
     model = halved()
     executable = tilewright.compile_model(model)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None, executable.reason
     assert [d.range_text for d in executable.ranged.dimensions] == ["2..4096:2", "2..4096:2"]
     for height, width in ((2, 2), (30, 64), (66, 4)):
@@ -160,7 +160,7 @@ def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
 def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
     given = {"height": "2..64", "width": "4..64:4"}
     executable = tilewright.compile_model(halved(), dims=given)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.reason == (
         "Concat 'join': whether 2*((height)//2) is height is known at run time only "
         "(height 2..64); --dim height=2..64:2 decides it"
@@ -195,7 +195,7 @@ def test_a_range_that_ends_beyond_a_table(last: str) -> None:
     """One program serves as many rows as there are; behind them a part ends with the table."""
     model = table_part(last)
     executable = tilewright.compile_model(model, dims={"n": "1..40"})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None
     assert [d.range_text for d in executable.ranged.dimensions] == ["1..20"]
     assert executable.reason.endswith("; --dim n=1..20 decides it")
@@ -241,7 +241,7 @@ def test_the_reason_says_which_part_is_served() -> None:
     """Not the one that decides the first question alone."""
     model = several_tables([20, 10, 15])
     executable = tilewright.compile_model(model, dims={"n": "1..40"})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None
     assert [d.range_text for d in executable.ranged.dimensions] == ["1..10"]
     assert executable.reason.startswith("Slice 'p0': whether n-1 < 20 ")
@@ -256,7 +256,7 @@ def test_ranges_are_narrowed_so_often_and_no_more(monkeypatch: pytest.MonkeyPatc
     load = driver.load_graph
     monkeypatch.setattr(driver, "load_graph", lambda *given: imports.append(given) or load(*given))
     executable = tilewright.compile_model(several_tables(range(50, 20, -1)), dims={"n": "1..60"})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.ranged is None
     assert executable.reason.endswith("; --dim n=1..50 decides it")
     assert len(imports) < 20
@@ -274,14 +274,14 @@ def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(
 
     monkeypatch.setattr(kernels, "lower_workload", refusing)
     executable = tilewright.compile_model(model, dims={"batch": 2})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert "the value of sequence and s1 is known at run time only" in executable.reason
     assert re.match(r"'\w[^']*': the fused workload of ", executable.reason)
 
 
 def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:
     executable = tilewright.compile_model(model, dims={"batch": 2})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.open == ("sequence",)
     inputs = feeds(2, 5)
     check(model, inputs, executable.run(inputs)[0])
@@ -298,7 +298,7 @@ def test_no_dimension_is_negative(model: onnx.ModelProto) -> None:
 
 def test_a_dimension_may_have_a_range(model: onnx.ModelProto) -> None:
     executable = tilewright.compile_model(model, dims={"batch": "2..4:2", "sequence": range(1, 9)})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     inputs = feeds(2, 8)
     check(model, inputs, executable.run(inputs)[0])
     with pytest.raises(tilewright.InvalidInputError, match=r"'x': dimension 1 \('sequence'\) is 9"):
@@ -311,7 +311,7 @@ def test_a_dimension_may_have_a_range(model: onnx.ModelProto) -> None:
 
 def test_programs_share_their_weights(model: onnx.ModelProto) -> None:
     executable = tilewright.compile_model(model, dims={"batch": 1})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     # as many rows as these have one default schedule, so that each packs its weights alike
     first = executable.executable({"sequence": 64})
     second = executable.executable({"sequence": 128})
@@ -388,7 +388,7 @@ def test_a_run_from_the_command_line_takes_its_sizes_from_the_inputs(
 
 def test_many_sizes_pack_their_weights_once(model: onnx.ModelProto) -> None:
     executable = tilewright.compile_model(model.SerializeToString(), dims={"batch": 1})
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     programs = [executable.executable({"sequence": size}) for size in (64, 5, 100, 17, 33)]
     assert len({program.program.weight_bytes for program in programs}) == 1
     assert len({program.weights.ctypes.data for program in programs}) == 1

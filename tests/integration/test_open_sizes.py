@@ -28,7 +28,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service import cli
 from tilewright.service.settings import Settings
@@ -120,7 +120,7 @@ NAMES = ["bert", "gpt2", "llama"]
 def test_one_program_over_fifty_size_vectors(name: str) -> None:
     tried = case(name)
     executable = tilewright.compile_model(tried.model, dims=dict(tried.ranges))
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.reason == ""
     session = onnxruntime.InferenceSession(tried.model.SerializeToString())
     for sizes in vectors(tried.ranges):
@@ -326,7 +326,7 @@ def test_a_mask_is_as_long_as_past_and_new_rows(name: str) -> None:
     """The model adds it to scores of that length, or its dimension's name says so."""
     proto = cached_rows(name)
     executable = tilewright.compile_model(proto)
-    assert isinstance(executable, SizedExecutable)
+    assert isinstance(executable, GuardedModel)
     assert executable.reason == ""
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     for past, sequence in [(3, 5), (1, 1), (17, 2)]:
@@ -346,7 +346,7 @@ def test_an_artifact_keeps_ranges_of_what_others_express(
     dims = [word for each in ranges for word in ("--dim", each)]
     assert cli.run(["compile", str(tmp_path / "cache.onnx"), "-o", str(folder), *dims]) == 0
     loaded = tilewright.load_artifact(folder)
-    assert isinstance(loaded, SizedExecutable)
+    assert isinstance(loaded, GuardedModel)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
 
     def feeds(past: int, sequence: int) -> dict[str, np.ndarray]:

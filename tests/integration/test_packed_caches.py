@@ -12,7 +12,7 @@ import pytest
 from benchmarks.onnx_writer import OnnxWriter
 from tests.states import only_changed
 from tilewright.compiler.api import compile_model
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 
 HEADS, SIZE = 2, 8
 WIDTH = HEADS * SIZE
@@ -72,7 +72,7 @@ def decoder(attend: Any) -> Any:
 def test_a_packed_cache_grows_in_place(attend: Any) -> None:
     model = decoder(attend)
     executable = compile_model(model, dims={"batch": "1..4", "past": "0..40", "tokens": "1..9"})
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     assert executable.ranged.rooms == ((1,),)
     (room,) = executable.ranged.program.rooms
     sizes = {"batch": 1, "past": 40, "tokens": 1, room.name: 7}

@@ -26,7 +26,7 @@ from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.context import RunContext
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.compiler.targets.host import host_target
 
@@ -101,7 +101,7 @@ def test_one_program_serves_prompts_and_single_tokens(name: str) -> None:
     for tokens in STEPS:
         session.run(feeds(tokens, past))
         past += tokens
-    assert isinstance(executable, SizedExecutable) and executable.made == ()
+    assert isinstance(executable, GuardedModel) and executable.made == ()
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -121,7 +121,7 @@ def test_no_step_copies_a_cache_that_grows(name: str) -> None:
     """One program for all sizes, which at none of them moves old rows."""
     model = DECODERS[name](length=4096, vocabulary=WORDS, cache="growing", **SMALL[name])
     executable = compile_model(model, dims={"past": "0..4000", "tokens": "1..64"})
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     whole = executable.ranged.program
     (room,) = whole.rooms
     program = whole.at({"past": 4000, "tokens": 1, room.name: 95})
@@ -174,7 +174,7 @@ def test_a_text_is_as_long_as_the_table_of_positions() -> None:
     """Nobody gave a range: `past + tokens` may be 32, and what is longer changes nothing."""
     model = DECODERS["gpt2"](length=LENGTH, vocabulary=WORDS, cache="growing", **SMALL["gpt2"])
     executable = compile_model(model)
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     ranges = {d.name: d.range_text for d in executable.ranged.dimensions}
     assert ranges == {"past": "0..31", "tokens": "1..32"}
     session = executable.bind(state_names(model), first_states(model))
@@ -287,7 +287,7 @@ def test_caches_grow_in_place_along_any_dimension() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     executable = compile_model(model, dims={"past": "0..100", "new": "1..20", "batch": "1..4"})
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     assert executable.ranged.rooms == ((0, 1),)
     reference = onnxruntime.InferenceSession(model.SerializeToString())
     random = np.random.default_rng(0)
@@ -317,7 +317,7 @@ def test_steps_may_add_no_rows() -> None:
     graph = helper.make_graph([concat], "step", [info["past"], info["new"]], [info["all"]])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     executable = compile_model(model, dims={"past": "0..20", "new": "0..5", "batch": "1..3"})
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     assert executable.ranged.rooms == ((0,),)
     expected = np.zeros((2, 0, 4), np.float32)
     session = executable.bind({"all": "past"}, {"past": expected})

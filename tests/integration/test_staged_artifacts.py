@@ -30,7 +30,7 @@ from tilewright.compiler.bindings.ort.description import numpy_type
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
-from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.service.cli import run as run_cli
 from tilewright.service.jobs.given_inputs import NONE_GIVEN
 from tilewright.service.jobs.planning import ModelRequest
@@ -162,7 +162,7 @@ def test_drawn_inputs_that_a_model_refuses_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = compile_model(chosen_rows())
-    assert isinstance(made, StagedExecutable)
+    assert isinstance(made, GuardedModel) and made.is_cut
 
     def fails(*_: object, **__: object) -> None:
         raise InvalidInputError("no rate of 7")
@@ -177,7 +177,7 @@ def test_a_dimension_without_a_range_has_a_hint() -> None:
     for port in proto.graph.input:
         port.type.tensor_type.shape.dim[0].dim_param = "rows"
     made = compile_model(proto)
-    assert isinstance(made, StagedExecutable) and made.open == ("rows",)
+    assert isinstance(made, GuardedModel) and made.is_cut and made.open == ("rows",)
     ((sizes, inputs),) = staged_inputs(made, NONE_GIVEN)
     assert sizes["rows"] == len(inputs["x"]) == len(inputs["mark"]) > 1
 
@@ -308,7 +308,7 @@ def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None
         plans = plan_programs(ModelRequest(branches().SerializeToString()), {})
     build_artifact(plans, FixedSchedules({}), tmp_path / "a")
     made = load_artifact(tmp_path / "a")
-    assert isinstance(made, StagedExecutable)
+    assert isinstance(made, GuardedModel) and made.is_cut
     mark, x = np.arange(9) % 2 == 0, np.ones((9, 4), np.float32)
     (y,) = made.run({"x": x, "mark": mark})
     np.testing.assert_array_equal(y, np.ones((5, 4), np.float32))

@@ -21,8 +21,8 @@ from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.random_bits import RandomTensor
 from tilewright.compiler.ops.random_numbers import _largest_below
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.native import pinned_random_keys
-from tilewright.compiler.runtime.sized import SizedExecutable
 
 COUNT = 40_000
 SIGMAS = 4.0
@@ -180,7 +180,7 @@ def test_keys_stay_pinned_until_the_last_of_overlapping_uses_ends() -> None:
 def test_one_program_draws_for_any_size() -> None:
     proto = model("y = RandomUniformLike (x)", "float[n, 5] x", "float[n, 5] y")
     executable = tilewright.compile_model(proto)
-    assert isinstance(executable, SizedExecutable) and executable.ranged is not None
+    assert isinstance(executable, GuardedModel) and executable.ranged is not None
     with pinned_random_keys():
         few, many = (executable.run({"x": np.zeros((n, 5), np.float32)})[0] for n in (3, 70))
     np.testing.assert_array_equal(few, many[:3])

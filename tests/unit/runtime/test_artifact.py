@@ -22,10 +22,10 @@ from tilewright.compiler.runtime import artifact_writer
 from tilewright.compiler.runtime.artifact import SizedProgram, load_artifact, read_artifact
 from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
 from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
-from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.runtime.weight_file import WeightFile
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
@@ -120,7 +120,7 @@ def test_the_sizes_of_the_inputs_select_a_program(
     ports = OpenPorts({port.name: ("n",)}, {program.outputs[0].name: ("n",)})
     save(tmp_path / "a", programs=[*programs, SizedProgram((("n", 1),), program)], ports=ports)
     loaded = load_artifact(tmp_path / "a")
-    assert isinstance(loaded, SizedExecutable)
+    assert isinstance(loaded, GuardedModel)
     np.testing.assert_array_equal(loaded.run({port.name: X})[0], X + 1)
     assert loaded.made == ((("n", X.size),),)
     with pytest.raises(InvalidInputError, match=f"n=5 is not served, only n={X.size}; n=1"):
@@ -448,7 +448,7 @@ def test_a_manifest_states_its_ranges(ranged: Path) -> None:
 
 def test_sizes_with_a_program_of_their_own_use_it(ranged: Path) -> None:
     loaded = load_artifact(ranged)
-    assert isinstance(loaded, SizedExecutable)
+    assert isinstance(loaded, GuardedModel)
     for past, chunk in ((3, 8), (3, 4), (4, 8)):
         given = open_programs.feeds(past, chunk)
         open_programs.expect(loaded.run(given), given)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
-from tilewright.compiler.runtime.sized import SizedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.service.background import BackgroundTuner
 from tilewright.service.settings import Settings
 
@@ -56,7 +56,7 @@ def test_a_model_is_tuned_in_another_process(
     monkeypatch.setattr(BackgroundTuner, "command", command)
     tuner = BackgroundTuner(settings=Settings(data_folder=tmp_path / "data"))
     tuned = tuner(model, CompileOptions(dims={"rows": range(1, 5)}))
-    assert isinstance(tuned, SizedExecutable)
+    assert isinstance(tuned, GuardedModel)
     np.testing.assert_allclose(tuned.run({"x": X})[0], X @ W, rtol=1e-5)
     written = seen.read_bytes().removesuffix(str(tmp_path / "data").encode())
     (weights,) = read_model(written).proto.graph.initializer

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from tests.unit.service.api_calls import submit, upload
 from tests.unit.service.tuners import loop, model_bytes, work_once
 from tilewright.compiler.runtime.artifact import load_artifact
-from tilewright.compiler.runtime.stages import StagedExecutable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.service.archive import unpack
 from tilewright.service.jobs import run_job
 from tilewright.service.jobs.tuner_process import TunerProcess
@@ -114,7 +114,7 @@ def test_a_job_of_a_model_whose_data_decide_sizes_serves_its_stages(
     (tmp_path / "a.tar").write_bytes(client.get(f"{path}/artifact").content)
     unpack(tmp_path / "a.tar", tmp_path / "a")
     made = load_artifact(tmp_path / "a")
-    assert isinstance(made, StagedExecutable)
+    assert isinstance(made, GuardedModel) and made.is_cut
     x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
     for count in (1, 5, 9):
         mark = np.where(np.arange(9) < count, 1, -1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Open dimensions at run time: which program runs, and what is refused."""
+"""Models of several programs: which one runs, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.sized_models import sized_model
 from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import arrays_in_order
 from tilewright.compiler.runtime.ports import OpenPorts, Sizes
-from tilewright.compiler.runtime.sized import SizedExecutable
 from tilewright.compiler.sizes import Dimension
 
 PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
@@ -48,7 +49,7 @@ def arrays(batch: int, sequence: int) -> dict[str, np.ndarray]:
 
 
 def test_sizes_are_made_once_and_kept() -> None:
-    executable = SizedExecutable(PORTS, make)
+    executable = sized_model(PORTS, make)
     for batch, sequence in ((1, 5), (2, 5), (1, 5)):
         feeds = arrays(batch, sequence)
         np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
@@ -65,7 +66,7 @@ def test_a_program_is_made_once_by_many_threads() -> None:
         time.sleep(0.02)
         return make(sizes)
 
-    executable = SizedExecutable(PORTS, slowly)
+    executable = sized_model(PORTS, slowly)
     threads = [threading.Thread(target=executable.run, args=(arrays(1, 4),)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -75,14 +76,14 @@ def test_a_program_is_made_once_by_many_threads() -> None:
 
 
 def test_a_closed_list_refuses_by_name() -> None:
-    executable = SizedExecutable(PORTS, make, SERVED)
+    executable = sized_model(PORTS, make, SERVED)
     executable.run(arrays(2, 8))
     with pytest.raises(InvalidInputError, match=r"batch=2, sequence=7 is not served, only batch=1"):
         executable.run(arrays(2, 7))
 
 
 def test_padding_takes_the_next_sizes_and_cuts_back() -> None:
-    executable = SizedExecutable(replace(PORTS, pad=True), make, SERVED)
+    executable = sized_model(replace(PORTS, pad=True), make, SERVED)
     feeds = arrays(2, 3)
     (y,) = executable.run(feeds)
     np.testing.assert_array_equal(y, 2 * feeds["mask"])
@@ -94,7 +95,7 @@ def test_padding_takes_the_next_sizes_and_cuts_back() -> None:
 
 def test_padding_is_refused_where_it_cannot_be_undone() -> None:
     with pytest.raises(InvalidArgumentError, match="output 'y': dimension 1 depends"):
-        SizedExecutable(OpenPorts(PORTS.inputs, {"y": ("batch", -1)}, pad=True), make, SERVED)
+        sized_model(OpenPorts(PORTS.inputs, {"y": ("batch", -1)}, pad=True), make, SERVED)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,11 @@ def test_padding_is_refused_where_it_cannot_be_undone() -> None:
 )
 def test_contradictions_are_named(x: tuple[int, ...], mask: tuple[int, ...], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        SizedExecutable(PORTS, make, SERVED).run({"x": np.ones(x), "mask": np.ones(mask)})
+        sized_model(PORTS, make, SERVED).run({"x": np.ones(x), "mask": np.ones(mask)})
 
 
 def test_what_are_no_arrays_or_sizes_is_said() -> None:
-    executable = SizedExecutable(PORTS, make)
+    executable = sized_model(PORTS, make)
     for wrong in ([[1.0], [1.0, 2.0]], None, 3.0):
         with pytest.raises(InvalidInputError, match=r"input 'mask' is of type .*expected an array"):
             executable.run({"x": np.ones((2, 3)), "mask": wrong})  # type: ignore[dict-item]
@@ -136,7 +137,7 @@ def test_ports_read_back() -> None:
 
 def test_a_size_outside_of_its_range_is_refused_by_name() -> None:
     ranges = {"batch": Dimension("batch", 1, 8), "sequence": Dimension("sequence", 1, 4, 32)}
-    executable = SizedExecutable(PORTS, make, ranges=ranges)
+    executable = sized_model(PORTS, make, ranges=ranges)
     feeds = arrays(8, 128)
     np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
     with pytest.raises(
@@ -173,15 +174,13 @@ class Ranged(Doubling):
         self.runs += 1
         return [2 * arrays[1]]
 
-    def run(
-        self, arrays: list[np.ndarray], *, labels: bool = True, stop: Any = None
-    ) -> list[np.ndarray]:
-        return self.run_into(arrays, {})
+    def run(self, inputs: Any, *, labels: bool = True, stop: Any = None) -> list[np.ndarray]:
+        return self.run_into([*arrays_in_order(inputs, ("x", "mask"))], {})
 
 
 def test_one_program_serves_its_ranges_and_others_are_made() -> None:
     ranged = Ranged()
-    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, ranged))
+    executable = sized_model(PORTS, make, ranged=cast(Executable, ranged))
     for batch, sequence in ((1, 5), (4, 8), (3, 1)):
         feeds = arrays(batch, sequence)
         np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
@@ -201,7 +200,7 @@ def test_a_range_of_a_dimension_that_the_program_expresses_by_others_holds() -> 
 
     ranged = OfBatch()
     ranges = {"batch": Dimension("batch", 1, 4), "sequence": Dimension("sequence", 1, 6)}
-    executable = SizedExecutable(PORTS, make, ranges=ranges, ranged=cast(Executable, ranged))
+    executable = sized_model(PORTS, make, ranges=ranges, ranged=cast(Executable, ranged))
     executable.run(arrays(2, 6))
     message = r"'mask': dimension 1 \('sequence'\) is 7, expected 1\.\.6"
     with pytest.raises(InvalidInputError, match=message):
@@ -216,7 +215,7 @@ def test_a_range_of_a_dimension_that_the_program_expresses_by_others_holds() -> 
 
 def test_a_size_that_was_made_for_its_own_sake_is_used() -> None:
     ranged = Ranged()
-    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, ranged))
+    executable = sized_model(PORTS, make, ranged=cast(Executable, ranged))
     executable.executable({"batch": 2, "sequence": 4})
     executable.run(arrays(2, 4))
     assert ranged.runs == 0
@@ -229,14 +228,14 @@ def test_what_is_wrong_besides_sizes_is_said_as_it_is() -> None:
         def run_into(self, arrays: list[np.ndarray], given: object) -> list[np.ndarray]:
             raise InvalidInputError("input 'x' has dtype int8")
 
-    executable = SizedExecutable(PORTS, make, ranged=cast(Executable, Picky()))
+    executable = sized_model(PORTS, make, ranged=cast(Executable, Picky()))
     with pytest.raises(InvalidInputError, match="dtype int8"):
         executable.run(arrays(2, 4))
     assert executable.made == ()
 
 
 def test_why_nothing_serves_a_range_is_kept() -> None:
-    executable = SizedExecutable(PORTS, make, reason="what it gathers depends on n")
+    executable = sized_model(PORTS, make, reason="what it gathers depends on n")
     assert executable.reason == "what it gathers depends on n"
     executable.run(arrays(2, 4))
     assert len(executable.made) == 1
@@ -247,7 +246,7 @@ def test_a_size_outside_of_the_range_may_have_a_program_of_its_own(pad: bool) ->
     ranges = {"batch": Dimension("batch", 1, 4), "sequence": Dimension("sequence", 1, 8)}
     served = [(("batch", 8), ("sequence", 16))]
     ranged = cast(Executable, Ranged())
-    executable = SizedExecutable(replace(PORTS, pad=pad), make, served, ranges, ranged)
+    executable = sized_model(replace(PORTS, pad=pad), make, served, ranges, ranged)
     feeds = arrays(8, 16)
     np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
     feeds = arrays(6, 3)
@@ -267,7 +266,7 @@ def test_nothing_is_padded_that_the_range_serves() -> None:
     ranged = Ranged()
     ports = replace(PORTS, pad=True)
     served = [(("batch", 4), ("sequence", 16))]
-    executable = SizedExecutable(ports, make, served, ranged=cast(Executable, ranged))
+    executable = sized_model(ports, make, served, ranged=cast(Executable, ranged))
     for batch, sequence in ((2, 7), (4, 12), (4, 16)):
         feeds = arrays(batch, sequence)
         np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])

@@ -1,0 +1,568 @@
+"""Compiled models of several programs, each with a guard: sizes of the inputs, or what the data
+decide, select what runs.
+
+One program may serve all sizes of a range; some sizes may have programs of their own. What none
+serves is compiled when a run first needs it, in a process that has the compiler. An artifact holds
+a closed list. Where its manifest says so, inputs between two served sizes are padded with zeros up
+to the next one and the outputs cut back.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from tilewright.compiler.errors import (
+    CompilerError,
+    InvalidArgumentError,
+    InvalidInputError,
+    ModelWarning,
+)
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.inputs import arrays_in_order, listed, shapes_of
+from tilewright.compiler.runtime.model import Model
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import (
+    Dims,
+    OpenPort,
+    OpenPorts,
+    Sizes,
+    checked_sizes,
+    dims_text,
+    ranges_text,
+    sizes_text,
+)
+from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.session import Session
+from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Make, Reads
+from tilewright.compiler.runtime.stopping import StopFlag
+from tilewright.compiler.sizes import Dimension
+
+T = TypeVar("T")
+
+Ran: TypeAlias = tuple[Executable, dict[str, Array]]
+"""A program that ran, and its inputs."""
+
+Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
+"""Gives the same model with other dimensions of its inputs."""
+
+
+class GuardedModel(Model):
+    """A compiled model of several programs.
+
+    A program is made once, whatever threads need it.
+
+    Args:
+        ports: its inputs and outputs, without the dimensions that the caller gives a size.
+        first: the model as what is left of itself: its inputs are what it reads.
+        make: gives stages that are not among `DataCut.made`, and puts them there. One thread
+            calls it at a time.
+        part: for runs in which one name in the file stands for two sizes; None where each such run
+            has programs for its sizes alone, or is an error, as in an artifact.
+
+    Raises:
+        InvalidArgumentError: if inputs are to be padded and an output could not be cut back.
+    """
+
+    def __init__(
+        self,
+        ports: OpenPorts,
+        first: DataCut[Executable],
+        make: Make[Executable],
+        part: Part | None = None,
+    ) -> None:
+        ports.check_padding()
+        self.ports = ports
+        self.ranges = {n: r for n, r in first.reads.ranges.items() if n in ports.open}
+        self._first = first
+        self._make = make
+        if part is None and first.whole and first.served is None:
+            part = self._with_inputs
+        self._part = part
+        self._parted: dict[tuple[Dims, ...], GuardedModel] = {}
+        self._names = tuple(ports.inputs)
+        self._dims = tuple(ports.inputs.values())
+        self._lock = threading.Lock()
+        self._direct = self._only_ranged()
+
+    # ---- what it is
+
+    @property
+    def inputs(self) -> tuple[OpenPort, ...]:
+        return self.ports.described(self.ports.inputs)
+
+    @property
+    def outputs(self) -> tuple[OpenPort, ...]:
+        return self.ports.described(self.ports.outputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(self.ports.outputs)
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """The names of the inputs' dynamic dimensions, each once, in order."""
+        return self.ports.open
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the model may be cut where the data decide a size."""
+        return not self._first.whole
+
+    @property
+    def programs(self) -> int:
+        """How many programs have been made so far and are kept."""
+        stages = (stage for cut in self._first.walk() for stage in list(cut.made.values()))
+        return sum(stage.program is not None for stage in stages)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why programs serve one combination of sizes each, where they do, or a part of the ranges
+        that were given."""
+        return tuple(dict.fromkeys(cut.reason for cut in self._first.walk() if cut.reason))
+
+    @property
+    def reason(self) -> str:
+        """The first of `reasons`; empty without any."""
+        return next(iter(self.reasons), "")
+
+    @property
+    def ranged(self) -> Executable | None:
+        """The program that serves ranges, of a model that is not cut; None if there is none."""
+        found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
+        return next(found, None) if self._first.whole else None
+
+    @property
+    def made(self) -> tuple[Sizes, ...]:
+        """The sizes that there are programs of their own for, in the order in which they were first
+        needed, of a model that is not cut."""
+        made = tuple(self._first.made) if self._first.whole else ()
+        own = tuple(tuple(sorted(facts.sizes)) for facts in made if not facts.open)
+        return own + tuple(sizes for other in self._parted.values() for sizes in other.made)
+
+    @property
+    def served(self) -> tuple[Sizes, ...] | None:
+        """The sizes that an artifact has programs of their own for; None if others can be made."""
+        listed_ = self._first.served
+        if listed_ is None:
+            return None
+        return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
+
+    def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
+        """The inputs that are no text, with these sizes of `open`."""
+        return tuple(
+            Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
+            for crossing in self._first.reads.crossings
+            if not crossing.text
+        )
+
+    def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs that are text, by name, with these sizes of `open`."""
+        return {
+            crossing.name: _shape(crossing.dims, sizes)
+            for crossing in self._first.reads.crossings
+            if crossing.text
+        }
+
+    def executable(self, sizes: Mapping[str, int]) -> Executable:
+        """The program for exactly these sizes, made if it is not there, which then runs for them.
+
+        Raises:
+            InvalidInputError: if the sizes are not served, or one that has no program of its own is
+                outside of its range.
+            ArtifactError: if the sizes contradict each other.
+            InvalidArgumentError: if they are no mapping from names to integers, or the model is cut
+                so that no program is the whole of it.
+            CompilerError: if no program can be made for them.
+        """
+        cut, given = self._first, checked_sizes(sizes)
+        facts = cut.reads.at(given)
+        if not cut.whole:
+            raise InvalidArgumentError(
+                "the data decide sizes of this model: none of its programs is the whole model"
+            )
+        if facts not in cut.made:
+            if facts not in (cut.served or ()):
+                for name, size in sorted(given.items()):
+                    known = self.ranges.get(name)
+                    if known is not None and size not in known:
+                        raise InvalidInputError(
+                            f"dimension '{name}' is {size}, expected {self._expected(known)}"
+                        )
+                if cut.served is not None and not self._in_ranges(given):
+                    raise self._not_served(facts)
+            with self._lock:
+                if facts not in cut.made:
+                    self._made_now(cut, facts, {})
+        stage = cut.made[facts]
+        assert stage.program is not None
+        return stage.program
+
+    def _in_ranges(self, sizes: Mapping[str, int]) -> bool:
+        """Whether sizes are given for all dimensions of the program that serves ranges."""
+        if self.ranged is None:
+            return False
+        needed = {dimension.name for dimension in self.ranged.dimensions}
+        return needed <= sizes.keys() <= needed | set(self.open)
+
+    # ---- a run
+
+    def run(
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        *,
+        labels: bool = True,
+        stop: StopFlag | None = None,
+    ) -> list[Array]:
+        direct = self._direct
+        if direct is not None:
+            try:
+                return direct.run(inputs, labels=labels, stop=stop)
+            except InvalidInputError:
+                if direct.takes(arrays_in_order(inputs, self._names)):  # a dtype, and no size
+                    raise
+        return self._run(inputs, labels, stop)[0]
+
+    def programs_of(self, inputs: Mapping[str, Array] | Sequence[Array]) -> list[Ran]:
+        """The programs that a run on these inputs consists of, each with its own inputs, in order.
+
+        Raises:
+            InvalidInputError, CompilerError: as `run` does.
+        """
+        return self._run(inputs, labels=False)[1]
+
+    def _run(
+        self,
+        inputs: Mapping[str, Array] | Sequence[Array],
+        labels: bool,
+        stop: StopFlag | None = None,
+    ) -> tuple[list[Array], list[Ran]]:
+        """What a run gives, and what ran for it."""
+        ordered = arrays_in_order(inputs, self._names)
+        if (dims := self._apart(ordered)) != self._dims:
+            return self._parted_as(dims, ordered, lambda other: other._run(ordered, labels, stop))
+        values = self._values(ordered)
+        if self.ports.pad and self._first.facts(values) not in (self._first.served or ()):
+            return self._padded(values, labels, stop)
+        ran: list[Ran] = []
+        cut: DataCut[Executable] | None = self._first
+        while cut is not None:
+            stage, given = self._stage(cut, values)
+            if stage.program is not None:
+                ran.append((stage.program, given))
+                found = stage.program.run(list(given.values()), labels=labels, stop=stop)
+                if cut.whole:
+                    return found, ran
+                found = found if labels else stage.program.listed(found)
+                values |= dict(zip(stage.makes, found, strict=True))
+            cut = stage.behind
+        return [values[name] for name in self.output_names], ran
+
+    def bind(
+        self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
+    ) -> Session:
+        names = self.output_names
+        if self.ranged is not None:
+            names = tuple(port.name for port in self.ranged.outputs)
+        dtypes = {crossing.name: crossing.dtype.numpy for crossing in self._first.reads.crossings}
+        return Session(
+            self.ports.inputs, names, self.program_for, self.run, states, initial or {}, dtypes
+        )
+
+    def program_for(self, arrays: Sequence[Array]) -> Executable | None:
+        """The program that is all of a run on these inputs; None if that takes several."""
+        if not self._first.whole:
+            return None
+        if self._direct is not None and self._direct.takes(arrays):
+            return self._direct
+        if (dims := self._apart(arrays)) != self._dims:
+            return self._parted_as(dims, arrays, lambda other: other.program_for(arrays))
+        return self._stage(self._first, self._values(arrays))[0].program
+
+    def _only_ranged(self) -> Executable | None:
+        """The program that is to be tried first: no other serves any of its sizes, and it refuses
+        what is outside of the ranges."""
+        cut = self._first
+        if (
+            not cut.whole
+            or cut.own
+            or self.ports.pad
+            or any(f not in cut.made for f in cut.served or ())
+        ):
+            return None
+        if len(cut.made) != 1:
+            return None
+        ((facts, stage),) = cut.made.items()
+        if not facts.open or stage.program is None:
+            return None
+        # dimensions that the program expresses by others: it does not know what ranges they had
+        known = {dimension.name for dimension in stage.program.dimensions}
+        return (
+            None if any(n in self.ranges and n not in known for n in self.open) else stage.program
+        )
+
+    # ---- inputs
+
+    def _values(self, arrays: Sequence[Array]) -> dict[str, Array]:
+        """The inputs by name, as programs take them.
+
+        Raises:
+            InvalidInputError: if one is no array, or of another shape or type.
+        """
+        sizes: dict[str, tuple[int, str]] = {}
+        outside: InvalidInputError | None = None
+        shapes = shapes_of(arrays, self._names)
+        for name, dims, shape in zip(self._names, self._dims, shapes, strict=True):
+            fits = len(shape) == len(dims) and all(
+                isinstance(dim, str) or extent == dim
+                for extent, dim in zip(shape, dims, strict=True)
+            )
+            if not fits:
+                raise InvalidInputError(
+                    f"input '{name}' has shape {shape}, expected {dims_text(dims)}"
+                )
+            for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
+                if not isinstance(dim, str):
+                    continue
+                where = f"input '{name}': dimension {position} ('{dim}') is {extent}"
+                known = self.ranges.get(dim)
+                if known is not None and extent not in known and outside is None:
+                    outside = InvalidInputError(f"{where}, expected {self._expected(known)}")
+                first, other = sizes.setdefault(dim, (extent, name))
+                if first != extent:
+                    raise InvalidInputError(f"{where}, input '{other}' has {first}")
+        values = dict(zip(self._names, arrays, strict=True))
+        if not self._first.whole:  # a program checks what it takes
+            for crossing in self._first.reads.crossings:
+                values[crossing.name] = crossing.taken(values[crossing.name])
+        if outside is not None and not self._has_own(values):
+            raise outside
+        return values
+
+    def _has_own(self, values: Mapping[str, Array]) -> bool:
+        """Whether there is a program for these sizes alone, or others to pad to."""
+        served = self._first.served
+        if not self._first.whole or served is None:
+            return False
+        return self.ports.pad or self._first.reads.exact(values) in served
+
+    def _expected(self, known: Dimension) -> str:
+        """The range, and the sizes that have programs of their own: `1..4, or batch=8`."""
+        return ", or ".join([known.range_text, *map(sizes_text, self.served or ())])
+
+    def _not_served(self, facts: Facts) -> InvalidInputError:
+        served = [
+            ranges_text(each.open) or sizes_text(tuple(sorted(each.sizes)))
+            for each in self._first.served or ()
+        ]
+        asked = sizes_text(tuple(sorted(facts.sizes)))
+        return InvalidInputError(f"{asked} is not served, only {'; '.join(served)}")
+
+    def _apart(self, arrays: Sequence[Array]) -> tuple[Dims, ...]:
+        """The dimensions of the inputs; one whose name has another size before it is one of its
+        own (`x[0]`)."""
+        sizes: dict[str, int] = {}
+        found: list[Dims] = []
+        if self._part is None:
+            return self._dims
+        for name, dims, shape in zip(
+            self._names, self._dims, shapes_of(arrays, self._names), strict=True
+        ):
+            if len(shape) != len(dims):
+                return self._dims
+            found.append(
+                tuple(
+                    f"{name}[{position}]"
+                    if isinstance(dim, str) and sizes.setdefault(dim, extent) != extent
+                    else dim
+                    for position, (dim, extent) in enumerate(zip(dims, shape, strict=True))
+                )
+            )
+        return tuple(found)
+
+    def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
+        """The same model with other dimensions of its inputs, if it is not cut."""
+        ports, reads = replace(self.ports, inputs=inputs), self._first.reads.parted(inputs)
+        return GuardedModel(ports, whole_cut(reads, ports), self._make)
+
+    def _parted_as(
+        self,
+        dims: tuple[Dims, ...],
+        arrays: Sequence[Array],
+        use: Callable[[GuardedModel], T],
+    ) -> T:
+        """What `use` gives for the model with these dimensions of its inputs. If the model cannot
+        have them, the inputs are at fault."""
+        try:
+            with self._lock:
+                other = self._parted.get(dims)
+                if other is None:
+                    assert self._part is not None
+                    other = self._part(dict(zip(self._names, dims, strict=True)))
+            found = use(other)
+        except CompilerError as error:
+            try:
+                self._values(arrays)
+            except InvalidInputError as refused:
+                raise refused from error
+            raise
+        if dims not in self._parted:
+            self._parted[dims] = other
+            named = {d for each in dims for d in each if isinstance(d, str)} - set(self.open)
+            warnings.warn(
+                f"the sizes of {listed(sorted(named))} differ from others of their names: "
+                "they are taken as dimensions of their own",
+                ModelWarning,
+                stacklevel=4,
+            )
+        return found
+
+    def _padded(
+        self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
+    ) -> tuple[list[Array], list[Ran]]:
+        """The outputs of a larger size, cut back."""
+        sizes = dict(self._first.reads.exact(values).sizes)
+        larger = self._next_sizes(sizes)
+        padded = {
+            name: _enlarged(np.asarray(values[name]), _shape(dims, larger))
+            for name, dims in self.ports.inputs.items()
+        }
+        executable = self.executable(larger)
+        results = executable.run(list(padded.values()), labels=False, stop=stop)
+        cut = [
+            _cut(result, _shape(dims, sizes))
+            for result, dims in zip(results, self.ports.outputs.values(), strict=True)
+        ]
+        return executable.labelled(cut) if labels else cut, [(executable, padded)]
+
+    def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The smallest served sizes that hold these."""
+        fitting = [
+            served
+            for served in self.served or ()
+            if all(size >= sizes[name] for name, size in served)
+        ]
+        if not fitting:
+            raise self._not_served(Facts(tuple(sizes.items())))
+        return dict(min(fitting, key=lambda each: (prod(size for _, size in each), each)))
+
+    # ---- stages
+
+    def _stage(
+        self, cut: DataCut[Executable], values: Mapping[str, Array]
+    ) -> tuple[DataStage[Executable], dict[str, Array]]:
+        """The stage for these values, made if it is not there, and its inputs."""
+        while True:
+            facts = cut.facts(values)
+            stage = self._made(cut, facts, values)
+            if stage is None:
+                continue  # with other ends, or with a reason
+            given = self._given(cut, stage, facts, values)
+            if not facts.open or stage.program is None or stage.program.takes(list(given.values())):
+                return stage, given
+            # Two sizes that the program expresses by each other differ in this run, which says
+            # nothing about the next one.
+            facts = cut.reads.exact(values)
+            stage = self._made(cut, facts, values)
+            assert stage is not None, "sizes of one run have no ends"
+            return stage, self._given(cut, stage, facts, values)
+
+    def _made(
+        self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable] | None:
+        """The stage for these facts; None if none serves their ranges."""
+        stage = cut.made.get(facts)
+        if stage is not None:
+            return stage
+        if cut.served is not None and facts not in cut.served:
+            if cut.whole:
+                raise self._not_served(facts)
+            raise InvalidInputError(
+                f"the artifact has no program for what the data decide: {facts.text}"
+            )
+        with self._lock:
+            if facts.open and facts != cut.facts(values):
+                return None  # what another thread has found out meanwhile
+            return cut.made.get(facts) or self._made_now(cut, facts, values)
+
+    def _made_now(
+        self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable] | None:
+        stage = self._make(cut, facts, values)
+        self._direct = self._only_ranged()
+        return stage
+
+    @staticmethod
+    def _given(
+        cut: DataCut[Executable],
+        stage: DataStage[Executable],
+        facts: Facts,
+        values: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """The inputs of a stage's program."""
+        if cut.whole:
+            return dict(values)
+        given = cut.reads.inputs(facts, values)
+        if stage.program is None:
+            return given
+        return {port.name: given[port.name] for port in stage.program.inputs}
+
+
+def whole_cut(
+    reads: Reads,
+    ports: OpenPorts,
+    ranged: Executable | None = None,
+    served: Iterable[Sizes] | None = None,
+    own: Iterable[Sizes] = (),
+    reason: str = "",
+) -> DataCut[Executable]:
+    """A model that is not cut, as what is left of itself.
+
+    Args:
+        reads: its inputs, with the ranges that their dimensions have.
+        ports: its inputs and outputs.
+        ranged: the program that serves all sizes of ranges, maybe of parts of those of `reads`.
+        served: the sizes that an artifact has programs of their own for.
+        own: sizes that get programs of their own when they are first needed, within ranges or not.
+        reason: why no program serves all sizes of the ranges.
+    """
+    listed_ = None if served is None else [reads.at(dict(sizes)) for sizes in served]
+    made = {}
+    if ranged is not None:
+        known = {**reads.ranges, **{d.name: d for d in ranged.dimensions}}
+        facts = Facts(open=tuple(known.get(name) or Dimension(name, 0) for name in ports.open))
+        made[facts] = DataStage(ranged, tuple(ports.outputs), None)
+    return DataCut(
+        reads,
+        made=made,
+        reason=reason,
+        own=frozenset(reads.at(dict(sizes)) for sizes in own),
+        served=None if listed_ is None else (*listed_, *made),
+        whole=True,
+    )
+
+
+def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+
+
+def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
+    """An array with zeros after each dimension, up to a shape."""
+    if array.shape == shape:
+        return array
+    whole = np.zeros(shape, array.dtype)
+    whole[tuple(map(slice, array.shape))] = array
+    return whole
+
+
+def _cut(array: Array, shape: tuple[int, ...]) -> Array:
+    """The first part of an array, as an array of its own."""
+    if array.shape == shape:
+        return array
+    return np.ascontiguousarray(array[tuple(map(slice, shape))])

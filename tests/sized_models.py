@@ -1,0 +1,40 @@
+"""Models of several sizes, of programs that tests make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
+from tilewright.compiler.sizes import Dimension
+
+
+def sized_model(
+    ports: OpenPorts,
+    make: Callable[[Sizes], Executable],
+    served: Sequence[Sizes] | None = None,
+    ranges: Mapping[str, Dimension] | None = None,
+    ranged: Executable | None = None,
+    reason: str = "",
+    own: Collection[Sizes] = (),
+) -> GuardedModel:
+    """A model that is not cut. `make` gives the program for sizes, when they are first needed; the
+    rest is as of `whole_cut`."""
+
+    def made(
+        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable]:
+        program = make(tuple(sorted(facts.sizes)))
+        stage = cut.made[facts] = DataStage(program, tuple(ports.outputs), None)
+        return stage
+
+    crossings = tuple(
+        Crossing(name, "", DType.FLOAT32, dims, deciding=False)
+        for name, dims in ports.inputs.items()
+    )
+    reads = Reads(crossings, ranges or {})
+    return GuardedModel(ports, whole_cut(reads, ports, ranged, served, own, reason), made)
