@@ -73,7 +73,7 @@ from tilewright.compiler.sizes.ranges import (
     narrower_text,
     within_defaults,
 )
-from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS, Stager
+from tilewright.compiler.specialise.jit import Stager
 from tilewright.compiler.targets.host import check_runs_here
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
@@ -141,7 +141,7 @@ def load_for(
             slices = slices_of(plan, mode.target.core)
         except OutOfMemoryError:
             raise
-        except (CompilerError, *TAKEN_FOR_NUMBERS):
+        except CompilerError:
             continue  # what is done depends on the size: in one piece it compiles
         if slices is None or not has_plain_ports(plan):
             continue
@@ -373,9 +373,6 @@ def _compile_whole(
                 if fewer is None:
                     break
                 stated = fewer
-            except TAKEN_FOR_NUMBERS as error:
-                what = f"a size is taken for a number ({type(error).__name__}: {error})"
-                return None, f"a fault of the compiler, {what}"
         return None, reason
 
     ranged, reason = for_ranges()

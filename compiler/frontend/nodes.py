@@ -205,8 +205,6 @@ class NodeImporter:
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            if self._builder.is_open(inputs):
-                raise OpenSizeError(f"{node.label}: {error}") from error
             # The node breaks ONNX's rules in a way that no rule of ours foresees.
             raise node.invalid(f"malformed: {error}") from error
         return results

@@ -224,11 +224,6 @@ class GraphBuilder:
         """
         return self._trims.get(value)
 
-    def is_open(self, values: Sequence[str | None]) -> bool:
-        """Whether a shape, or an element, of one of the values is known at run time only."""
-        given = [value for value in values if value is not None]
-        return any(v in self.sizes or any(map(is_open, self.types[v].shape)) for v in given)
-
     def is_made(self, value: str) -> bool:
         """Whether a node makes the value: it is no input and no constant."""
         return value not in self.constants and value not in self._inputs

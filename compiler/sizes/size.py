@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import gcd, prod
+from operator import index
 from typing import NoReturn, cast
 
 from tilewright.compiler.memo import memo
@@ -50,8 +51,11 @@ class Size:
         return self._asked(f"{self} * {other}") if isinstance(other, float) else NotImplemented
 
     def __floordiv__(self, divisor: int) -> int:
-        if not isinstance(divisor, int):
+        if isinstance(divisor, Size):
             return _exact_quotient(self, divisor)
+        if isinstance(divisor, float):
+            self._asked(f"({self}) // {divisor}")
+        divisor = index(divisor)
         if divisor < 0:
             return -self // -divisor
         if divisor == 0:
@@ -128,23 +132,24 @@ class Size:
 
     # ---- the number, which is not known
 
-    def __index__(self) -> int:
-        return self._asked(f"the value of {self}")
+    def _number(self, *_: object) -> NoReturn:
+        self._asked(f"the value of {self}")
 
-    def __int__(self) -> int:
-        return self._asked(f"the value of {self}")
-
-    def __float__(self) -> float:
-        return self._asked(f"the value of {self}")
-
-    def __truediv__(self, _: object) -> float:
-        return self._asked(f"a fraction of {self}")
-
-    def __rtruediv__(self, _: object) -> float:
-        return self._asked(f"a fraction of {self}")
+    def __truediv__(self, _: object) -> NoReturn:
+        self._asked(f"a fraction of {self}")
 
     def __pow__(self, exponent: int) -> int:
+        if isinstance(exponent, float):
+            self._number()
         return prod([cast(int, self)] * exponent)
+
+    def __format__(self, form: str) -> str:
+        return self._number() if form else str(self)
+
+    __rtruediv__ = __truediv__
+    __index__ = __int__ = __float__ = __trunc__ = __round__ = __rpow__ = __rdivmod__ = _number
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __invert__ = _number
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = bit_length = bit_count = _number
 
     def _asked(self, what: str) -> NoReturn:
         ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(cast(int, self)))
@@ -224,13 +229,11 @@ def _quotient(size: Size, divisor: int) -> int:
     return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
 
 
-def _exact_quotient(size: Size, divisor: int) -> int:
+def _exact_quotient(size: Size, divisor: Size) -> int:
     """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`.
 
     Long division of polynomials: what is left has smaller and smaller terms.
     """
-    if not isinstance(divisor, Size):
-        raise TypeError(f"a size divided by {divisor!r}")
     atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
     ranked = sorted(atoms, key=factor_text)
 

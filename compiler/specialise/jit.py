@@ -40,10 +40,6 @@ PROGRAMS_LIMIT = 64
 ENDS_LIMIT = 8
 """A dimension's range is parted at so many sizes at most."""
 
-TAKEN_FOR_NUMBERS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
-"""What code raises that was written for numbers and meets an open size: a bug, which costs the
-program for the range alone, since each size compiles without."""
-
 
 @dataclass(slots=True, eq=False)
 class RestCut(DataCut[P]):
@@ -109,11 +105,6 @@ class Stager(Generic[P]):
             if isinstance(error, InvalidModelError) and not cut.is_first:
                 raise InvalidInputError(f"for what the data decide, {error}") from error
             raise
-        except TAKEN_FOR_NUMBERS as error:
-            if not facts.open:
-                raise
-            cut.reason = f"a size is taken for a number ({type(error).__name__}: {error})"
-            return None
         while len(cut.made) >= PROGRAMS_LIMIT:
             del cut.made[next(iter(cut.made))]
         cut.made[facts] = stage

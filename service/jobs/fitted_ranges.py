@@ -50,13 +50,13 @@ class FittedRanges:
         """Stated sizes of dimensions that are still open."""
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
-    def give_way(self, error: Exception) -> None:
+    def give_way(self, error: CompilerError) -> None:
         """Narrow a range, or fix a dimension, at which the import or the planning failed.
 
         Raises:
-            Exception: the error, if nothing is open any more.
+            CompilerError: the error, if nothing is open any more.
         """
-        question = error if isinstance(error, OpenSizeError) else OpenSizeError(_fault(error))
+        question = error if isinstance(error, OpenSizeError) else OpenSizeError(str(error))
         asked = {d.name for d in dimensions(question.undecided, question.unequal)}
         left = {name: self.hints[name] for name in self.left}
         own = {name: self.hints[name] for name in self.given}
@@ -159,9 +159,3 @@ class FittedRanges:
                 if size not in seen:
                     seen.add(size)
                     yield size
-
-
-def _fault(error: Exception) -> str:
-    if isinstance(error, CompilerError):
-        return str(error)
-    return f"a size is taken for a number ({type(error).__name__}: {error})"

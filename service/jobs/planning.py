@@ -26,7 +26,6 @@ from tilewright.compiler.runtime.stages import DataCut
 from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
 from tilewright.compiler.sizes.ranges import SizeRange, default_ranges, within_defaults
-from tilewright.compiler.specialise.jit import TAKEN_FOR_NUMBERS
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.fitted_ranges import FittedRanges
@@ -314,7 +313,7 @@ def _plan_ranges(
         try:
             graph, made = within_defaults(fitted.left, plan, empty)
             break
-        except (OpenSizeError, InvalidModelError, *TAKEN_FOR_NUMBERS) as error:
+        except (OpenSizeError, InvalidModelError) as error:
             if isinstance(error, InvalidModelError) and imports == before + 1:
                 if not fitted.sizes:
                     raise  # at all sizes

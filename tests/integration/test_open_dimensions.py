@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +96,8 @@ def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
     assert executable.made == ((("batch", 1), ("sequence", 4097)),)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OpenSizeError("whether rows are few"), "whether rows are few"),
-        (ScheduleError("no schedule"), "no schedule"),
-        (
-            TypeError("no float"),
-            "a fault of the compiler, a size is taken for a number (TypeError: no float)",
-        ),
-        (KeyError("s1"), "a fault of the compiler, a size is taken for a number (KeyError: 's1')"),
-    ],
-)
-def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
-    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
+def refusing_ranges(error: Exception) -> Callable[..., GraphPlan]:
+    """A planner that raises an error if a size is open."""
     plan = driver.make_plan
 
     def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
@@ -118,7 +105,20 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
             raise error
         return plan(graph, *rest, **options)
 
-    monkeypatch.setattr(driver, "make_plan", refusing)
+    return refusing
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OpenSizeError("whether rows are few"), "whether rows are few"),
+        (ScheduleError("no schedule"), "no schedule"),
+    ],
+)
+def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    monkeypatch.setattr(driver, "make_plan", refusing_ranges(error))
     executable = tilewright.compile_model(model)
     assert isinstance(executable, GuardedModel)
     assert executable.reason == reason
@@ -127,6 +127,15 @@ def test_sizes_are_compiled_when_they_are_met_if_no_program_serves_a_range(
         inputs = feeds(batch, sequence)
         check(model, inputs, executable.run(inputs)[0])
     assert [tuple(dict(sizes).values()) for sizes in executable.made] == [(1, 7), (2, 16), (3, 1)]
+
+
+@pytest.mark.parametrize("error", [TypeError("no float"), KeyError("s1"), AssertionError()])
+def test_a_fault_of_the_compiler_is_not_taken_for_a_refusal(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(driver, "make_plan", refusing_ranges(error))
+    with pytest.raises(type(error)):
+        tilewright.compile_model(model)
 
 
 def halved() -> onnx.ModelProto:

@@ -196,12 +196,12 @@ def test_a_range_that_a_user_gave_is_narrowed_and_told() -> None:
     assert note.startswith("height has 2..64:2 of 2..64, since no program serves all of it: Concat")
 
 
-def test_a_size_that_is_taken_for_a_number_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_of_which_nothing_more_is_known_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     make_plan = driver.make_plan
 
     def failing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         if any(d.name == "w" for d in graph.dimensions):
-            raise TypeError("a slice takes integers")
+            raise OpenSizeError("which rows a slice takes")
         return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", failing)
@@ -210,7 +210,7 @@ def test_a_size_that_is_taken_for_a_number_gives_way(monkeypatch: pytest.MonkeyP
     assert planned.open is not None
     assert [d.name for d in planned.open.ranges] == ["batch", "h"]
     (note,) = planned.notes
-    assert note.startswith("w=224, since no program serves its range: a size is taken for a number")
+    assert note.startswith("w=224, since no program serves its range: which rows")
 
 
 def test_windows_that_a_model_needs_are_found_behind_other_questions() -> None:

@@ -7,8 +7,9 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
-from math import inf, prod
+from math import floor, inf, prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
+    Size,
     always_less,
     at,
     bounds,
@@ -137,9 +139,30 @@ def test_no_decision_is_taken_at_one_size() -> None:
         lambda: 1 / n,
         lambda: n // m,
         lambda: 100 % n,
+        lambda: divmod(100, n),
+        lambda: n // 0.5,
+        lambda: n**0.5,
+        lambda: 2**n,
+        lambda: 1 << n,
+        lambda: n & 7,
+        lambda: round(n),
+        lambda: floor(n),
+        lambda: n.bit_length(),
+        lambda: f"{n:,}",
+        lambda: np.zeros((2, n)),
+        lambda: np.arange(9).reshape(n, -1),
     ):
         with pytest.raises(OpenSizeError, match="known at run time only"):
             asked()
+
+
+def test_a_size_has_every_operator_of_an_integer() -> None:
+    missing = {name for name in vars(int) if not hasattr(Size, name)}
+    assert not {name for name in missing if name.startswith("__")} - {
+        *("__ceil__", "__floor__"),  # by way of __float__
+        "__getnewargs__",
+    }
+    assert n // np.int64(2) == n // 2 and n % np.int64(2) == n % 2
 
 
 @pytest.mark.parametrize(
