@@ -127,7 +127,7 @@ def main_loops(model: Any, target: Target) -> Iterator[MainLoop]:
     plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     for workload, count in plan.tasks():
         schedule = untuned_schedule(workload, Mode(target))
-        lowered = lower_workload(workload, schedule, target)
+        lowered = lower_workload(workload, schedule, Mode(target))
         most = max(compute_costs(lowered.nest), key=lambda each: each.counts[_FMA])
         if not most.is_reduction or not most.counts[_FMA]:
             continue

@@ -449,7 +449,7 @@ REFUSED = "refused"
 
 def _code(workload: Workload, schedule: Schedule, mode: Mode) -> str:
     try:
-        lowered = lower_workload(workload, schedule, mode.target, mode.threads)
+        lowered = lower_workload(workload, schedule, mode)
     except ScheduleError:
         return REFUSED
     return f"{lowered.digest} {_unnamed(_json(lowered.spec.to_json()))}"

@@ -72,7 +72,7 @@ def scalar_share(model: Path | bytes) -> ScalarShare:
 def _estimated(workload: Workload, target: Target) -> tuple[str, float]:
     """The algorithm of the untuned schedule, and the seconds of one run."""
     schedule = untuned_schedule(workload, Mode(target))
-    nest = lower_schedule(workload.typical(), schedule, target, 1).nest
+    nest = lower_schedule(workload.typical(), schedule, Mode(target)).nest
     machine = describe(target_facts(target))
     return schedule.algorithm, estimate_nest(nest, placed_computes(nest), machine).seconds
 

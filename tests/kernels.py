@@ -33,6 +33,7 @@ from tilewright.compiler.codegen.backend import Library, backend_of
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Boundary, Halo, Workload
 from tilewright.compiler.program.build import build_kernel
 from tilewright.compiler.runtime.kernel import BufferRole
@@ -288,7 +289,7 @@ class WorkloadCode:
     def __init__(
         self, workload: Workload, schedule: Schedule, target: Target, threads: int = 1
     ) -> None:
-        built = build_kernel(workload, schedule, target, threads)
+        built = build_kernel(workload, schedule, Mode(target, threads))
         self._spec = built.spec
         self._dimensions = built.spec.sizes
         self._library = backend_of(target).load([built.object])

@@ -119,4 +119,4 @@ def make_task(
 
 
 def _lower(workload: Workload, mode: Mode, schedule: Schedule) -> LoopNest:
-    return lower_schedule(workload, schedule, mode.target, mode.threads).nest
+    return lower_schedule(workload, schedule, mode).nest

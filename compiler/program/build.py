@@ -10,6 +10,7 @@ from tilewright.compiler.codegen.backend import KernelCode, backend_of
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.loops.expr import Role, Tensor
 from tilewright.compiler.loops.nest import LoopNest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.kernel import (
     ABI_VERSION,
@@ -58,11 +59,7 @@ class BuiltKernel:
 
 
 def lower_workload(
-    workload: Workload,
-    schedule: Schedule,
-    target: Target,
-    threads: int = 1,
-    timings: Timings | None = None,
+    workload: Workload, schedule: Schedule, mode: Mode, timings: Timings | None = None
 ) -> LoweredKernel:
     """Lower a schedule to the text that the target's back end compiles.
 
@@ -74,10 +71,10 @@ def lower_workload(
         CompilerError: if the target cannot compute in a type of the workload.
     """
     with timed(timings, "lower"):
-        kernel = lower_schedule(workload, schedule, target, threads)
+        kernel = lower_schedule(workload, schedule, mode)
     with timed(timings, "emit LLVM IR"):
         with _naming(workload.operators):
-            code = backend_of(target).lower(kernel.nest, target)
+            code = backend_of(mode.target).lower(kernel.nest, mode.target)
         nest = replace(kernel.nest, name=code.name)
         spec = kernel_spec(kernel, code, workload)
     return LoweredKernel(nest, spec, code.text, code.digest, workload.operators)
@@ -97,11 +94,7 @@ def compile_lowered(
 
 
 def build_kernel(
-    workload: Workload,
-    schedule: Schedule,
-    target: Target,
-    threads: int = 1,
-    timings: Timings | None = None,
+    workload: Workload, schedule: Schedule, mode: Mode, timings: Timings | None = None
 ) -> BuiltKernel:
     """Compile a schedule to an object file.
 
@@ -109,9 +102,8 @@ def build_kernel(
         ScheduleError: if the schedule does not fit.
         CompilerError: if LLVM refuses the code.
     """
-    return compile_lowered(
-        lower_workload(workload, schedule, target, threads, timings), target, timings
-    )
+    lowered = lower_workload(workload, schedule, mode, timings)
+    return compile_lowered(lowered, mode.target, timings)
 
 
 @contextmanager

@@ -36,7 +36,6 @@ from tilewright.compiler.program.build import (
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
-from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 
@@ -82,26 +81,19 @@ class KernelCache:
 
     def __init__(self) -> None:
         self.compiled: dict[str, Future[BuiltKernel]] = {}
-        self._lowered: dict[tuple[Workload, Schedule, str, int], LoweredKernel] = {}
+        self._lowered: dict[tuple[Workload, Schedule, Mode], LoweredKernel] = {}
 
-    def find(
-        self, workload: Workload, schedule: Schedule, target: Target, threads: int
-    ) -> LoweredKernel | None:
+    def find(self, workload: Workload, schedule: Schedule, mode: Mode) -> LoweredKernel | None:
         """A kernel that is compiled or being compiled."""
-        found = self._lowered.get((workload, schedule, target.key, threads))
+        found = self._lowered.get((workload, schedule, mode))
         return found if found is not None and found.digest in self.compiled else None
 
     def keep(
-        self,
-        workload: Workload,
-        schedule: Schedule,
-        target: Target,
-        threads: int,
-        kernel: LoweredKernel,
+        self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
         """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
         specification: (1, 64, 3136) is (1, 64, 56, 56)."""
-        kept = self._lowered[workload, schedule, target.key, threads] = replace(kernel, text="")
+        kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept
 
     def forget_cancelled(self) -> None:
@@ -186,7 +178,7 @@ class KernelCompiler:
         best: tuple[int, Schedule] | None = None
         for schedule in untuned_schedules(workload, mode, any_rows=self._any_rows):
             try:
-                kernel = lower_schedule(workload, schedule, mode.target, mode.threads)
+                kernel = lower_schedule(workload, schedule, mode)
             except ScheduleError:
                 continue
             if not kernel.transforms:
@@ -257,13 +249,13 @@ class KernelCompiler:
                 yield default, False
 
     def _lower(self, workload: Workload, schedule: Schedule) -> LoweredKernel:
-        kernels, target, threads = self._kernels, self._mode.target, self._mode.threads
-        found = kernels.find(workload, schedule, target, threads)
+        kernels, mode = self._kernels, self._mode
+        found = kernels.find(workload, schedule, mode)
         if found is not None:
             return found
-        lowered = lower_workload(workload, schedule, target, threads, self._timings)
+        lowered = lower_workload(workload, schedule, mode, self._timings)
         if lowered.digest not in kernels.compiled:
             assert self._pool is not None
-            code = self._pool.submit(compile_lowered, lowered, target, self._timings)
+            code = self._pool.submit(compile_lowered, lowered, mode.target, self._timings)
             kernels.compiled[lowered.digest] = code
-        return kernels.keep(workload, schedule, target, threads, lowered)
+        return kernels.keep(workload, schedule, mode, lowered)

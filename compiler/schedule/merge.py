@@ -15,7 +15,15 @@ from tilewright.compiler.loops.expr import Expr, IndexValue, Load, Reduce, Tenso
 from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.rewriting import rewrite
-from tilewright.compiler.schedule.problem import Problem
+from tilewright.compiler.memo import memo
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.problem import Problem, compose, is_one_expression
+
+
+@memo(256)
+def one_expression(workload: Workload) -> Problem | None:
+    """A workload as one expression over merged axes; None where pieces are put together."""
+    return merge_axes(compose(workload)) if is_one_expression(workload) else None
 
 
 def merge_axes(problem: Problem) -> Problem:

@@ -30,8 +30,9 @@ from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.narrowing import without_bytes
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import from_memory
+from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.registry import OpKind, Source
-from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.plan.workload import Boundary, Workload
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,25 @@ def is_one_expression(workload: Workload) -> bool:
     return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
 
 
-def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Problem:
+def boundaries(workload: Workload) -> tuple[tuple[Tensor, ...], Tensor]:
+    """The inputs and the output of a workload, as they lie in memory."""
+    inputs = tuple(
+        _boundary(f"in{n}", each, Role.WEIGHT if each.constant else Role.INPUT)
+        for n, each in enumerate(workload.inputs)
+    )
+    return inputs, _boundary("out", workload.output, Role.OUTPUT)
+
+
+def _boundary(name: str, boundary: Boundary, role: Role) -> Tensor:
+    kind = boundary.type
+    return Tensor(name, kind.shape, kind.dtype, boundary.layout, boundary.halo, role=role)
+
+
+@memo(256)
+def compose(workload: Workload, split: tuple[tuple[int, int], ...] = ()) -> Problem:
     """The tensor expression of a workload over its output's axes.
 
-    `split` gives, for an output dimension, the extent of an inner part: the dimension's index
+    `split` pairs an output dimension with the extent of an inner part: the dimension's index
     becomes `outer * extent + inner` over two axes (the groups of a convolution).
     """
     graph = workload.graph
@@ -98,7 +114,7 @@ def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Probl
     groups: list[Axis] = []
     index: list[Affine] = []
     for dim, extent in enumerate(workload.output.type.shape):
-        inner = (split or {}).get(dim)
+        inner = dict(split).get(dim)
         if inner is None:
             axis = Axis(f"d{dim}", extent)
             axes.append(axis)
@@ -108,21 +124,9 @@ def compose(workload: Workload, split: Mapping[int, int] | None = None) -> Probl
             axes += [outer, axis]
             groups.append(outer)
             index.append(outer * inner + axis)
-    inputs = tuple(
-        Tensor(
-            f"in{number}",
-            boundary.type.shape,
-            boundary.type.dtype,
-            boundary.layout,
-            boundary.halo,
-            role=Role.WEIGHT if boundary.constant else Role.INPUT,
-        )
-        for number, boundary in enumerate(workload.inputs)
-    )
+    inputs, tensor = boundaries(workload)
     sources = dict(zip(graph.inputs, inputs, strict=True))
     builder = _Composer(workload, sources)
-    out = workload.output
-    tensor = Tensor("out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT)
     expr = without_bytes(builder.value(graph.outputs[0], tuple(index)))
     return Problem(workload, tuple(axes), Load(tensor, tuple(index)), expr, inputs, tuple(groups))
 

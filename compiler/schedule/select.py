@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.memo import memo
@@ -13,10 +14,13 @@ from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.sharing import share_out
 from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
-from tilewright.compiler.schedule.templates import FALLBACK, Template, templates
-from tilewright.compiler.schedule.templates.contraction import serving_rows
+from tilewright.compiler.schedule.templates import (
+    FALLBACK,
+    Template,
+    template_of,
+    templates,
+)
 from tilewright.compiler.sizes import OpenSizeError
-from tilewright.compiler.targets.target import Target
 
 
 @memo(1024)
@@ -74,7 +78,7 @@ def untuned_schedules(
     typical = workload.typical()
     if any_rows or workload.dimensions:
         # asked before any space is made: to choose the defaults of those takes longest
-        first = serving_rows(typical, mode.target, mode.threads, is_open=bool(workload.dimensions))
+        first = _any_rows(typical, mode, bool(workload.dimensions))
         if first is not None:
             yield first
     for _, space in _applicable(typical, mode):
@@ -86,9 +90,10 @@ def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpac
     for: to choose a default takes longer than to say how it is liked.
     """
     found = False
-    liked = [(each.preference(workload, mode.target), n) for n, each in enumerate(templates())]
-    for preference, number in sorted(liked, key=lambda item: -item[0]):
-        space = _space(number, workload, mode)
+    liked = [(each.liking(workload, mode), each) for each in templates()]
+    able = [(liking, each) for liking, each in liked if liking is not None]
+    for preference, template in sorted(able, key=lambda item: -item[0]):
+        space = _space(template, workload, mode)
         if space is not None:
             found = True
             yield preference, space
@@ -99,21 +104,26 @@ def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpac
 
 def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
     try:
-        lower_schedule(workload, schedule, mode.target, mode.threads)
+        lower_schedule(workload, schedule, mode)
     except ScheduleError:
         return False
     return True
 
 
 @memo(8192)
-def _space(number: int, workload: Workload, mode: Mode) -> SubSpace | None:
-    """What a template, by its number, makes of a workload: tuning and building both ask."""
-    return templates()[number].space(workload, mode)
+def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace | None:
+    """What a template makes of a workload: tuning and building both ask."""
+    return template.space(workload, mode)
 
 
-def lower_schedule(
-    workload: Workload, schedule: Schedule, target: Target, threads: int = 1
-) -> Kernel:
+@memo(1024)
+def _any_rows(workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
+    """What the first template offers that serves any number of rows."""
+    offered = (each.any_rows_schedule(workload, mode, is_open) for each in templates())
+    return next((each for each in offered if each is not None), None)
+
+
+def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
     """The loop nest of a schedule, with loops split over the threads.
 
     Raises:
@@ -121,14 +131,7 @@ def lower_schedule(
             all of the workload's open sizes.
     """
     try:
-        kernel = _template(schedule.algorithm).lower(workload, schedule, target, threads=threads)
+        kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     except OpenSizeError as error:
         raise ScheduleError(f"'{schedule.algorithm}' needs to know sizes: {error}") from error
-    return replace(kernel, nest=share_out(kernel.nest, threads))
-
-
-def _template(algorithm: str) -> Template:
-    for template in templates():
-        if algorithm in template.algorithms:
-            return template
-    raise ScheduleError(f"no template has an algorithm '{algorithm}'")
+    return replace(kernel, nest=share_out(kernel.nest, mode.threads))

@@ -6,11 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
+from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.loops.layout import MAX_LANE_STEP
-from tilewright.compiler.loops.nest import Binding, Compute, For, Let, Node, Stage, Store, Tile
+from tilewright.compiler.loops.nest import (
+    Binding,
+    Compute,
+    For,
+    Let,
+    LoopNest,
+    Node,
+    Stage,
+    Store,
+    Tile,
+)
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.problem import Problem
 from tilewright.compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
 
@@ -219,6 +232,29 @@ def depends_on(expr: Expr, axis: Axis) -> bool:
         if isinstance(node, Load)
         for index in node.index
     )
+
+
+def kernel_of(
+    problem: Problem,
+    stages: Sequence[Stage],
+    mode: Mode,
+    *,
+    packed: Sequence[Tensor] = (),
+    shared: Sequence[Tensor] = (),
+    scratch: Sequence[Tensor] = (),
+    output: Tensor | None = None,
+    transforms: tuple[tuple[str, Transform], ...] = (),
+) -> Kernel:
+    """The kernel of a problem from its stages: what every template ends with.
+
+    `packed` are inputs in another layout, `shared` is work space of all threads, `scratch` that of
+    each. `output` is the whole output, if the problem is only a piece of it.
+    """
+    output = output or problem.output.tensor
+    lanes = mode.target.lanes(DType.FLOAT32)
+    buffers = (*replace_tensors(problem.inputs, packed), *shared, output)
+    made = LoopNest("kernel", buffers, tuple(scratch), with_halo(tuple(stages), output, lanes))
+    return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)), transforms)
 
 
 def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:

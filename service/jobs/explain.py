@@ -13,6 +13,7 @@ from tilewright.compiler.graph.text import print_graph
 from tilewright.compiler.loops.expr import Op, Operation, walk
 from tilewright.compiler.loops.nest import LoopNest, dot_operands
 from tilewright.compiler.loops.text import print_nest
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.intervals import leaves
 from tilewright.compiler.plan.plan import GraphPlan, KernelStep
@@ -266,7 +267,7 @@ class _Kernel:
         self._tuned = any(key in compiled.tuned for key in scheduled.keys)
         self._all_weights = compiled.program.weight_bytes
         part, target = scheduled.piece.workload, compiled.target
-        self._lowered = lower_workload(part, scheduled.schedule, target, threads)
+        self._lowered = lower_workload(part, scheduled.schedule, Mode(target, threads))
         with timed(timings, "assembly"):
             self._loops = inner_loops(self._lowered.assembly(target), target)
 

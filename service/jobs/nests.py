@@ -22,4 +22,4 @@ def stored_nest(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> tu
         chosen = untuned_schedule(workload, mode)
     else:
         chosen = Schedule.from_json(dict(schedule))
-    return chosen, print_nest(lower_schedule(workload, chosen, mode.target, mode.threads).nest)
+    return chosen, print_nest(lower_schedule(workload, chosen, mode).nest)

@@ -74,7 +74,7 @@ def shown_code(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> Sho
         chosen = untuned_schedule(workload, mode)
     else:
         chosen = Schedule.from_json(dict(schedule))
-    lowered = lower_workload(workload, chosen, target, mode.threads)
+    lowered = lower_workload(workload, chosen, mode)
     assembly = lowered.assembly(target)
     nest, of_nest = _cut(print_nest(lowered.nest).splitlines(), MOST_NEST)
     listed, of_assembly = _cut(listing(assembly, target), MOST_ASSEMBLY)

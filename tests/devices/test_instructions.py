@@ -183,7 +183,7 @@ def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
         (workload,) = [kernel.workload for kernel in make_plan(graph, Mode(target)).kernels]
         schedule = schedule_space(workload, Mode(target)).default()
         assert schedule["products"] == "matrices"
-        nest = lower_schedule(workload, schedule, target).nest
+        nest = lower_schedule(workload, schedule, Mode(target)).nest
         buffers = [
             pack_tensor(tensor, drawn(random, tensor.dtype, tensor.shape))
             for tensor in nest.buffers
@@ -201,7 +201,7 @@ def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
     target, random = resolve_target(name), np.random.default_rng(0)
     workload = block_matmul(3, 12, 64, 4, 32, zero=False, quantised=True)
     schedule = schedule_space(workload, Mode(target)).default()
-    nest = lower_schedule(workload, schedule, target).nest
+    nest = lower_schedule(workload, schedule, Mode(target)).nest
     buffers = [
         pack_tensor(
             tensor,
@@ -232,7 +232,9 @@ def test_lanes_of_vectors_are_factors(
     for name in (TARGETS[0], "cortex-a53"):
         target = resolve_target(name)
         workload = matmul(rows, columns, depth, constant=constant)
-        lowered = lower_schedule(workload, schedule_space(workload, Mode(target)).default(), target)
+        lowered = lower_schedule(
+            workload, schedule_space(workload, Mode(target)).default(), Mode(target)
+        )
         buffers = [
             pack_tensor(t, random.standard_normal(t.shape).astype(np.float32))
             for t in lowered.nest.buffers
@@ -248,7 +250,7 @@ def test_two_levels_of_strassen(tmp_path: Path) -> None:
     """Panels and sums with tails, factors of a tile's rows side by side, loads in pairs."""
     target, workload = resolve_target("neoverse-n1"), matmul(32, 56, 36)
     schedule = Schedule.of("strassen2", tile=8, vectors=3, unroll=4)
-    nest = lower_schedule(workload, schedule, target).nest
+    nest = lower_schedule(workload, schedule, Mode(target)).nest
     random = np.random.default_rng(0)
     buffers = [
         pack_tensor(t, random.integers(-4, 5, t.shape).astype(np.float32)) for t in nest.buffers
@@ -266,7 +268,7 @@ def test_windows_of_every_element_and_of_every_second_one(planar: bool, tmp_path
         target = resolve_target(name)
         workload = depthwise(stride, planar=planar, size=10)
         schedule = Schedule.of("window", order="greedy", taps="all", tile=5, rows=1 + (not planar))
-        nest = lower_schedule(workload, schedule, target).nest
+        nest = lower_schedule(workload, schedule, Mode(target)).nest
         buffers = [
             pack_tensor(t, random.integers(-4, 5, t.shape).astype(np.float32)) for t in nest.buffers
         ]
@@ -297,7 +299,7 @@ def test_what_every_x86_computes(tmp_path: Path) -> None:
     ]
     cases = [Case(nest, target, (x,)) for nest in nests]
     workload = matmul(3, 20, 9)
-    nest = lower_schedule(workload, untuned_schedule(workload, Mode(target)), target).nest
+    nest = lower_schedule(workload, untuned_schedule(workload, Mode(target)), Mode(target)).nest
     drawn = [random.standard_normal(t.shape).astype(np.float32) for t in nest.buffers[:-1]]
     cases.append(Case(nest, target, tuple(map(pack_tensor, nest.buffers, drawn))))
     a, b = all_pairs(SIGNS[1])

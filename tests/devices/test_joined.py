@@ -31,7 +31,7 @@ def test_two_vectors_at_a_time(bits: int, tmp_path: Path) -> None:
         default = untuned_schedule(workload, Mode(target))
         choices = {**dict(default.choices), "tile": 3, "vectors": 2}
         schedule = Schedule.of(default.algorithm, **choices)
-        nest = lower_schedule(workload, schedule, target).nest
+        nest = lower_schedule(workload, schedule, Mode(target)).nest
         buffers = [
             pack_tensor(t, random.integers(-4, 5, t.shape).astype(t.dtype.numpy))
             for t in nest.buffers

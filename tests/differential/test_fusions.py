@@ -62,7 +62,7 @@ def check(graph: Graph, inputs: dict[str, Array], target: Target = HOST) -> Grap
     for step in plan.steps:
         if isinstance(step, KernelStep):
             space = schedule_space(step.workload, Mode(target))
-            lower_workload(step.workload, space.default(), target)
+            lower_workload(step.workload, space.default(), Mode(target))
     found = compile_plan(plan, None, Mode(target)).run(inputs)
     for name, got, expected in zip(graph.outputs, found, run_graph(graph, inputs), strict=True):
         if expected.dtype.kind != "f":

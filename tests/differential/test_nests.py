@@ -142,7 +142,7 @@ def test_schedules_mean_their_workload(case: str, name: str) -> None:
     inputs = random_inputs(graph)
     (expected,) = run_graph(graph, inputs, float64=True)
     for schedule in schedules(cut, target):
-        kernel = lower_workload(cut.workload, schedule, target)
+        kernel = lower_workload(cut.workload, schedule, Mode(target))
         verify_nest(kernel.nest)
         assert parse_nest(print_nest(kernel.nest)) == kernel.nest
         got = meaning(kernel, {**graph.constants, **inputs}, cut)

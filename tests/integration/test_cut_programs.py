@@ -64,7 +64,7 @@ def _drawn(workload: Workload) -> Schedule:
     draw = Random(workload.key)
     for schedule in draw.sample(space.points, min(20, len(space))):
         try:
-            lower_schedule(workload, schedule, HOST)
+            lower_schedule(workload, schedule, Mode(HOST))
         except CompilerError:
             continue
         if schedule != space.default():

@@ -203,7 +203,7 @@ def test_objects_are_those_of_kernels_built_one_by_one(model: onnx.ModelProto) -
     """In the plan's order, whichever of the threads is faster."""
     plan, target = planned(model)
     alone = [
-        build_kernel(w, next(untuned_schedules(w, Mode(target))), target).object
+        build_kernel(w, next(untuned_schedules(w, Mode(target))), Mode(target)).object
         for w, _ in plan.tasks()
     ]
     for _ in range(3):

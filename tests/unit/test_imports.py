@@ -88,7 +88,7 @@ INSIDE: dict[str, set[str]] = {
     "runtime": {"errors", "dtypes", "sizes", "loops", "targets.detection", "targets.families"},
     "program": set(),
     # one candidate from schedule to object: it meets a workload, never a graph plan
-    "program.build": _IR | {"plan.workload", "schedule", "codegen", "runtime"},
+    "program.build": _IR | {"mode", "plan.workload", "schedule", "codegen", "runtime"},
     "program.kernels": _IR
     | {"mode", "plan.workload", "plan.intervals", "schedule", "program.build", "runtime"},
     "program.drawn_integers": _IR | {"ops"},

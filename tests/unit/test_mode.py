@@ -9,9 +9,10 @@ from tests.unit.service.tuners import model_bytes
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.memo import forget
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.schedule import select
+from tilewright.compiler.schedule import templates as schedule_templates
+from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import contraction, templates
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.service.api.planning_child import WorkloadsQuestion
@@ -76,19 +77,21 @@ def test_a_new_option_reaches_templates_and_caches_by_itself(
 ) -> None:
     """From what a job asks for to the templates, and into the keys of what is kept: nothing on the
     way names the fields of a mode."""
-    seen = set[Mode]()
-
-    class Recording:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(gemm, name)
-
-        def space(self, workload: Workload, mode: Mode) -> Any:
-            seen.add(mode)
-            return gemm.space(workload, mode)
-
+    offered, lowered = set[Mode](), set[Mode]()
     gemm = contraction.TEMPLATE
-    others = [each for each in templates() if each is not gemm]
-    monkeypatch.setattr(select, "templates", lambda: (Recording(), *others))
+
+    def knobs(found: Any, mode: Mode) -> Any:
+        offered.add(mode)
+        return gemm.knobs(found, mode)
+
+    def lower(found: Any, schedule: Schedule, mode: Mode) -> Any:
+        lowered.add(mode)
+        return gemm.lower(found, schedule, mode)
+
+    recording = replace(gemm, knobs=knobs, lower=lower)
+    every = tuple(recording if each is gemm else each for each in templates())
+    for module in (select, schedule_templates):
+        monkeypatch.setattr(module, "templates", lambda: every)
     forget()
     options = {"precision": "bfloat16", "unrolled": True}
     spec = JobSpec.of_options(ModelRequest(model_bytes(), Wider(TARGET)), options)
@@ -97,7 +100,8 @@ def test_a_new_option_reaches_templates_and_caches_by_itself(
     build_program(planned.plan, None, planned.mode)
     forget()
     wanted = Wider(TARGET, precision="bfloat16", unrolled=True)
-    assert seen == {wanted} and task.mode == spec.mode == planned.mode == wanted
+    assert offered == lowered == {wanted}
+    assert task.mode == spec.mode == planned.mode == wanted
     assert planned.mode.to_json() == {
         **Mode(TARGET, precision="bfloat16").to_json(),
         "unrolled": True,

@@ -63,8 +63,9 @@ class CandidateFeatures:
     at whichever sizes. Raises CompilerError for a workload that has no schedules here."""
 
     def __init__(self, key: RecordKey, workload: Workload, target: Target) -> None:
-        self._workload, self._target, self._threads = workload, target, key.threads
-        self._default = schedule_space(workload, Mode(target, key.threads, key.numerics)).default()
+        self._workload = workload
+        self._mode = mode = Mode(target, key.threads, key.numerics)
+        self._default = schedule_space(workload, mode).default()
         self._drawn = points_of(workload, threads=key.threads)
         self._extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
 
@@ -72,12 +73,13 @@ class CandidateFeatures:
         """What describes a candidate that was measured so; None if the workload cannot have these
         sizes, or if it is not said at which it was."""
         distribution = measurement.distribution
-        facts = target_facts(self._target, self._threads, _device(measurement))
+        target, threads = self._mode.target, self._mode.threads
+        facts = target_facts(target, threads, _device(measurement))
         if (facts, distribution) not in self._extractors:
             points = self._drawn
             if distribution:
-                points = points_at(self._workload, distribution, self._threads)
-            lower = partial(_nest, self._workload, self._target, self._threads)
+                points = points_at(self._workload, distribution, threads)
+            lower = partial(_nest, self._workload, self._mode)
             extractor = FeatureExtractor(lower, self._default, facts, points)
             self._extractors[facts, distribution] = extractor
         found = self._extractors[facts, distribution]
@@ -99,5 +101,5 @@ def task_name(key: RecordKey) -> str:
     return f"{key.workload_key} {key.target_key} {key.threads} {key.numerics}"
 
 
-def _nest(workload: Workload, target: Target, threads: int, schedule: Schedule) -> LoopNest:
-    return lower_schedule(workload, schedule, target, threads).nest
+def _nest(workload: Workload, mode: Mode, schedule: Schedule) -> LoopNest:
+    return lower_schedule(workload, schedule, mode).nest

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.compiler.codegen.spills import spilling_loop
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import operators
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process import settle_process
@@ -44,7 +45,7 @@ def compile_candidate(
     timings = Timings()
     chosen = Target.from_json(target)
     parsed = Schedule.from_json(dict(schedule))
-    lowered = lower_workload(_workload(text), parsed, chosen, threads, timings)
+    lowered = lower_workload(_workload(text), parsed, Mode(chosen, threads), timings)
     code = _objects.get(lowered.digest)
     if code is None:
         code = _objects[lowered.digest] = _compile(lowered, chosen, timings)

@@ -1,7 +1,7 @@
 """Templates: one file an anchor kind. Each says for which problems it applies, derives its knobs
 from the loop structure and the target, and lowers a schedule to a loop nest.
 
-A template is a module-level object named TEMPLATE; modules are found by walking this package, and
+A template is a module-level value named TEMPLATE; modules are found by walking this package, and
 those without one hold what templates share.
 """
 
@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Generic, TypeVar
 
+from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.space import SubSpace
-from tilewright.compiler.targets.target import Target
+from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.space import Knob, SubSpace
 
 FALLBACK = 0.0
 """Preference of a template that is right for anything and good at little."""
@@ -25,34 +27,110 @@ FALLBACK = 0.0
 LAST = -1.0
 """Preference of the template that takes any workload, and is good at none."""
 
+Found = TypeVar("Found")
+"""The structure that a template finds in a workload."""
 
-class Template(Protocol):
-    """One way to make a loop nest of a workload."""
+Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
+"""Whether an assignment of the knobs is allowed."""
+
+
+def everything(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    """Allow every assignment."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Template(Generic[Found]):
+    """One way to make a loop nest of a workload.
+
+    Attributes:
+        algorithms: names under which its schedules are kept.
+        analyse: the structure on which the other functions work; None where it does not apply.
+        preference: orders templates that apply, before anything is measured: larger is tried first.
+        knobs: its knobs; one without values where it offers nothing in this mode.
+        default: the schedule for a workload that nobody has tuned, from structure, mode and knobs;
+            None where no schedule fits.
+        lower: the loop nest of a schedule; raises ScheduleError where it does not fit.
+        form: whether loops fit together and code has a size that compiles, on any machine.
+        machine: whether the target has the registers and caches, and tails waste little.
+        any_rows: the schedule that serves any number of rows, if the template has such schedules;
+            with True, that of one kernel whose rows are open.
+        transforms: whether it executes other operations than the workload's definition names. They
+            round differently, so that strict numerics leaves the template out.
+        mixes: whether it adds up rows and columns which the definition keeps apart. Errors are then
+            relative to the largest element of a whole matrix, not of a row or column (Higham,
+            Accuracy and Stability of Numerical Algorithms, 23.2.2).
+    """
 
     algorithms: tuple[str, ...]
-    """Names under which its schedules are kept."""
+    analyse: Callable[[Workload], Found | None]
+    preference: Callable[[Found, Mode], float]
+    knobs: Callable[[Found, Mode], tuple[Knob, ...]]
+    default: Callable[[Found, Mode, tuple[Knob, ...]], Schedule | None]
+    lower: Callable[[Found, Schedule, Mode], Kernel]
+    form: Allowed[Found] = everything
+    machine: Allowed[Found] = everything
+    any_rows: Callable[[Found, Mode, bool], Schedule | None] | None = None
+    transforms: bool = False
+    mixes: bool = False
 
     def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        """Its knobs for a workload; None where it does not apply or may not change rounding."""
-        ...
+        """Its schedules for a workload; None where it does not apply or may not change rounding."""
+        found = self._found(workload, mode)
+        if found is None:
+            return None
+        knobs = self.knobs(found, mode)
+        default = self.default(found, mode, knobs) if all(k.values for k in knobs) else None
+        if default is None:
+            return None
+        form, machine = partial(self.form, found, mode), partial(self.machine, found, mode)
+        return SubSpace(default.algorithm, knobs, form, default, machine)
 
-    def preference(self, workload: Workload, target: Target) -> float:
-        """Orders templates that apply, before anything is measured: larger is tried first."""
-        ...
+    def kernel(self, workload: Workload, schedule: Schedule, mode: Mode) -> Kernel:
+        """The loop nest of a workload's schedule.
 
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        """The loop nest of a schedule; raises ScheduleError where it does not fit."""
-        ...
+        Raises:
+            ScheduleError: if it does not fit.
+        """
+        found = self.analyse(workload)
+        if found is None:
+            raise ScheduleError(f"'{schedule.algorithm}' does not apply to this workload")
+        return self.lower(found, schedule, mode)
+
+    def any_rows_schedule(self, workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
+        """`any_rows` of a workload; None where the template does not apply or offers none."""
+        if self.any_rows is None or (found := self._found(workload, mode)) is None:
+            return None
+        return self.any_rows(found, mode, is_open)
+
+    def liking(self, workload: Workload, mode: Mode) -> float | None:
+        """`preference` of a workload; None where it does not apply or may not change rounding."""
+        found = self._found(workload, mode)
+        return None if found is None else self.preference(found, mode)
+
+    def _found(self, workload: Workload, mode: Mode) -> Found | None:
+        left_out = self.transforms and mode.numerics == "strict"
+        return None if left_out else self.analyse(workload)
 
 
 @cache
-def templates() -> tuple[Template, ...]:
+def templates() -> tuple[Template[Any], ...]:
     """Every template, in the order of the module names."""
-    found: list[Template] = []
+    found: list[Template[Any]] = []
     for module in pkgutil.iter_modules(__path__):
         template = getattr(importlib.import_module(f"{__name__}.{module.name}"), "TEMPLATE", None)
         if template is not None:
             found.append(template)
     return tuple(found)
+
+
+def template_of(algorithm: str) -> Template[Any]:
+    """The template whose schedules have this algorithm.
+
+    Raises:
+        ScheduleError: if no template knows it.
+    """
+    for template in templates():
+        if algorithm in template.algorithms:
+            return template
+    raise ScheduleError(f"no template has an algorithm '{algorithm}'")

@@ -24,13 +24,11 @@ from collections.abc import Mapping
 from itertools import product
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import unit_stride
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, analyse, extent
 from tilewright.compiler.schedule.templates.attention_lowering import lower
 from tilewright.compiler.targets.target import Target
@@ -53,48 +51,15 @@ _FAR_VALUES = 2
 """First caches that a head's values fill at least where they are packed: of 1,500 tokens of 6 heads
 of 64 that took 3 % off, of 197 and of 128 nothing (Zen 5)."""
 
-
 _PAIRED_ROWS = 64
 """Rows from which on packed values take fewer instructions, those of packing included."""
-
-
-class _Template:
-    algorithms = ("attention",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        return 3.0
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        target = mode.target
-        found = analyse(workload)
-        if found is None:
-            return None
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            return _lowers(found, choice)
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return _fits(found, target, choice)
-
-        default = _default(found, target)
-        return SubSpace("attention", _knobs(found, target), form, default, machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'attention' does not apply to this workload")
-        return lower(found, schedule, target)
-
-
-TEMPLATE = _Template()
 
 
 # ---- space
 
 
-def _knobs(found: Attention, target: Target) -> tuple[Knob, ...]:
+def _knobs(found: Attention, mode: Mode) -> tuple[Knob, ...]:
+    target = mode.target
     lanes = target.lanes(DType.FLOAT32)
     rows = extent(found.rows)
     widest = -(-max(found.keys.extent, extent(found.lanes)) // lanes)
@@ -115,7 +80,7 @@ def _can_dot(found: Attention) -> bool:
     return few and all(unit_stride(load, found.size) for load in (found.query, found.key))
 
 
-def _lowers(found: Attention, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """A segment has at least one tile of rows, and the code has a size that compiles."""
     tile, rows = int(choice["tile"]), extent(found.rows)
     share = -(-rows // int(choice.get("segments", 1)))
@@ -123,12 +88,12 @@ def _lowers(found: Attention, choice: Mapping[str, Choice]) -> bool:
     return not share < tile < rows and written_out <= 300
 
 
-def _fits(found: Attention, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Registers hold the tile, its panel and one broadcast, and enough of them are used; a block of
     rows is not much more than there are."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
-    registers, rows = target.vector_registers, extent(found.rows)
-    if _registers(target, tile, vectors) > registers:
+    registers, rows = mode.target.vector_registers, extent(found.rows)
+    if _registers(mode.target, tile, vectors) > registers:
         return False
     if tile * vectors < registers // 2 and tile < rows:
         return False
@@ -140,10 +105,11 @@ def _registers(target: Target, tile: int, vectors: int) -> int:
     return tile * vectors + vectors + target.factor_registers(tile, vectors)
 
 
-def _default(found: Attention, target: Target) -> Schedule:
+def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """The tile with the least waste; keys are packed where enough rows use them."""
+    target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
-    values = {knob.name: knob.values for knob in _knobs(found, target)}
+    values = {knob.name: knob.values for knob in knobs}
     segments = [int(n) for n in values.get("segments", (1,))]
     count = max(n for n in segments if n == 1 or n * _SEGMENT_ROWS <= extent(found.rows))
     rows, keys = -(-extent(found.rows) // count), -(-found.keys.extent // lanes)
@@ -178,3 +144,15 @@ def _default(found: Attention, target: Target) -> Schedule:
     if "segments" in values:
         choice["segments"] = count
     return Schedule.of("attention", **choice)
+
+
+TEMPLATE = Template(
+    algorithms=("attention",),
+    analyse=analyse,
+    preference=lambda found, mode: 3.0,
+    knobs=_knobs,
+    default=_default,
+    lower=lower,
+    form=_lowers,
+    machine=_fits,
+)

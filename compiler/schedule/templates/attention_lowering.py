@@ -15,21 +15,21 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Affine, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Store, Tile
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     nest,
     parallel_stage,
     unit_stride,
-    with_halo,
 )
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, extent, segments
 from tilewright.compiler.sizes import is_open, typical
-from tilewright.compiler.targets.target import Target
 
 _ROW_VECTORS = 8
 """Vectors of a row of scores that the softmax takes at once, each with an accumulator."""
@@ -38,9 +38,9 @@ _PAGE_PART = 1024
 """Bytes; rows that lie a multiple of this apart share few sets of the first cache."""
 
 
-def lower(found: Attention, schedule: Schedule, target: Target) -> Kernel:
+def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
     """The nest of one schedule: one stage over batch and heads."""
-    return _Lowering(found, schedule, target).kernel()
+    return _Lowering(found, schedule, mode).kernel()
 
 
 class _Blocks:
@@ -131,9 +131,9 @@ _blocks = memo(256)(_Blocks)
 class _Lowering:
     """One attention under one schedule."""
 
-    def __init__(self, found: Attention, schedule: Schedule, target: Target) -> None:
-        self._found = found
-        self._lanes = target.lanes(DType.FLOAT32)
+    def __init__(self, found: Attention, schedule: Schedule, mode: Mode) -> None:
+        self._found, self._mode = found, mode
+        self._lanes = mode.target.lanes(DType.FLOAT32)
         self._tile = schedule.integer("tile")
         self._width = schedule.integer("vectors") * self._lanes
         self._block = self._tile * schedule.integer("rows")
@@ -173,11 +173,7 @@ class _Lowering:
             body += nest(_over_rows(part, self._block), *block)
         batch = sorted(found.batch, key=lambda axis: -typical(axis.extent))
         stage = parallel_stage("main", [LoopSpec(axis) for axis in batch], *body)
-        problem = found.problem
-        output = problem.output.tensor
-        stages = with_halo((stage,), output, self._lanes)
-        made = LoopNest("kernel", (*problem.inputs, output), tuple(scratch), stages)
-        return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+        return kernel_of(found.problem, (stage,), self._mode, scratch=scratch)
 
     # ---- keys in panels
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import (
     Cast,
     Combiner,
@@ -30,26 +29,25 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Order, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Order, Store, Tile
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
-from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.problem import Problem, axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.sharing import parallel_balance
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     needs_padding,
     parallel_stage,
-    replace_tensors,
     vector_axis,
-    with_halo,
 )
-from tilewright.compiler.targets.target import Target
+from tilewright.compiler.schedule.templates import Template
 
 _TILES = (*range(1, 17), 18, 20)
 _VECTORS = (1, 2, 3, 4, 6, 8)
@@ -122,10 +120,8 @@ class Blocks:
 @memo(256)
 def analyse(workload: Workload) -> Blocks | None:
     """The sum that a workload is; None where it is something else."""
-    if not is_one_expression(workload):
-        return None
-    problem = merge_axes(compose(workload))
-    if problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
+    problem = one_expression(workload)
+    if problem is None or problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
         return None
     lanes = vector_axis(problem.output, problem.axes)
     if lanes is None or not all(lanes in axes_of(factor) for factor in problem.product):
@@ -161,55 +157,35 @@ def _counts(body: Expr) -> tuple[int, StepWork]:
     return len(used), StepWork(len(alone), len(computed) - len(alone) - len(both), len(both))
 
 
-class _Template:
-    algorithms = ("blocks",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        return 1.0
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        found = analyse(workload)
-        if found is None:
-            return None
-        lanes = mode.target.lanes(DType.FLOAT32)
-        whole = -(-found.lanes.extent // lanes)
-        knobs = (
-            Knob("tile", tuple(t for t in _TILES if t <= found.rows)),
-            Knob("vectors", tuple(v for v in _VECTORS if v <= whole)),
-            Knob("unroll", tuple(u for u in _UNROLLS if found.steps % u == 0)),
-            Knob("prefetch", _PREFETCHES),
-        )
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            points = int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"])
-            return points * found.work.both <= _WRITTEN_OUT or points == 1
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            tile, vectors = int(choice["tile"]), int(choice["vectors"])
-            return found.registers(tile, vectors) <= mode.target.vector_registers
-
-        valid = [
-            choice
-            for values in product(*(knob.values for knob in knobs))
-            if form(choice := dict(zip((knob.name for knob in knobs), values, strict=True)))
-            and machine(choice)
-        ]
-        best = max(valid, key=lambda choice: _score(found, choice, lanes, mode.threads))
-        return SubSpace("blocks", knobs, form, Schedule.of("blocks", **best), machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'blocks' does not apply to this workload")
-        return _lower(found, schedule, target)
+def _knobs(found: Blocks, mode: Mode) -> tuple[Knob, ...]:
+    whole = -(-found.lanes.extent // mode.target.lanes(DType.FLOAT32))
+    return (
+        Knob("tile", tuple(t for t in _TILES if t <= found.rows)),
+        Knob("vectors", tuple(v for v in _VECTORS if v <= whole)),
+        Knob("unroll", tuple(u for u in _UNROLLS if found.steps % u == 0)),
+        Knob("prefetch", _PREFETCHES),
+    )
 
 
-TEMPLATE = _Template()
+def _lowers(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    points = int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"])
+    return points * found.work.both <= _WRITTEN_OUT or points == 1
 
 
-def _score(found: Blocks, choice: Mapping[str, Choice], lanes: int, threads: int) -> float:
+def _fits(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    return found.registers(tile, vectors) <= mode.target.vector_registers
+
+
+def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
+    """The valid point with the best score."""
+    names = [knob.name for knob in knobs]
+    every = (dict(zip(names, v, strict=True)) for v in product(*(knob.values for knob in knobs)))
+    valid = [each for each in every if _lowers(found, mode, each) and _fits(found, mode, each)]
+    return Schedule.of("blocks", **max(valid, key=lambda choice: _score(found, mode, choice)))
+
+
+def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
     """Operations that a row and a vector of columns need, of those that they take: what weights
     alone need is shared by rows, what rows alone need by vectors. Long code costs a little.
     """
@@ -218,10 +194,10 @@ def _score(found: Blocks, choice: Mapping[str, Choice], lanes: int, threads: int
     points = tile * vectors
     taken = work.both + work.weights / tile + work.rows / vectors + _LOOP / (unroll * points)
     length = unroll * (points * work.both + vectors * work.weights + tile * work.rows)
-    width = vectors * lanes
+    width = vectors * mode.target.lanes(DType.FLOAT32)
     whole = -(-found.rows // tile) * tile * -(-found.lanes.extent // width) * width
     used = found.rows * found.lanes.extent / whole
-    balance = parallel_balance([LoopSpec(found.lanes, width)], threads)
+    balance = parallel_balance([LoopSpec(found.lanes, width)], mode.threads)
     prefetch = 1.0
     if choice["prefetch"]:
         prefetch = _PREFETCHED if found.rows > 1 else 1 / _PREFETCHED
@@ -229,9 +205,9 @@ def _score(found: Blocks, choice: Mapping[str, Choice], lanes: int, threads: int
     return used * balance * prefetch * order * work.both / taken * (1 - length / _LONGEST)
 
 
-def _lower(found: Blocks, schedule: Schedule, target: Target) -> Kernel:
+def _lower(found: Blocks, schedule: Schedule, mode: Mode) -> Kernel:
     problem = found.problem
-    lanes = target.lanes(DType.FLOAT32)
+    lanes = mode.target.lanes(DType.FLOAT32)
     tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
     packed = {
         load.tensor.name: _panels(load, found.lanes, width)
@@ -268,10 +244,7 @@ def _lower(found: Blocks, schedule: Schedule, target: Target) -> Kernel:
     if found.tile is not None:
         loops.append(LoopSpec(found.tile, tile))
     stage = parallel_stage("main", loops, compute)
-    output = problem.output.tensor
-    inputs = replace_tensors(problem.inputs, tuple(packed.values()))
-    nest = LoopNest("kernel", (*inputs, output), (), with_halo((stage,), output, lanes))
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return kernel_of(problem, (stage,), mode, packed=tuple(packed.values()))
 
 
 def _panels(load: Load, lanes: Axis, width: int) -> Tensor:
@@ -280,3 +253,15 @@ def _panels(load: Load, lanes: Axis, width: int) -> Tensor:
     others = (Factor(d) for d in range(len(load.index)) if d != dim)
     layout = Layout((Factor(dim, width), *others, Factor(dim, 1, width)))
     return replace(load.tensor, layout=layout, halo=())
+
+
+TEMPLATE = Template(
+    algorithms=("blocks",),
+    analyse=analyse,
+    preference=lambda found, mode: 1.0,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+    form=_lowers,
+    machine=_fits,
+)

@@ -17,12 +17,11 @@ from tilewright.compiler.loops.index import Axis, FloorDiv, affine
 from tilewright.compiler.loops.nest import dot_operands
 from tilewright.compiler.memo import memo
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.merge import merge_axes, one_expression
 from tilewright.compiler.schedule.problem import (
     Problem,
     axes_of,
     compose,
-    is_one_expression,
     stored,
 )
 from tilewright.compiler.schedule.structure import (
@@ -227,11 +226,9 @@ class Contraction:
 @memo(256)
 def analyse(workload: Workload) -> Contraction | None:
     """The contraction that a workload is; None where it is something else."""
-    if not is_one_expression(workload):
-        return None
     groups = _groups(workload)
-    problem = merge_axes(compose(workload, groups))
-    if problem.product is None:
+    problem = merge_axes(compose(workload, groups)) if groups else one_expression(workload)
+    if problem is None or problem.product is None:
         return None
     lanes = vector_axis(problem.output, problem.axes)
     if lanes is None:
@@ -322,13 +319,13 @@ def is_padded(load: Load, axis: Axis) -> bool:
     return any(axis in load.index[dim].axes() for dim in needs_padding(load))
 
 
-def _groups(workload: Workload) -> dict[int, int] | None:
+def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
     """Split the output channels of a grouped convolution, so that each group is one tile's."""
     for node in workload.graph.nodes:
         group = node.attr("group", 1)
         if node.op == "conv" and isinstance(group, int) and group > 1:
-            return {1: workload.output.type.shape[1] // group}
-    return None
+            return ((1, workload.output.type.shape[1] // group),)
+    return ()
 
 
 def _window(problem: Problem) -> tuple[Axis, ...]:

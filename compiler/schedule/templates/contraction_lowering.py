@@ -10,15 +10,16 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Stage, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Stage, Store, Tile
 from tilewright.compiler.loops.rewriting import reindex
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.edges import EdgePart, edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     parallel_stage,
-    replace_tensors,
     unit_stride,
     with_halo,
 )
@@ -52,24 +53,24 @@ class _Panels:
     stages: tuple[Stage, ...]
 
 
-def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
+def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """The nest of a product or a convolution.
 
     Raises:
         ScheduleError: if its sum does not divide into the parts asked for, or would be read from
             panels that are made at run time: a kernel has one buffer of shared work space.
     """
-    choices = dict(schedule.choices)
+    choices, target = dict(schedule.choices), mode.target
     if choices.get("products") == MATRICES:
         wide = found.by_matrices(target)
         if wide is None:
             raise ScheduleError("the target multiplies no matrices of these factors")
         found = wide
     if choices.get("products") == TILES:
-        return _lower(in_tiles(found, target), schedule, target)
+        return _lower(in_tiles(found, target), schedule, mode)
     count = int(choices.get("split", 1))
     if count == 1:
-        return _lower(found, schedule, target)
+        return _lower(found, schedule, mode)
     parts = exact_quotient(found.channel.extent, count * (found.channel_block or found.group))
     if found.window or parts is None:
         raise ScheduleError(f"the sum does not divide into {count} parts")
@@ -77,7 +78,7 @@ def lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
         raise ScheduleError("a sum in parts is not read from panels made at run time")
     lanes = target.lanes(DType.FLOAT32)
     split = split_sum(found, count)
-    kernel = _lower(split, schedule, target)
+    kernel = _lower(split, schedule, mode)
     join = joining_stage(found, split.problem.output, lanes)
     output = found.problem.output.tensor
     nest = replace(
@@ -101,31 +102,24 @@ def in_tiles(found: Contraction, target: Target) -> Contraction:
     return replace(found, channel_block=block, depth=depth)
 
 
-def _lower(found: Contraction, schedule: Schedule, target: Target) -> Kernel:
-    problem = found.problem
+def _lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
+    problem, target = found.problem, mode.target
     lanes = target.lanes(DType.FLOAT32)
     tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
     panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
     broadcast = _packed_broadcast(found, tile)
-    packed = replace(found, broadcast=broadcast[0], streamed=panels.load)
+    found = replace(found, broadcast=broadcast[0], streamed=panels.load)
     if found.tile is not None and is_open(found.tile.extent) and needs_static_taps(found):
         stages = tuple(
-            _part_stage(f"main{number}", packed, part, schedule, target)
+            _part_stage(f"main{number}", found, part, schedule, target)
             for number, part in enumerate(edge_parts(problem, found.tile))
         )
     else:
         static_taps = bool(found.window) and schedule.text("taps") == "unroll"
-        stages = (_stage("main", packed, schedule, target, tile, static_taps),)
-    output = problem.output.tensor
-    inputs = replace_tensors(problem.inputs, (*panels.tensors, *broadcast[1]))
-    shared = tuple(t for t in panels.tensors if t.role is Role.SHARED)
-    nest = LoopNest(
-        "kernel",
-        (*inputs, *shared, output),
-        (),
-        with_halo((*panels.stages, *stages), output, lanes),
-    )
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+        stages = (_stage("main", found, schedule, target, tile, static_taps),)
+    packed = (*panels.tensors, *broadcast[1])
+    shared = [t for t in panels.tensors if t.role is Role.SHARED]
+    return kernel_of(problem, (*panels.stages, *stages), mode, packed=packed, shared=shared)
 
 
 def _part_stage(

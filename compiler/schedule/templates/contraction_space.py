@@ -9,6 +9,7 @@ from math import prod
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import loads
 from tilewright.compiler.loops.index import Axis
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.problem import axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.sharing import parallel_balance
@@ -91,8 +92,9 @@ _MATRIX_TILES = (16, 32, 48)
 """Rows of one, two and three registers."""
 
 
-def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ...]:
+def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
     """Every knob, with the values that the extents allow."""
+    target = mode.target
     lanes = target.lanes(DType.FLOAT32)
     widest = 8 if found.tile is None else 6
     most = min(widest, -(-found.lanes.extent // lanes))
@@ -124,7 +126,7 @@ def knobs_of(found: Contraction, target: Target, threads: int) -> tuple[Knob, ..
     if can_stream_unpacked(found) and not found.window:
         knobs.append(Knob("pack", (False, True)))
     if is_weight(found.panel) or can_stream_unpacked(found):
-        counts = split_counts(wide or found, lanes, threads)
+        counts = split_counts(wide or found, lanes, mode.threads)
         knobs += [Knob("split", counts)] if len(counts) > 1 else []
     return tuple(knobs)
 
@@ -153,7 +155,7 @@ def _taps(found: Contraction) -> tuple[str, ...]:
     return tuple(allowed)
 
 
-def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
+def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """The loops fit together, and the innermost one has a size that compiles."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     split = int(choice.get("split", 1))
@@ -161,7 +163,8 @@ def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> 
         return False
     if choice.get("prefetch") == NEXT_PANEL and (split > 1 or choice["order"] not in _ONE_PANEL):
         return False
-    if found.lanes_are_a_group and found.lanes.extent % (vectors * target.lanes(DType.FLOAT32)):
+    width = vectors * mode.target.lanes(DType.FLOAT32)
+    if found.lanes_are_a_group and found.lanes.extent % width:
         return False
     written_out = int(choice["unroll"]) * tile * vectors
     if choice.get("taps") == "unroll":
@@ -169,9 +172,9 @@ def lowers(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> 
     return written_out <= 300
 
 
-def fits(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
+def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
-    tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
         return _fits_tiles(found, target, choice)
     registers = target.vector_registers
@@ -222,10 +225,9 @@ def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) ->
 
 def default_schedule(
     found: Contraction,
-    target: Target,
+    mode: Mode,
     algorithm: str,
     knobs: Sequence[Knob],
-    threads: int,
     *,
     panels_alone: bool = False,
 ) -> Schedule:
@@ -233,7 +235,7 @@ def default_schedule(
 
     With `panels_alone` threads share the outermost loop and none inside it.
     """
-    values = {knob.name: knob.values for knob in knobs}
+    values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
     extent = found.tile.extent if found.tile else 1
     whole = -(-found.lanes.extent // lanes)
@@ -282,14 +284,14 @@ def default_schedule(
         if int(split) > 1:
             loops = [LoopSpec(Axis("part", int(split)))]
             score *= _JOINING
-        score *= parallel_balance(loops[:1] if panels_alone else loops, threads)
+        score *= parallel_balance(loops[:1] if panels_alone else loops, mode.threads)
         score *= 1.0 if rowwise in (None, order) else _FAR_LINES
         if products != TILES:  # they read whole lines, and each but once
             score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         if crowded:
             score *= min(1.0, int(tile) / _CROWDED_ROWS)
             score *= 1.0 if order == "lanes-inner" else _CROWDED
-        valid = lowers(found, target, choice) and fits(found, target, choice)
+        valid = lowers(found, mode, choice) and fits(found, mode, choice)
         score += _VALID if valid else 0.0
         # If scores are equal, the first order wins: panels outermost, so each stays in the cache.
         if best is None or score > best[0]:
@@ -299,7 +301,7 @@ def default_schedule(
 
 
 def rows_schedule(
-    found: Contraction, target: Target, algorithm: str, threads: int, order: Choice | None = None
+    found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
     """The schedule of a product of weights with any number of rows; None of other contractions.
 
@@ -312,6 +314,7 @@ def rows_schedule(
     rows = found.tile
     if rows is None or rows in axes_of(found.streamed):
         return None
+    target = mode.target
     wide = found.by_matrices(target)
     found, products = (found, GROUPS) if wide is None else (wide, MATRICES)
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
@@ -324,7 +327,7 @@ def rows_schedule(
         tile, vectors = max(
             pairs, key=lambda p: matrix_score(found, target, p[0], p[1], p[0], whole)
         )
-        order = order or _order_of_rows(rows, tile, threads)
+        order = order or _order_of_rows(rows, tile, mode.threads)
         return Schedule.of(
             algorithm, tile=tile, vectors=vectors, order=order, unroll=1, prefetch=0, products=TILES
         )
@@ -343,7 +346,7 @@ def rows_schedule(
     choice: dict[str, Choice] = {
         "tile": tile,
         "vectors": vectors,
-        "order": order or _order_of_rows(rows, tile, threads),
+        "order": order or _order_of_rows(rows, tile, mode.threads),
         "unroll": _default_unroll(found, target, unrolls or (1,), tile, vectors, spare),
     }
     choice["prefetch"] = default_prefetch(found, target, choice, None)

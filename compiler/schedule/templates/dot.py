@@ -10,28 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Combiner, Expr, Load, Role
 from tilewright.compiler.loops.index import Axis
-from tilewright.compiler.loops.nest import Compute, LoopNest, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Store, Tile
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
-from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.problem import Problem, axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace, anything
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     needs_padding,
     parallel_stage,
     short_step,
     unit_stride,
-    with_halo,
 )
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, typical
-from tilewright.compiler.targets.target import Target
 
 _MOST_VECTORS = 8
 """More of them than this reuse the matrix so often that packing it is worth while."""
@@ -63,10 +62,8 @@ class Dot:
 @memo(256)
 def analyse(workload: Workload) -> Dot | None:
     """The product, where both operands lie along the reduction; else None."""
-    if not is_one_expression(workload):
-        return None
-    problem = merge_axes(compose(workload))
-    if problem.product is None:
+    problem = one_expression(workload)
+    if problem is None or problem.product is None:
         return None
     reduced = [a for a in problem.reduction.axes if a.moves]
     if len(reduced) != 1 or not all(_along(e, reduced[0]) for e in problem.product):
@@ -90,54 +87,34 @@ def _along(expr: Expr, axis: Axis) -> bool:
     return isinstance(expr, Load) and unit_stride(expr, axis) and not needs_padding(expr)
 
 
-class _Template:
-    algorithms = ("dot",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        found = analyse(workload)
-        if found is None or found.matrix.tensor.role is Role.WEIGHT:
-            return 0.9
-        if short_step(found.matrix, found.rows):  # a window: lanes along the rows join nothing
-            return 0.9
-        return 1.5
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        found = analyse(workload)
-        if found is None:
-            return None
-        whole = -(-found.depth.extent // mode.target.lanes(DType.FLOAT32))
-        knobs = (
-            Knob("tile", tuple(t for t in (1, 2, 4, 8) if t <= found.rows.extent)),
-            Knob("unroll", tuple(u for u in (1, 2, 4, 8) if u <= whole)),
-        )
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            tile, unroll = int(choice["tile"]), int(choice["unroll"])
-            accumulators = tile * found.count * unroll
-            return accumulators + max(tile, found.count) + 1 <= mode.target.vector_registers
-
-        default = _default(found, *([int(v) for v in knob.values] for knob in knobs))
-        return SubSpace("dot", knobs, anything, default, machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'dot' does not apply to this workload")
-        return _lower(found, schedule, target)
+def _preference(found: Dot, mode: Mode) -> float:
+    # A matrix that moves by short steps is a window: lanes along the rows join nothing.
+    joins = found.matrix.tensor.role is Role.WEIGHT or short_step(found.matrix, found.rows)
+    return 0.9 if joins else 1.5
 
 
-TEMPLATE = _Template()
+def _knobs(found: Dot, mode: Mode) -> tuple[Knob, ...]:
+    whole = -(-found.depth.extent // mode.target.lanes(DType.FLOAT32))
+    return (
+        Knob("tile", tuple(t for t in (1, 2, 4, 8) if t <= found.rows.extent)),
+        Knob("unroll", tuple(u for u in (1, 2, 4, 8) if u <= whole)),
+    )
 
 
-def _default(found: Dot, tiles: list[int], unrolls: list[int]) -> Schedule:
+def _fits(found: Dot, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    tile, unroll = int(choice["tile"]), int(choice["unroll"])
+    accumulators = tile * found.count * unroll
+    return accumulators + max(tile, found.count) + 1 <= mode.target.vector_registers
+
+
+def _default(found: Dot, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """Eight accumulators or a few more, which hide the latency of the multiply-adds.
 
     With one vector, two rows of the matrix at a time, each of them a stream that the hardware
     follows. With several vectors, so many rows that the sums need no unrolling, because unrolled
     sums must be joined at the end.
     """
+    tiles, unrolls = ([int(value) for value in knob.values] for knob in knobs)
     rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))
     tile = _at_least(rows, tiles)
     unroll = _at_least(-(-_ACCUMULATORS // (tile * found.count)), unrolls)
@@ -149,9 +126,9 @@ def _at_least(wanted: int, values: list[int]) -> int:
     return next((v for v in values if v >= wanted), values[-1])
 
 
-def _lower(found: Dot, schedule: Schedule, target: Target) -> Kernel:
+def _lower(found: Dot, schedule: Schedule, mode: Mode) -> Kernel:
     problem = found.problem
-    lanes = target.lanes(DType.FLOAT32)
+    lanes = mode.target.lanes(DType.FLOAT32)
     points = [Tile(found.depth, lanes), Tile(found.rows)]
     if found.vectors is not None:
         points.append(Tile(found.vectors))
@@ -165,7 +142,15 @@ def _lower(found: Dot, schedule: Schedule, target: Target) -> Kernel:
         partial=(found.depth,),
     )
     loops = [*map(LoopSpec, found.batch), LoopSpec(found.rows, schedule.integer("tile"))]
-    stage = parallel_stage("main", loops, compute)
-    output = problem.output.tensor
-    nest = LoopNest("kernel", (*problem.inputs, output), (), with_halo((stage,), output, lanes))
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return kernel_of(problem, (parallel_stage("main", loops, compute),), mode)
+
+
+TEMPLATE = Template(
+    algorithms=("dot",),
+    analyse=analyse,
+    preference=_preference,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+    machine=_fits,
+)

@@ -11,13 +11,12 @@ are summed, and the last pass reads them from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from tilewright.compiler import ops
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Expr,
@@ -34,7 +33,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Affine, Axis, affine
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Store, Tile
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.loops.semantics import items_of
 from tilewright.compiler.memo import memo
@@ -42,18 +41,17 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
+from tilewright.compiler.schedule.merge import one_expression
 from tilewright.compiler.schedule.problem import (
     Problem,
     anchor,
     axes_of,
-    compose,
-    is_one_expression,
 )
-from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     needs_padding,
     nest,
     padded_axes,
@@ -61,11 +59,9 @@ from tilewright.compiler.schedule.structure import (
     reads_halo,
     unit_stride,
     vector_axis,
-    with_halo,
 )
-from tilewright.compiler.schedule.templates import FALLBACK
+from tilewright.compiler.schedule.templates import FALLBACK, Template
 from tilewright.compiler.sizes import always_less, typical
-from tilewright.compiler.targets.target import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +81,8 @@ class Rows:
 @memo(256)
 def analyse(workload: Workload) -> Rows | None:
     """The row structure of a workload; None where nothing is reduced."""
-    if not is_one_expression(workload):
-        return None
-    problem = merge_axes(compose(workload))
-    if not problem.reductions:
+    problem = one_expression(workload)
+    if problem is None or not problem.reductions:
         return None
     shared = frozenset().union(*(_free(r) for r in problem.reductions))
     if not shared <= {*problem.axes}:
@@ -108,45 +102,27 @@ def _nested(expr: Expr) -> list[Reduce]:
     return [node for node in walk(expr) if isinstance(node, Reduce)]
 
 
-class _Template:
-    algorithms = ("row",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        node = anchor(workload)
-        rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
-        # Preferred to windows, which take any reduction, but not with lanes along what is reduced.
-        return 2.5 if rows else FALLBACK
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        found = analyse(workload)
-        if found is None:
-            return None
-        lanes = mode.target.lanes(DType.FLOAT32)
-        kept = _kept(found) is not None
-        knobs = (Knob("unroll", (1, 2, 4, 8)), Knob("keep", (True, False) if kept else (False,)))
-
-        def valid(choice: Mapping[str, Choice]) -> bool:
-            return True
-
-        along, tiny = _along(found, lanes), _tiny(found, lanes)
-        unroll = 1 if tiny else 4 if along else 8
-        one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
-        # A masked load waits for the masked store before it, whose full width reaches over it.
-        stalls = along is not None and along.extent < lanes
-        keep = kept and not tiny and not stalls and (along is not None or not one_tile)
-        return SubSpace("row", knobs, valid, Schedule.of("row", unroll=unroll, keep=keep))
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'row' does not apply to this workload")
-        lanes = target.lanes(DType.FLOAT32)
-        return _lower(found, schedule.integer("unroll"), bool(schedule["keep"]), lanes)
+def _preference(found: Rows, mode: Mode) -> float:
+    node = anchor(found.problem.workload)
+    rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
+    # Preferred to windows, which take any reduction, but not with lanes along what is reduced.
+    return 2.5 if rows else FALLBACK
 
 
-TEMPLATE = _Template()
+def _knobs(found: Rows, mode: Mode) -> tuple[Knob, ...]:
+    keep = (False,) if _kept(found) is None else (True, False)
+    return Knob("unroll", (1, 2, 4, 8)), Knob("keep", keep)
+
+
+def _default(found: Rows, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
+    lanes = mode.target.lanes(DType.FLOAT32)
+    along, tiny = _along(found, lanes), _tiny(found, lanes)
+    unroll = 1 if tiny else 4 if along else 8
+    one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
+    # A masked load waits for the masked store before it, whose full width reaches over it.
+    stalls = along is not None and along.extent < lanes
+    worth = not tiny and not stalls and (along is not None or not one_tile)
+    return Schedule.of("row", unroll=unroll, keep=worth and True in knobs[1].values)
 
 
 def _along(found: Rows, lanes: int) -> Axis | None:
@@ -302,9 +278,10 @@ def _analysed(
     return _Reduced(reduction, axes, body, stores, vector, not reads)
 
 
-def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
-    problem = found.problem
-    passes = _passes(found, keep, lanes)
+def _lower(found: Rows, schedule: Schedule, mode: Mode) -> Kernel:
+    problem, unroll = found.problem, schedule.integer("unroll")
+    lanes = mode.target.lanes(DType.FLOAT32)
+    passes = _passes(found, bool(schedule["keep"]), lanes)
     along, tiny = passes.along, passes.tiny
     computes: list[Node] = [
         _reduction(each, along, unroll, lanes, tiny=tiny) for each in passes.reduced
@@ -315,10 +292,7 @@ def _lower(found: Rows, unroll: int, keep: bool, lanes: int) -> Kernel:
     plain = not any(t.layout.factors for t in (*problem.inputs, problem.output.tensor))
     width = unroll * lanes if plain else lanes
     loops = [LoopSpec(a, width if a == along else 1) for a in found.outer]
-    stage = parallel_stage("main", loops, *computes)
-    output = problem.output.tensor
-    nest_ = LoopNest("kernel", (*problem.inputs, output), (), with_halo((stage,), output, lanes))
-    return Kernel(nest_, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return kernel_of(problem, (parallel_stage("main", loops, *computes),), mode)
 
 
 def _reduction(
@@ -383,3 +357,13 @@ def _final(
     )
     loops = [LoopSpec(a, unroll * lanes if a == vector else 1, unroll=tiny) for a in found.inner]
     return nest(loops, compute)
+
+
+TEMPLATE = Template(
+    algorithms=("row",),
+    analyse=analyse,
+    preference=_preference,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+)

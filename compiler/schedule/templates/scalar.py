@@ -15,7 +15,6 @@ No lane and no tile has to fit a layout. This schedule is compiled if every othe
 from __future__ import annotations
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Expr,
@@ -29,68 +28,47 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Affine, Axis, affine
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
 from tilewright.compiler.loops.rewriting import substitute
 from tilewright.compiler.loops.semantics import items_of
-from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
-from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.problem import Problem, axes_of, boundaries
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.space import SubSpace, anything
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     nest,
     parallel_stage,
     reads_halo,
-    with_halo,
 )
-from tilewright.compiler.schedule.templates import LAST, pieces
-from tilewright.compiler.targets.target import Target
+from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
-@memo(256)
-def analyse(workload: Workload) -> tuple[Problem, ...]:
+def analyse(workload: Workload) -> tuple[Problem, ...] | None:
     """What gives the output: one expression, or one for each piece of it."""
-    if is_one_expression(workload):
-        return (merge_axes(compose(workload)),)
-    return pieces.analyse(workload)
+    problem = one_expression(workload)
+    return pieces.analyse(workload) if problem is None else (problem,)
 
 
-class _Template:
-    algorithms = ("scalar",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        return LAST
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        if not analyse(workload):
-            return None
-        return SubSpace("scalar", (), anything, Schedule.of("scalar"))
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        problems = analyse(workload)
-        if not problems:
-            raise ScheduleError("'scalar' does not apply to this workload")
-        made = [_element(number, problem) for number, problem in enumerate(problems)]
-        out = workload.output
-        whole = Tensor(
-            "out", out.type.shape, out.type.dtype, out.layout, out.halo, role=Role.OUTPUT
-        )
-        output = problems[0].output.tensor if len(problems) == 1 else whole
-        lanes = target.lanes(DType.FLOAT32)
-        stages = with_halo(tuple(stage for stage, _ in made), whole, lanes)
-        inputs = problems[0].inputs
-        scratch = tuple(tensor for _, tensors in made for tensor in tensors)
-        loops = LoopNest("kernel", (*inputs, output), scratch, stages)
-        return Kernel(loops, tuple((t.name, i) for i, t in enumerate(inputs)))
+def _lower(problems: tuple[Problem, ...], schedule: Schedule, mode: Mode) -> Kernel:
+    made = [_element(number, problem) for number, problem in enumerate(problems)]
+    whole = None if len(problems) == 1 else boundaries(problems[0].workload)[1]
+    scratch = [tensor for _, tensors in made for tensor in tensors]
+    stages = [stage for stage, _ in made]
+    return kernel_of(problems[0], stages, mode, scratch=scratch, output=whole)
 
 
-TEMPLATE = _Template()
+TEMPLATE = Template(
+    algorithms=("scalar",),
+    analyse=analyse,
+    preference=lambda problems, mode: LAST,
+    knobs=lambda problems, mode: (),
+    default=lambda problems, mode, knobs: Schedule.of("scalar"),
+    lower=_lower,
+)
 
 
 def _element(number: int, problem: Problem) -> tuple[Stage, list[Tensor]]:

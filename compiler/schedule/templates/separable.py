@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from math import inf, prod
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Combiner,
@@ -33,7 +32,7 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Store, Tile
 from tilewright.compiler.loops.rewriting import rewrite
 from tilewright.compiler.loops.semantics import neutral
 from tilewright.compiler.memo import memo
@@ -41,12 +40,13 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.shapes import FEW_TAPS
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
-from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.problem import Problem, axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
+    kernel_of,
     needs_padding,
     nest,
     padded_axes,
@@ -54,10 +54,9 @@ from tilewright.compiler.schedule.structure import (
     reads_halo,
     unit_stride,
     vector_axis,
-    with_halo,
 )
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, bounds, is_open
-from tilewright.compiler.targets.target import Target
 
 _WRITTEN_OUT = 32
 """Taps of the second pass up to this many are written out."""
@@ -89,10 +88,8 @@ class Separable:
 @memo(256)
 def analyse(workload: Workload) -> Separable | None:
     """The separable window that a workload is; None where it is something else."""
-    if not is_one_expression(workload):
-        return None
-    problem = merge_axes(compose(workload))
-    if len(problem.reductions) != 1 or problem.product is not None:
+    problem = one_expression(workload)
+    if problem is None or len(problem.reductions) != 1 or problem.product is not None:
         return None
     reduction = problem.reduction
     if reduction.combiner not in (Combiner.SUM, Combiner.MAX, Combiner.MIN):
@@ -171,49 +168,24 @@ def _has_lanes(found: Separable) -> bool:
     return True
 
 
-def preferred(workload: Workload) -> Separable | None:
-    """The window, where two passes are expected to be less work than one."""
-    found = analyse(workload)
-    if found is None:
-        return None
+def _is_less_work(found: Separable) -> bool:
+    """Whether two passes are expected to be less work than one."""
     taps = prod(a.extent for a in found.problem.reduction.axes)
     leaves = found.lanes in padded_axes(found.problem)
-    return found if leaves or not always_less(taps, FEW_TAPS + 1) else None
+    return leaves or not always_less(taps, FEW_TAPS + 1)
 
 
-class _Template:
-    algorithms = ("separable",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        return 2.25  # before windows
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        found = preferred(workload)
-        if found is None:
-            return None
-        knobs = (Knob("lines", (1, 2, 4, 8)), Knob("tile", (1, 2, 4, 8)))
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return all(int(value) < mode.target.vector_registers - 4 for value in choice.values())
-
-        return SubSpace(
-            "separable", knobs, lambda _: True, Schedule.of("separable", lines=4, tile=4), machine
-        )
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'separable' does not apply to this workload")
-        return _lower(found, schedule, target.lanes(DType.FLOAT32))
+def _knobs(found: Separable, mode: Mode) -> tuple[Knob, ...]:
+    vectors = (1, 2, 4, 8) if _is_less_work(found) else ()
+    return Knob("lines", vectors), Knob("tile", vectors)
 
 
-TEMPLATE = _Template()
+def _fits(found: Separable, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    return all(int(value) < mode.target.vector_registers - 4 for value in choice.values())
 
 
-def _lower(found: Separable, schedule: Schedule, lanes: int) -> Kernel:
-    problem = found.problem
+def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
+    problem, lanes = found.problem, mode.target.lanes(DType.FLOAT32)
     line = _scratch(found, lanes)
     body = [
         *_around(found, line, lanes),
@@ -222,11 +194,7 @@ def _lower(found: Separable, schedule: Schedule, lanes: int) -> Kernel:
     ]
     outer = [a for a in problem.axes if a.moves and a != found.along]
     loops = [LoopSpec(a, lanes if a == found.lanes else 1) for a in outer]
-    stage = parallel_stage("main", loops, *body)
-    output = problem.output.tensor
-    stages = with_halo((stage,), output, lanes)
-    made = LoopNest("kernel", (*problem.inputs, output), (line,), stages)
-    return Kernel(made, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return kernel_of(problem, (parallel_stage("main", loops, *body),), mode, scratch=(line,))
 
 
 def _scratch(found: Separable, lanes: int) -> Tensor:
@@ -305,3 +273,14 @@ def _second_pass(found: Separable, line: Tensor, vectors: int, lanes: int) -> tu
         vector=found.lanes,
     )
     return nest([loop], compute)
+
+
+TEMPLATE = Template(
+    algorithms=("separable",),
+    analyse=analyse,
+    preference=lambda found, mode: 2.25,  # before windows
+    knobs=_knobs,
+    default=lambda found, mode, knobs: Schedule.of("separable", lines=4, tile=4),
+    lower=_lower,
+    machine=_fits,
+)

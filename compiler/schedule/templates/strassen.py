@@ -10,7 +10,7 @@ Algorithm Reloaded" (2016), for sums that pass through no temporary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -19,23 +19,22 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
 from tilewright.compiler.loops.index import Affine, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
-from tilewright.compiler.schedule.schedule import Choice, Schedule
+from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.sharing import parallel_balance
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
     beside,
+    kernel_of,
     nest,
     parallel_stage,
-    replace_tensors,
-    with_halo,
 )
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.schedule.templates.contraction_lowering import (
     asked_ahead,
     reduction_tiles,
@@ -93,64 +92,41 @@ _LEAST_BLOCK = 24
 """Rows of a block: fewer read a panel's combinations of B again too often."""
 
 
-class _Template:
-    algorithms = ("strassen",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        found = analyse(workload)
-        if found is None or found.row_count < _least_rows(target):
-            return 0.9
-        columns, depth = found.whole.lanes.extent, found.whole.channel.extent
-        weights = columns * depth
-        slow = slowness(target.core)
-        products = found.row_count * weights
-        enough = weights >= _LEAST_WEIGHTS * slow and products >= _LEAST_PRODUCTS * slow
-        blocks = weights >= _LEAST_BLOCK_WEIGHTS and _has_blocks(found, target)
-        least = _LEAST_BLOCK_COLUMNS if blocks else _LEAST_COLUMNS
-        reused = _sums_are_near(found, target) or columns >= least
-        return 2.0 if enough and reused and min(columns, depth) >= _LEAST_SIDE * slow else 0.9
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        target = mode.target
-        found = None if mode.numerics == "strict" else analyse(workload)
-        if found is None:
-            return None
-        quarter = found.quarter
-        orders = (*_ORDERS, *([_BLOCKS] if _has_blocks(found, target) else []))
-        knobs = tuple(
-            Knob("order", orders) if knob.name == "order" else knob
-            for knob in knobs_of(quarter, target, threads=1)
-        )
-        if not all(knob.values for knob in knobs):
-            return None
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            return lowers(quarter, target, choice)
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return fits(quarter, target, choice)
-
-        plain = default_schedule(
-            quarter, target, "strassen", knobs, mode.threads, panels_alone=found.may_have_last
-        )
-        order = orders[0] if _sums_are_near(found, target) else orders[-1]
-        choices = dict(plain.choices) | {"order": order}
-        rows = found.row_count // 2
-        if order == _BLOCKS:
-            rows = _block(found, target, plain.integer("tile"), mode.threads) * _beside(found)
-        choices["prefetch"] = default_prefetch(quarter, target, choices, rows)
-        return SubSpace("strassen", knobs, form, Schedule.of("strassen", **choices), machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'strassen' does not apply to this workload")
-        return _lower(found, schedule, target, threads)
+def gains(found: Strassen, mode: Mode) -> bool:
+    """Whether one level is expected to gain."""
+    target = mode.target
+    if found.row_count < _least_rows(target):
+        return False
+    columns, depth = found.whole.lanes.extent, found.whole.channel.extent
+    weights = columns * depth
+    slow = slowness(target.core)
+    products = found.row_count * weights
+    enough = weights >= _LEAST_WEIGHTS * slow and products >= _LEAST_PRODUCTS * slow
+    blocks = weights >= _LEAST_BLOCK_WEIGHTS and _has_blocks(found, target)
+    least = _LEAST_BLOCK_COLUMNS if blocks else _LEAST_COLUMNS
+    reused = _sums_are_near(found, target) or columns >= least
+    return enough and reused and min(columns, depth) >= _LEAST_SIDE * slow
 
 
-TEMPLATE = _Template()
+def _knobs(found: Strassen, mode: Mode) -> tuple[Knob, ...]:
+    orders = (*_ORDERS, *([_BLOCKS] if _has_blocks(found, mode.target) else []))
+    return tuple(
+        Knob("order", orders) if knob.name == "order" else knob
+        for knob in knobs_of(found.quarter, replace(mode, threads=1))
+    )
+
+
+def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
+    quarter, target = found.quarter, mode.target
+    plain = default_schedule(quarter, mode, "strassen", knobs, panels_alone=found.may_have_last)
+    orders = next(knob.values for knob in knobs if knob.name == "order")
+    order = orders[0] if _sums_are_near(found, target) else orders[-1]
+    choices = dict(plain.choices) | {"order": order}
+    rows = found.row_count // 2
+    if order == _BLOCKS:
+        rows = _block(found, target, plain.integer("tile"), mode.threads) * _beside(found)
+    choices["prefetch"] = default_prefetch(quarter, target, choices, rows)
+    return Schedule.of("strassen", **choices)
 
 
 def _least_rows(target: Target) -> float:
@@ -194,7 +170,8 @@ def _block(found: Strassen, target: Target, tile: int, threads: int) -> int:
     return -(-found.rows.extent // (count * step)) * step
 
 
-def _lower(found: Strassen, schedule: Schedule, target: Target, threads: int) -> Kernel:
+def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
+    target, threads = mode.target, mode.threads
     lanes = target.lanes(DType.FLOAT32)
     width = schedule.integer("vectors") * lanes
     tile, order = schedule.integer("tile"), schedule.text("order")
@@ -227,18 +204,14 @@ def _lower(found: Strassen, schedule: Schedule, target: Target, threads: int) ->
             for number, nodes in enumerate(products)
         ]
         stages = [*_sums_stages(found, lanes), *alone]
-    problem = found.whole.problem
-    output = problem.output.tensor
-    inputs = replace_tensors(problem.inputs, (weight.tensor,))
-    return Kernel(
-        LoopNest(
-            "kernel",
-            (*inputs, output) if block is not None else (*inputs, sums, output),
-            (sums,) if block is not None else (),
-            with_halo(tuple(stages), output, lanes),
-        ),
-        tuple((t.name, i) for i, t in enumerate(problem.inputs)),
-        ((weight.tensor.name, _combinations(found)),),
+    return kernel_of(
+        found.whole.problem,
+        stages,
+        mode,
+        packed=(weight.tensor,),
+        shared=(sums,) if block is None else (),
+        scratch=() if block is None else (sums,),
+        transforms=((weight.tensor.name, _combinations(found)),),
     )
 
 
@@ -485,3 +458,17 @@ def _added(
     product = Accumulator(target.dtype)
     total = product if number == users[0] else signed((1, sign), (target, product))
     return Store(target, found.stored(total, row, column) if number == users[-1] else total)
+
+
+TEMPLATE = Template(
+    algorithms=("strassen",),
+    analyse=analyse,
+    preference=lambda found, mode: 2.0 if gains(found, mode) else 0.9,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+    form=lambda found, mode, choice: lowers(found.quarter, mode, choice),
+    machine=lambda found, mode, choice: fits(found.quarter, mode, choice),
+    transforms=True,
+    mixes=True,
+)

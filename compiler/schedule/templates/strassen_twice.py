@@ -25,26 +25,31 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor, finished
 from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, LoopNest, Node, Stage, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
     beside,
+    kernel_of,
     nest,
     parallel_stage,
-    replace_tensors,
-    with_halo,
 )
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
-from tilewright.compiler.schedule.templates.strassen import TEMPLATE as ONE_LEVEL
-from tilewright.compiler.schedule.templates.strassen import signed
-from tilewright.compiler.schedule.templates.strassen_analysis import HALVES, PRODUCTS, SUMS, analyse
+from tilewright.compiler.schedule.templates.strassen import gains, signed
+from tilewright.compiler.schedule.templates.strassen_analysis import (
+    HALVES,
+    PRODUCTS,
+    SUMS,
+    Strassen,
+    analyse,
+)
 from tilewright.compiler.sizes import is_open
 from tilewright.compiler.targets.target import Target
 
@@ -66,13 +71,18 @@ class _Blocks:
     `rows`, `columns` and `depth` are those of a block.
     """
 
-    whole: Contraction
-    cut: Axis
-    left: Load
-    right: Load
+    one_level: Strassen
     rows: Axis
     columns: Axis
     depth: Axis
+
+    @property
+    def whole(self) -> Contraction:
+        return self.one_level.whole
+
+    @property
+    def cut(self) -> Axis:
+        return self.one_level.cut
 
     @property
     def first(self) -> Axis:
@@ -109,62 +119,42 @@ def _blocks(workload: Workload) -> _Blocks | None:
     if any(f.mod for load in every for f in load.tensor.layout.resolved(len(load.tensor.shape))):
         return None
     rows, columns, depth = (Axis(a.name, a.extent // _PARTS) for a in sides)
-    return _Blocks(found.whole, found.cut, found.left, found.right, rows, columns, depth)
+    return _Blocks(found, rows, columns, depth)
 
 
-class _Template:
-    algorithms = ("strassen2",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        """Above one level, where that gains and caches hold the larger weights and sums."""
-        found = _blocks(workload)
-        if found is None or ONE_LEVEL.preference(workload, target) < 1:
-            return 0.8
-        sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
-        weights = len(PRODUCTS) ** 2 * found.columns.extent * found.depth.extent
-        fits = weights * DType.FLOAT32.bytes <= target.core.cache_bytes[2]
-        fits = fits and _sums_are_near(found, target)
-        return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        target = mode.target
-        found = None if mode.numerics == "strict" else _blocks(workload)
-        if found is None or target.core.strassen_levels < _LEVELS:
-            return None
-        if not _sums_are_near(found, target):
-            return None
-        lanes = target.lanes(DType.FLOAT32)
-        tiles = tuple(t for t in _TILES if found.rows.extent % t == 0 and t % lanes == 0)
-        widest = -(-found.columns.extent // lanes)
-        vectors = tuple(v for v in _VECTORS if v <= widest)
-        unrolls = tuple(u for u in _UNROLLS if u <= found.depth.extent)
-        if not tiles:
-            return None
-        knobs = (Knob("tile", tiles), Knob("vectors", vectors), Knob("unroll", unrolls))
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            sums = int(choice["tile"]) * int(choice["vectors"])
-            return sums * int(choice["unroll"]) <= 300
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return _registers(target, int(choice["tile"]), int(choice["vectors"])) <= (
-                target.vector_registers
-            )
-
-        return SubSpace("strassen2", knobs, form, _default(found, target, knobs), machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = _blocks(workload)
-        if found is None:
-            raise ScheduleError("'strassen2' does not apply to this workload")
-        if not _sums_are_near(found, target):
-            raise ScheduleError(f"'{schedule}' needs fewer rows, or caches for the sums of more")
-        return _lower(found, schedule, target)
+def _preference(found: _Blocks, mode: Mode) -> float:
+    """Above one level, where that gains and caches hold the larger weights and sums."""
+    if not gains(found.one_level, mode):
+        return 0.8
+    core = mode.target.core
+    sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
+    weights = len(PRODUCTS) ** 2 * found.columns.extent * found.depth.extent
+    fits = weights * DType.FLOAT32.bytes <= core.cache_bytes[2]
+    fits = fits and _sums_are_near(found, mode.target)
+    return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
 
 
-TEMPLATE = _Template()
+def _knobs(found: _Blocks, mode: Mode) -> tuple[Knob, ...]:
+    target = mode.target
+    lanes = target.lanes(DType.FLOAT32)
+    offered = target.core.strassen_levels >= _LEVELS and _sums_are_near(found, target)
+    tiles = (t for t in _TILES if found.rows.extent % t == 0 and t % lanes == 0 and offered)
+    widest = -(-found.columns.extent // lanes)
+    return (
+        Knob("tile", tuple(tiles)),
+        Knob("vectors", tuple(v for v in _VECTORS if v <= widest)),
+        Knob("unroll", tuple(u for u in _UNROLLS if u <= found.depth.extent)),
+    )
+
+
+def _lowers(found: _Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    return int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"]) <= 300
+
+
+def _fits(found: _Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    target = mode.target
+    tile, vectors = int(choice["tile"]), int(choice["vectors"])
+    return _registers(target, tile, vectors) <= target.vector_registers
 
 
 def _sums_are_near(found: _Blocks, target: Target) -> bool:
@@ -183,8 +173,9 @@ def _registers(target: Target, tile: int, vectors: int) -> int:
     return tile * vectors + vectors + factors
 
 
-def _default(found: _Blocks, target: Target, knobs: tuple[Knob, ...]) -> Schedule:
+def _default(found: _Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """The tile with the fewest loads and tails beside its products."""
+    target = mode.target
     tiles, sizes, unrolls = (knob.values for knob in knobs)
     lanes = target.lanes(DType.FLOAT32)
     whole = -(-found.columns.extent // lanes)
@@ -206,8 +197,10 @@ def _default(found: _Blocks, target: Target, knobs: tuple[Knob, ...]) -> Schedul
     return Schedule.of("strassen2", tile=tile, vectors=vectors, unroll=most)
 
 
-def _lower(found: _Blocks, schedule: Schedule, target: Target) -> Kernel:
-    lanes = target.lanes(DType.FLOAT32)
+def _lower(found: _Blocks, schedule: Schedule, mode: Mode) -> Kernel:
+    if not _sums_are_near(found, mode.target):
+        raise ScheduleError(f"'{schedule}' needs fewer rows, or caches for the sums of more")
+    lanes = mode.target.lanes(DType.FLOAT32)
     tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
     if found.rows.extent % tile or tile % lanes:
         raise ScheduleError(f"'{schedule}': tiles of {found.rows.extent} rows must be whole")
@@ -221,13 +214,14 @@ def _lower(found: _Blocks, schedule: Schedule, target: Target) -> Kernel:
         *_left_stages(found, lanes, tile, left),
         parallel_stage("products", [LoopSpec(found.columns, width)], *panel),
     )
-    problem = found.whole.problem
-    output = problem.output.tensor
-    inputs = replace_tensors(problem.inputs, (weight.tensor,))
-    return Kernel(
-        LoopNest("kernel", (*inputs, left, output), (parts,), with_halo(stages, output, lanes)),
-        tuple((t.name, i) for i, t in enumerate(problem.inputs)),
-        ((weight.tensor.name, _combinations(found)),),
+    return kernel_of(
+        found.whole.problem,
+        stages,
+        mode,
+        packed=(weight.tensor,),
+        shared=(left,),
+        scratch=(parts,),
+        transforms=((weight.tensor.name, _combinations(found)),),
     )
 
 
@@ -242,7 +236,7 @@ def _quarter(first: int, second: int) -> tuple[int, int]:
 
 def _combined_weight(found: _Blocks, width: int) -> Load:
     """B[product, k, n] in panels, [panel][product][k][width]; a product is 7 * first + second."""
-    source = found.right
+    source = found.one_level.right
     shape = tuple(n // p for n, p in zip(source.tensor.shape, _parts(found), strict=True))
     (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
     others = (d for d in range(1, len(shape) + 1) if d != column)
@@ -255,7 +249,7 @@ def _combined_weight(found: _Blocks, width: int) -> Load:
 
 def _parts(found: _Blocks) -> tuple[int, ...]:
     cut = {found.whole.lanes, found.whole.channel}
-    return tuple(_PARTS if cut & {*index.axes()} else 1 for index in found.right.index)
+    return tuple(_PARTS if cut & {*index.axes()} else 1 for index in found.one_level.right.index)
 
 
 @memo(1024)
@@ -263,7 +257,7 @@ def _combinations(found: _Blocks) -> Transform:
     """What is packed: the 49 combinations of B's sixteenths, B (K, N) or (N, K)."""
     columns_first = next(
         found.whole.lanes in index.axes()
-        for index in found.right.index
+        for index in found.one_level.right.index
         if {found.whole.lanes, found.whole.channel} & {*index.axes()}
     )
     places = [_quarter(first, second) for first, second in product(range(4), repeat=2)]
@@ -272,7 +266,7 @@ def _combinations(found: _Blocks) -> Transform:
         tuple(float(outer.right[n // 4] * inner.right[n % 4]) for n in order)
         for outer, inner in product(PRODUCTS, repeat=2)
     )
-    dims = "abcdefgh"[: len(found.right.index)]
+    dims = "abcdefgh"[: len(found.one_level.right.index)]
     return Transform(f"sz,z{dims}->s{dims}", (matrix,), _parts(found))
 
 
@@ -297,7 +291,7 @@ def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[S
     for second in range(4):
         combined.append([])
         quadrants = tuple(
-            found.at(found.left, row, depth=depth)
+            found.at(found.one_level.left, row, depth=depth)
             for row, depth in (_quarter(first, second) for first in range(4))
         )
         for number, each in enumerate(PRODUCTS):
@@ -389,3 +383,17 @@ def _results(found: _Blocks, lanes: int, parts: Tensor) -> list[Node]:
         )
         nodes += nest([LoopSpec(found.rows)], compute)
     return nodes
+
+
+TEMPLATE = Template(
+    algorithms=("strassen2",),
+    analyse=_blocks,
+    preference=_preference,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+    form=_lowers,
+    machine=_fits,
+    transforms=True,
+    mixes=True,
+)

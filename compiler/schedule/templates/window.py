@@ -19,7 +19,6 @@ from tilewright.compiler.loops.index import Axis, FloorDiv, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import (
     Compute,
-    LoopNest,
     Order,
     Stage,
     Store,
@@ -32,13 +31,14 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.edges import edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
-from tilewright.compiler.schedule.merge import merge_axes
-from tilewright.compiler.schedule.problem import Problem, axes_of, compose, is_one_expression
+from tilewright.compiler.schedule.merge import one_expression
+from tilewright.compiler.schedule.problem import Problem, axes_of
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
+from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
     LoopSpec,
     edges_are_static,
+    kernel_of,
     needs_padding,
     padded_axes,
     parallel_stage,
@@ -47,8 +47,8 @@ from tilewright.compiler.schedule.structure import (
     tile_edges,
     unit_stride,
     vector_axis,
-    with_halo,
 )
+from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, is_open
 from tilewright.compiler.targets.target import Target
 
@@ -105,10 +105,8 @@ GROUP = 4
 @memo(256)
 def analyse(workload: Workload) -> WindowReduction | None:
     """The window reduction that a workload is; None where it is something else."""
-    if not is_one_expression(workload):
-        return None
-    problem = merge_axes(compose(workload))
-    if len(problem.reductions) != 1:
+    problem = one_expression(workload)
+    if problem is None or len(problem.reductions) != 1:
         return None
     reduction = problem.reduction
     lanes = vector_axis(problem.output, problem.axes)
@@ -172,41 +170,6 @@ def _has_splat_weights(found: WindowReduction) -> bool:
     )
 
 
-class _Template:
-    algorithms = ("window",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        return 2.0
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        target = mode.target
-        found = analyse(workload)
-        if found is None:
-            return None
-        knobs = _knobs(found)
-        if not all(knob.values for knob in knobs):
-            return None
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            return _lowers(found, target, choice)
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return _fits(found, target, choice)
-
-        return SubSpace("window", knobs, form, _default(found, target, knobs), machine)
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'window' does not apply to this workload")
-        return _lower(found, schedule, target)
-
-
-TEMPLATE = _Template()
-
-
 def _taps(found: WindowReduction) -> int:
     return prod(a.extent for a in found.problem.reduction.axes)
 
@@ -253,7 +216,7 @@ def _can_unroll_rows(found: WindowReduction) -> bool:
     return always_less(_taps(found), _UNROLLED_TAPS + 1) and found.padded <= {found.tile}
 
 
-def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
+def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
     tile = found.tile.extent if found.tile else 1
     rows = found.rows.extent if found.rows else 1
     edge = tile_edges(found.problem.reduction, found.tile)
@@ -276,15 +239,16 @@ def _knobs(found: WindowReduction) -> tuple[Knob, ...]:
     )
 
 
-def _lowers(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """The window's loops can be clipped, and what is written out has a size that compiles."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
-    return tile * rows * max(1, found.steps(target) if choice["taps"] == "all" else 1) <= 800
+    return tile * rows * max(1, found.steps(mode.target) if choice["taps"] == "all" else 1) <= 800
 
 
-def _fits(found: WindowReduction, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _fits(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    target = mode.target
     points = int(choice["tile"]) * int(choice["rows"])
     if points > target.vector_registers - 4:
         return False
@@ -307,7 +271,8 @@ def _holds_pixels(target: Target, points: int) -> bool:
     return target.multiplies_scalars and 2 * points + 1 > target.vector_registers
 
 
-def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> Schedule:
+def _default(found: WindowReduction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
+    target = mode.target
     values = {knob.name: knob.values for knob in knobs}
     tile_extent = found.tile.extent if found.tile else 1
     row_extent = found.rows.extent if found.rows else 1
@@ -329,7 +294,7 @@ def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> S
                 score *= _CROWDED_ROWS
             if weights and taps == "row" and _holds_pixels(target, int(tile)):
                 score *= _SPILLED_PIXELS
-            valid = _lowers(found, target, choice) and _fits(found, target, choice)
+            valid = _lowers(found, mode, choice) and _fits(found, mode, choice)
             score += 10.0 if valid else 0.0
             if best is None or score > best[0]:
                 best = score, Schedule.of("window", **choice)
@@ -337,10 +302,8 @@ def _default(found: WindowReduction, target: Target, knobs: Sequence[Knob]) -> S
     return best[1]
 
 
-def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel:
-    problem = found.problem
-    lanes = target.lanes(DType.FLOAT32)
-    tile = found.tile
+def _lower(found: WindowReduction, schedule: Schedule, mode: Mode) -> Kernel:
+    problem, target, tile = found.problem, mode.target, found.tile
     if tile is not None and tile in found.padded and is_open(tile.extent):
         lowered = [
             _stage(
@@ -355,12 +318,7 @@ def _lower(found: WindowReduction, schedule: Schedule, target: Target) -> Kernel
         ]
     else:
         lowered = [_stage("main", found, schedule, target)]
-    output = problem.output.tensor
-    by_name = {t.name: t for t in lowered[0][1]}
-    inputs = tuple(by_name.get(t.name, t) for t in problem.inputs)
-    stages = with_halo(tuple(stage for stage, _ in lowered), output, lanes)
-    nest = LoopNest("kernel", (*inputs, output), (), stages)
-    return Kernel(nest, tuple((t.name, i) for i, t in enumerate(problem.inputs)))
+    return kernel_of(problem, [stage for stage, _ in lowered], mode, packed=lowered[0][1])
 
 
 _CLIPPED = Schedule.of("window", tile=1, rows=1, taps="row", order="greedy")
@@ -447,3 +405,15 @@ def _packed_weights(
         return changed.get(node) if isinstance(node, Load) else None
 
     return rewrite(body, change), tuple(load.tensor for load in changed.values())
+
+
+TEMPLATE = Template(
+    algorithms=("window",),
+    analyse=analyse,
+    preference=lambda found, mode: 2.0,
+    knobs=_knobs,
+    default=_default,
+    lower=_lower,
+    form=_lowers,
+    machine=_fits,
+)

@@ -7,19 +7,16 @@ are phases: Huang et al., "DWM: A Decomposable Winograd Method for Convolution A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from math import prod
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.cook_toom import POINTS
-from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Choice, Schedule
-from tilewright.compiler.schedule.space import Knob, SubSpace
-from tilewright.compiler.schedule.templates import contraction_analysis
+from tilewright.compiler.schedule.space import Knob
+from tilewright.compiler.schedule.templates import Template, contraction_analysis
 from tilewright.compiler.schedule.templates.contraction_score import step_loads, waiting
 from tilewright.compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from tilewright.compiler.schedule.templates.winograd_lowering import lower
@@ -51,57 +48,26 @@ _WEIGHT_AGAIN = 2
 """A weight that a block reads again, in loads from a cache that does nothing else."""
 
 
-class _Template:
-    algorithms = ("winograd",)
-
-    def preference(self, workload: Workload, target: Target) -> float:
-        found = analyse(workload)
-        if found is None:
-            return 0.9
-        core = target.core
-        costs = [_cost(found, core, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
-        return 3.0 if costs and min(costs) < _direct_cost(found, workload, target) else 0.9
-
-    def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        target = mode.target
-        found = analyse(workload)
-        if found is None or mode.numerics == "strict":
-            return None
-        lanes = target.lanes(DType.FLOAT32)
-        outputs = _possible(found) if mode.numerics == "loose" else _accurate(found)
-        if not outputs or not found.takes(lanes):
-            return None
-        most = min(6, -(-found.filters // lanes))
-        whole = {prod(found.tile_counts(m)) for m in outputs}
-        blocks = {*_BLOCKS, *(tiles for tiles in whole if tiles <= _BLOCKS[-1])}
-        knobs = (
-            Knob("outputs", outputs),
-            Knob("block", tuple(sorted(b for b in blocks if b <= max(whole)))),
-            Knob("tile", (*range(1, 17), 20, 24, 28)),
-            Knob("vectors", tuple(range(1, most + 1))),
-            Knob("unroll", (1, 2, 4)),
-        )
-
-        def form(choice: Mapping[str, Choice]) -> bool:
-            return _lowers(found, choice)
-
-        def machine(choice: Mapping[str, Choice]) -> bool:
-            return _fits(found, target, choice)
-
-        return SubSpace(
-            "winograd", knobs, form, _default(found, target, knobs, mode.threads), machine
-        )
-
-    def lower(
-        self, workload: Workload, schedule: Schedule, target: Target, *, threads: int
-    ) -> Kernel:
-        found = analyse(workload)
-        if found is None:
-            raise ScheduleError("'winograd' does not apply to this workload")
-        return lower(found, schedule, target)
+def _preference(found: Winograd, mode: Mode) -> float:
+    core = mode.target.core
+    costs = [_cost(found, core, m, b, 0.9) for m in _accurate(found) for b in _TYPICAL_BLOCKS]
+    return 3.0 if costs and min(costs) < _direct_cost(found, mode.target) else 0.9
 
 
-TEMPLATE = _Template()
+def _knobs(found: Winograd, mode: Mode) -> tuple[Knob, ...]:
+    lanes = mode.target.lanes(DType.FLOAT32)
+    offered = _possible(found) if mode.numerics == "loose" else _accurate(found)
+    outputs = offered if found.takes(lanes) else ()
+    most = min(6, -(-found.filters // lanes))
+    whole = {prod(found.tile_counts(m)) for m in outputs}
+    blocks = {*_BLOCKS, *(tiles for tiles in whole if tiles <= _BLOCKS[-1])}
+    return (
+        Knob("outputs", outputs),
+        Knob("block", tuple(sorted(b for b in blocks if b <= max(whole, default=0)))),
+        Knob("tile", (*range(1, 17), 20, 24, 28)),
+        Knob("vectors", tuple(range(1, most + 1))),
+        Knob("unroll", (1, 2, 4)),
+    )
 
 
 def _possible(found: Winograd) -> tuple[int, ...]:
@@ -137,7 +103,7 @@ def _spare_registers(target: Target, tile: int, vectors: int) -> int:
     return target.vector_registers - (tile * vectors + factors)
 
 
-def _lowers(found: Winograd, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     """There are as many tiles as a block and a register tile take, and the code has a size that
     compiles."""
     block, tile = int(choice["block"]), int(choice["tile"])
@@ -146,7 +112,8 @@ def _lowers(found: Winograd, choice: Mapping[str, Choice]) -> bool:
     return int(choice["unroll"]) * tile * int(choice["vectors"]) <= 300
 
 
-def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool:
+def _fits(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+    target = mode.target
     m, block = int(choice["outputs"]), int(choice["block"])
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers = target.vector_registers
@@ -164,8 +131,9 @@ def _fits(found: Winograd, target: Target, choice: Mapping[str, Choice]) -> bool
     return -(-whole // vectors) * vectors <= 1.3 * whole
 
 
-def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: int) -> Schedule:
+def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """The cheapest of the valid points that round well."""
+    target, threads = mode.target, mode.threads
     values = {knob.name: knob.values for knob in knobs}
     pairs: list[tuple[int, int, int]] = []
     for each in product(values["tile"], values["vectors"]):
@@ -188,7 +156,7 @@ def _default(found: Winograd, target: Target, knobs: Sequence[Knob], threads: in
                 "vectors": vectors,
                 "unroll": unroll,
             }
-            valid = _fits(found, target, choice)
+            valid = _fits(found, mode, choice)
             if best is not None and not valid:
                 continue
             useful = _useful(found, target, int(block), tile, vectors)
@@ -249,9 +217,10 @@ def _cost(
     return _overlapped(blocks * products, fetches) + transforms
 
 
-def _direct_cost(found: Winograd, workload: Workload, target: Target) -> float:
+def _direct_cost(found: Winograd, target: Target) -> float:
     """Estimated time of the direct algorithm, which multiplies narrow elements as they are."""
-    direct, weights = contraction_analysis.analyse(workload), prod(found.weight.shape)
+    direct = contraction_analysis.analyse(found.problem.workload)
+    weights = prod(found.weight.shape)
     together = direct.products_at_once(target) if direct is not None else 1
     fetched = weights * target.core.weight_macs * found.weight.dtype.bytes / DType.FLOAT32.bytes
     return _overlapped(weights * prod(found.shape) / together / 0.95, fetched)
@@ -260,3 +229,16 @@ def _direct_cost(found: Winograd, workload: Workload, target: Target) -> float:
 def _overlapped(multiply: float, fetch: float) -> float:
     """Time of both: the core multiplies while weights come, but not all the time."""
     return max(multiply, fetch) + 0.3 * min(multiply, fetch)
+
+
+TEMPLATE = Template(
+    algorithms=("winograd",),
+    analyse=analyse,
+    preference=_preference,
+    knobs=_knobs,
+    default=_default,
+    lower=lower,
+    form=_lowers,
+    machine=_fits,
+    transforms=True,
+)

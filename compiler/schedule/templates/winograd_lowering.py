@@ -37,24 +37,23 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.loops.layout import Factor, Layout
-from tilewright.compiler.loops.nest import Compute, Let, LoopNest, Order, Store, Tile
+from tilewright.compiler.loops.nest import Compute, Let, Order, Store, Tile
 from tilewright.compiler.loops.nest import Node as NestNode
 from tilewright.compiler.loops.rewriting import reindex
 from tilewright.compiler.memo import memo
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.cook_toom import POINTS, Rational, factored, filtering, transposed
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.structure import (
     STAGGER,
     LoopSpec,
+    kernel_of,
     nest,
     parallel_stage,
-    replace_tensors,
-    with_halo,
 )
 from tilewright.compiler.schedule.templates.winograd_analysis import Side, Winograd
 from tilewright.compiler.sizes import always_less, bounds, is_open
-from tilewright.compiler.targets.target import Target
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
@@ -65,9 +64,9 @@ _MANY_TILES = 2.5
 block is computed whole: on average a fifth of the tiles of the smallest images twice."""
 
 
-def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
+def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
     """The kernel of a schedule."""
-    lanes = target.lanes(DType.FLOAT32)
+    lanes = mode.target.lanes(DType.FLOAT32)
     outputs = schedule.integer("outputs")
     counts, block = found.tile_counts(outputs), schedule.integer("block")
     if not all(always_less(0, starts) for starts in found.starts(outputs)):
@@ -75,7 +74,6 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
     every = prod(counts)
     blocks = _blocks(found, outputs, lanes, block if is_open(every) else min(block, every))
     panels = blocks.panels(schedule.integer("vectors") * lanes)
-    output = found.problem.output.tensor
     stage = parallel_stage(
         "main",
         [blocks.loop],
@@ -83,16 +81,13 @@ def lower(found: Winograd, schedule: Schedule, target: Target) -> Kernel:
         *_products(blocks, panels, schedule.integer("unroll"), schedule.integer("tile")),
         *blocks.output_transform,
     )
-    inputs = replace_tensors(found.problem.inputs, (panels.weights,))
-    return Kernel(
-        LoopNest(
-            "kernel",
-            (*inputs, output),
-            (blocks.transformed, blocks.products),
-            with_halo((stage,), output, lanes),
-        ),
-        tuple((t.name, i) for i, t in enumerate(inputs)),
-        ((panels.weights.name, blocks.weight_transform),),
+    return kernel_of(
+        found.problem,
+        (stage,),
+        mode,
+        packed=(panels.weights,),
+        scratch=(blocks.transformed, blocks.products),
+        transforms=((panels.weights.name, blocks.weight_transform),),
     )
 
 

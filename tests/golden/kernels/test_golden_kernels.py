@@ -149,7 +149,7 @@ CASES: dict[str, tuple[str, Schedule]] = {
 def lowered(case: str, target: Target) -> tuple[Workload, Kernel]:
     problem, schedule = CASES[case]
     workload = PROBLEMS[problem](target.vector_bits // 32)
-    return workload, lower_schedule(workload, schedule, target)
+    return workload, lower_schedule(workload, schedule, Mode(target))
 
 
 def facts(kernel: Kernel, target: Target) -> str:
@@ -193,7 +193,7 @@ def statistics_of(problem: str, schedule: Schedule | None, name: str) -> KernelS
     target = resolve_target(name)
     workload = PROBLEMS[problem](target.vector_bits // 32)
     chosen = schedule or schedule_space(workload, Mode(target)).default()
-    return statistics(lower_workload(workload, chosen, target).assembly(target), target)
+    return statistics(lower_workload(workload, chosen, Mode(target)).assembly(target), target)
 
 
 Expected = Callable[[Schedule], int]
@@ -230,7 +230,7 @@ def test_every_target_compiles_products_of_bytes(family: Family, problem: str) -
     for target in cores.values():
         workload = PROBLEMS[problem](target.vector_bits // 32)
         assert build_kernel(
-            workload, schedule_space(workload, Mode(target)).default(), target
+            workload, schedule_space(workload, Mode(target)).default(), Mode(target)
         ).object
 
 
@@ -266,5 +266,5 @@ def test_weights_are_asked_for_ahead_where_the_schedule_says_so(distance: int) -
         "gemm", tile=12, vectors=2, order="lanes-outer", unroll=1, prefetch=distance
     )
     target = resolve_target("x86-64-v4")
-    text = lower_workload(PROBLEMS["matmul"](16), schedule, target).text
+    text = lower_workload(PROBLEMS["matmul"](16), schedule, Mode(target)).text
     assert ("call void @llvm.prefetch" in text) is bool(distance)

@@ -192,7 +192,7 @@ def test_offsets_are_part_of_loads_and_stores() -> None:
     plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
     (step,) = (step for step in plan.steps if isinstance(step, KernelStep))
     schedule = Schedule.of("gemm", order="lanes-outer", prefetch=0, tile=5, unroll=1, vectors=2)
-    assembly = lower_workload(step.workload, schedule, target).assembly(target)
+    assembly = lower_workload(step.workload, schedule, Mode(target)).assembly(target)
     loads = re.findall(r"v128\.load(?:32_splat)?\s+(\d+)", assembly)
     assert sorted(map(int, loads)) == [0, 0, 16, *(256 * row for row in range(1, 5))]
 

@@ -122,9 +122,9 @@ def test_bytes_of_open_rows_are_narrowed_together() -> None:
 
     workload = open_workload(rounded, Dimension("m", 1, 41), Dimension("n", 1, 61))
     first = next(iter(untuned_schedules(workload, Mode(N1))))
-    lower_nest(lower_schedule(workload, first, N1).nest, N1)
+    lower_nest(lower_schedule(workload, first, Mode(N1)).nest, N1)
     wide = Schedule.of("gemm", order="lanes-outer", pack=False, tile=4, unroll=1, vectors=4)
-    assembly = emit_assembly(lower_nest(lower_schedule(workload, wide, N1).nest, N1), N1)
+    assembly = emit_assembly(lower_nest(lower_schedule(workload, wide, Mode(N1)).nest, N1), N1)
     assert assembly.count("uqxtn2") >= 4
 
 

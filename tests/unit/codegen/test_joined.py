@@ -86,7 +86,7 @@ def test_joined_vectors_compute_what_others_do(
     workload = pointwise(filters, block, narrow=narrow)
     schedule = tile(workload, joining, 3)
     lanes = joining.lanes(DType.FLOAT32)
-    text = lower_workload(workload, schedule, joining).text
+    text = lower_workload(workload, schedule, Mode(joining)).text
     assert (f"@llvm.fma.v{2 * lanes}f32" in text) == joined
     random = np.random.default_rng(filters)
     arrays = [
@@ -135,7 +135,7 @@ def test_blocks_that_lie_a_size_apart(joining: Target) -> None:
     workload = open_workload(build, *image, places=places)
     schedule = tile(workload, joining, 2)
     lanes = joining.lanes(DType.FLOAT32)
-    assert f"@llvm.fma.v{2 * lanes}f32" in lower_workload(workload, schedule, joining).text
+    assert f"@llvm.fma.v{2 * lanes}f32" in lower_workload(workload, schedule, Mode(joining)).text
     random = np.random.default_rng(0)
     with WorkloadCode(workload, schedule, joining) as code:
         for height, width in [(1, 1), (3, 5), (9, 2)]:
@@ -152,7 +152,7 @@ def test_riscv_joins_two_vectors_of_a_tile() -> None:
     workload = pointwise(64, 16, 64)
     schedule = untuned_schedule(workload, Mode(RISCV))
     assert (schedule.integer("tile"), schedule.integer("vectors")) == (3, 2)
-    assembly = lower_workload(workload, schedule, RISCV).assembly(RISCV)
+    assembly = lower_workload(workload, schedule, Mode(RISCV)).assembly(RISCV)
     loop = max(inner_loops(assembly, RISCV), key=lambda loop: loop.fmas)
     assert loop.fmas == 3 * schedule.integer("unroll")
     assert not loop.spills
@@ -184,7 +184,7 @@ def test_tiles_of_a_window_are_not_spilled() -> None:
     workload = conv(16, channels=64, filters=64, group=64)
     schedule = untuned_schedule(workload, Mode(RISCV))
     assert schedule.integer("tile") == 3
-    loops = inner_loops(lower_workload(workload, schedule, RISCV).assembly(RISCV), RISCV)
+    loops = inner_loops(lower_workload(workload, schedule, Mode(RISCV)).assembly(RISCV), RISCV)
     assert not any(loop.spills for loop in loops)
 
 
@@ -195,7 +195,7 @@ def test_riscv_without_vectors_unrolls(name: str) -> None:
     spaces = schedule_space(workload, Mode(target)).subspaces
     schedule = next(s.default for s in spaces if s.default.algorithm == "gemm")
     assert schedule.integer("unroll") == 8
-    assembly = lower_workload(workload, schedule, target).assembly(target)
+    assembly = lower_workload(workload, schedule, Mode(target)).assembly(target)
     loop = max(inner_loops(assembly, target), key=lambda loop: loop.fmas)
     assert len(loop.instructions) <= 1.6 * loop.fmas
     assert "(sp)" not in "".join(loop.instructions)

@@ -25,6 +25,7 @@ from tilewright.compiler.codegen.object import emit_object
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import Factor, Layout
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.packing import aligned_zeros
 from tilewright.compiler.schedule.schedule import Choice, Schedule
@@ -50,7 +51,7 @@ def channels_last(workload: Workload) -> Workload:
 
 def asked(workload: Workload, schedule: Schedule, *sizes: int, rows_that_gain: int = 2) -> Array:
     """How often each line of the weights is asked for, and of as many bytes behind them."""
-    nest = lower_schedule(workload, schedule, HOST, 1).nest
+    nest = lower_schedule(workload, schedule, Mode(HOST)).nest
     core = replace(HOST.core, prefetch_bytes=8192, prefetch_rows=rows_that_gain)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tilewright.compiler.targets.target._core", lambda target: core)

@@ -11,6 +11,7 @@ from tests.kernels import as_workload
 from tilewright.compiler.codegen.cpu.ahead import _most_held
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.loops.layout import Layout, blocked
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Halo, Workload
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -35,7 +36,7 @@ def depthwise(stride: int, *, planar: bool, size: int = 28) -> Workload:
 def main_loop(core: str, workload: Workload, tile: int, rows: int) -> InnerLoop:
     target = resolve_target(core)
     schedule = Schedule.of("window", order="greedy", taps="all", tile=tile, rows=rows)
-    assembly = lower_workload(workload, schedule, target).assembly(target)
+    assembly = lower_workload(workload, schedule, Mode(target)).assembly(target)
     return max(inner_loops(assembly, target), key=lambda loop: loop.fmas)
 
 

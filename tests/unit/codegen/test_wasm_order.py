@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.schedule.problems import matmul
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -22,7 +23,7 @@ def test_steps_of_an_unrolled_sum_follow_one_another(name: str, added: str) -> N
     schedule = Schedule.of(
         "gemm", tile=ROWS, vectors=VECTORS, order="lanes-outer", unroll=STEPS, prefetch=0
     )
-    text = lower_workload(matmul(4 * ROWS, 64, 64), schedule, target).assembly(target)
+    text = lower_workload(matmul(4 * ROWS, 64, 64), schedule, Mode(target)).assembly(target)
     lines = [line.split("#")[0].split() for line in text.splitlines()]
     instructions = [line[0] for line in lines if line]
     sums = ROWS * VECTORS * STEPS  # first comes their loop, then the activation

@@ -69,7 +69,7 @@ def assert_right(
     tolerance: float = 3e-5,
 ) -> LoopNest:
     """One nest is right at all sizes; returns it."""
-    kernel = lower_schedule(workload, schedule, target)
+    kernel = lower_schedule(workload, schedule, Mode(target))
     verify_nest(kernel.nest)
     for sizes in values:
         _assert_right(kernel, workload.at(sizes), sizes, tolerance, str(schedule))

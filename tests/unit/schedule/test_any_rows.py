@@ -39,7 +39,7 @@ def test_tiles_and_weights_do_not_depend_on_the_rows() -> None:
     packed = {
         buffer.layout
         for rows in (2, 9, 77)
-        for buffer in lower_workload(matmul(rows, 2304, 768), schedule, TARGET).spec.buffers
+        for buffer in lower_workload(matmul(rows, 2304, 768), schedule, Mode(TARGET)).spec.buffers
         if buffer.role is BufferRole.WEIGHT and len(buffer.shape) == 2
     }
     assert len(packed) == 1
@@ -51,7 +51,7 @@ def test_code_depends_on_the_rows_that_are_left_over_alone() -> None:
         workload = matmul(rows, 96, 64)
         schedule = of_any_rows(workload)
         tile = schedule.integer("tile")
-        digest = lower_workload(workload, schedule, TARGET).digest
+        digest = lower_workload(workload, schedule, Mode(TARGET)).digest
         digests[rows % tile, min(rows // tile, 2)].add(digest)
     assert all(len(equal) == 1 for equal in digests.values())
     assert len(set.union(*digests.values())) == len(digests)
@@ -89,7 +89,7 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
     assert set(products) <= set(space.points)
     assert "strassen" in {each.algorithm for each in typical.subspaces}
     for each in space.subspaces:  # Strassen's algorithm needs to know whether the rows are even
-        lower_workload(workload, each.default, TARGET)
+        lower_workload(workload, each.default, Mode(TARGET))
     other = typical.starting_with(Schedule.of("another", a=1))
     assert other.default() == Schedule.of("another", a=1) in other.points
     assert set(typical.points) <= set(other.points)
@@ -103,7 +103,7 @@ def test_open_rows_start_unsplit_where_more_of_them_could_be_split() -> None:
     default = space.default()
     assert dict(default.choices) == {**dict(untuned.choices), "split": 1}
     assert default in space.points
-    codes = {lower_workload(workload, e, mode.target, 4).digest for e in (untuned, default)}
+    codes = {lower_workload(workload, e, Mode(mode.target, 4)).digest for e in (untuned, default)}
     assert len(codes) == 1
 
 
@@ -114,12 +114,12 @@ def test_other_workloads_keep_their_defaults() -> None:
 
 def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is liked most serves all rows: the others need no default."""
-    asked: list[int] = []
+    asked: list[object] = []
     original = select._space
 
-    def counted(number: int, *arguments: Any) -> SubSpace | None:
-        asked.append(number)
-        return original(number, *arguments)
+    def counted(template: Any, *arguments: Any) -> SubSpace | None:
+        asked.append(template)
+        return original(template, *arguments)
 
     monkeypatch.setattr(select, "_space", counted)
     tried = untuned_schedules(

@@ -153,7 +153,7 @@ def test_segments_skip_the_keys_that_no_row_sees(count: int) -> None:
     schedule = Schedule.of(
         "attention", tile=4, vectors=4, rows=1, unroll=4, keys="packed", segments=count
     )
-    kernel = TEMPLATE.lower(workload, schedule, HOST, threads=1)
+    kernel = TEMPLATE.kernel(workload, schedule, Mode(HOST))
     (outer,) = kernel.nest.stages[0].body
     assert isinstance(outer, For)
     extents = [
@@ -173,7 +173,7 @@ def test_the_scores_never_exist_as_a_whole(problem: str) -> None:
     (heads, size), (keys,) = workload.output.type.shape[2:], _keys(workload)
     rows = workload.output.type.shape[1]
     for schedule in space.points[:: max(1, len(space) // 8)]:
-        kernel = TEMPLATE.lower(workload, schedule, HOST, threads=1)
+        kernel = TEMPLATE.kernel(workload, schedule, Mode(HOST))
         scratch = sum(tensor.bytes for tensor in kernel.nest.scratch)
         assert all(b.role != "shared" for b in kernel.nest.buffers)
         assert scratch < 4 * heads * rows * keys or rows == 1

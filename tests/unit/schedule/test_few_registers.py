@@ -74,7 +74,7 @@ def test_six_rows_of_two_vectors_spill_without_broadcasts() -> None:
         schedule = Schedule.of(
             "gemm", tile=rows, vectors=vectors, order="lanes-outer", unroll=1, prefetch=0
         )
-        loops = inner_loops(lower_workload(workload, schedule, V2).assembly(V2), V2)
+        loops = inner_loops(lower_workload(workload, schedule, Mode(V2)).assembly(V2), V2)
         return max(loops, key=lambda loop: len(loop.instructions)).spills
 
     assert spills(3, 3) == spills(2, 4) == 0 < spills(6, 2)
@@ -144,5 +144,6 @@ def test_untuned_windows_are_rows_where_registers_do_not_hold_all_weights(size: 
 def test_strassen_pays_earlier_where_vectors_are_short(rows: int, columns: int, depth: int) -> None:
     """Its sums are limited by the caches, the product that it saves by the multipliers."""
     workload = matmul(rows, columns, depth)
-    assert [STRASSEN.preference(workload, t) > 1 for t in (V2, NARROW, V3)] == [True, True, False]
-    assert STRASSEN.preference(workload, resolve_target("wasm32")) < 1
+    targets = (V2, NARROW, V3, resolve_target("wasm32"))
+    likings = [STRASSEN.liking(workload, Mode(target)) for target in targets]
+    assert likings == [2.0, 2.0, 0.9, 0.9]

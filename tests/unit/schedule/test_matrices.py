@@ -89,7 +89,7 @@ def test_matrices_are_the_default_and_take_two_rows(types: Types) -> None:
     assert schedule["products"] == "matrices" and schedule.integer("tile") % 2 == 0
     for point in space:
         assert dict(point.choices)["products"] == "groups" or point.integer("tile") % 2 == 0
-    nest = lower_schedule(workload, schedule, target).nest
+    nest = lower_schedule(workload, schedule, Mode(target)).nest
     verify_nest(nest)
     assert parse_nest(print_nest(nest)) == nest
     (compute,) = nest.computes
@@ -100,9 +100,9 @@ def test_matrices_need_their_instruction() -> None:
     workload = product()
     schedule = schedule_space(workload, Mode(resolve_target("neoverse-v1"))).default()
     with pytest.raises(ScheduleError, match="the target multiplies no matrices"):
-        lower_schedule(workload, schedule, resolve_target("neoverse-n1"))
+        lower_schedule(workload, schedule, Mode(resolve_target("neoverse-n1")))
     plain = Schedule.of("gemm", **{**dict(schedule.choices), "products": "groups"})
-    nest = lower_schedule(workload, plain, resolve_target("neoverse-v1")).nest
+    nest = lower_schedule(workload, plain, Mode(resolve_target("neoverse-v1"))).nest
     assert nest.computes[0].group == 4
 
 
@@ -123,7 +123,7 @@ def test_registers_of_matrices_are_the_default_and_hold_the_tile(
         high = -(-tile // 16)
         assert high * vectors + high + vectors <= 8
     assert rows < 32 or (32, 2) in found
-    (compute,) = lower_schedule(workload, space.default(), target).nest.computes
+    (compute,) = lower_schedule(workload, space.default(), Mode(target)).nest.computes
     assert compute.rows is not None and compute.group * types[0].bytes == 4
     (step,) = (tile.step for tile in compute.reduce)
     assert depth % step == 0 and 16 <= step * types[0].bytes <= 64
@@ -133,7 +133,7 @@ def test_registers_of_matrices_need_their_instruction() -> None:
     workload = product()
     schedule = schedule_space(workload, Mode(resolve_target(AMX))).default()
     with pytest.raises(ScheduleError, match="multiplies no registers of matrices"):
-        lower_schedule(workload, schedule, resolve_target("sapphirerapids"))
+        lower_schedule(workload, schedule, Mode(resolve_target("sapphirerapids")))
 
 
 def batched(types: Types, rows: int, columns: int, depth: int) -> Workload:
@@ -163,7 +163,7 @@ def test_workloads_in_registers_of_matrices(workload: Workload) -> None:
             target = amx_target()
             schedule = schedule_space(workload, Mode(target)).default()
             assert schedule["products"] == "tiles"
-            nest = lower_schedule(workload, schedule, target).nest
+            nest = lower_schedule(workload, schedule, Mode(target)).nest
             verify_nest(nest)
             buffers = [
                 pack_tensor(

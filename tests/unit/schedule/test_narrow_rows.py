@@ -27,7 +27,7 @@ def test_steps_of_a_narrow_row_do_not_wait_for_each_other(
         attrs |= {"keepdims": False, "last": False}
     workload = unary(op, length, width, **attrs)
     schedule = untuned_schedule(workload, Mode(HOST))
-    nest = lower_workload(workload, schedule, HOST).nest
+    nest = lower_workload(workload, schedule, Mode(HOST)).nest
     reducing = [compute for compute in nest.computes if compute.combiner is not None]
     assert {len(compute.partial) for compute in reducing} == {int(chains > 1)}
     x = np.random.default_rng(0).standard_normal((length, width)).astype(np.float32)
@@ -48,6 +48,6 @@ def test_lanes_that_are_joined_in_many_steps_run_along_rows(
     more = {"axis": 1, "last": False} if op == "arg_max" else {"axes": (1,)}
     workload = unary(op, 40, width, keepdims=False, **more)
     schedule = untuned_schedule(workload, Mode(WIDE))
-    (compute,) = lower_workload(workload, schedule, WIDE).nest.computes
+    (compute,) = lower_workload(workload, schedule, Mode(WIDE)).nest.computes
     assert compute.vector is not None
     assert compute.vector.extent == (40 if along_rows else width)

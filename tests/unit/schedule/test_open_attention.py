@@ -109,7 +109,7 @@ def test_open_rows_are_halved() -> None:
     workload = open_workload(partial(of_itself, causal=1), N)
     choices = {"tile": 3, "vectors": 2, "rows": 2, "unroll": 2, "keys": "packed"}
     with pytest.raises(ScheduleError, match="power of two"):
-        lower_schedule(workload, Schedule.of("attention", **choices, segments=6), TARGET)
+        lower_schedule(workload, Schedule.of("attention", **choices, segments=6), Mode(TARGET))
 
 
 def test_rows_of_scores_share_no_cache_sets() -> None:

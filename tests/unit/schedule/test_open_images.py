@@ -143,7 +143,7 @@ def test_tiles_are_numbered_through_open_images() -> None:
         assert_right(workload, schedule, sizes, tolerance=1e-4)
     small = open_workload(conv, B, H, W, places=places)
     with pytest.raises(ScheduleError, match="smaller than a tile"):
-        lower_schedule(small, schedule, TARGET)
+        lower_schedule(small, schedule, Mode(TARGET))
 
 
 def test_the_last_block_is_whole_where_there_are_always_many_tiles() -> None:
@@ -154,9 +154,9 @@ def test_the_last_block_is_whole_where_there_are_always_many_tiles() -> None:
     for low, is_whole in (((17, 21), True), ((17, 20), False), ((7, 7), False)):
         dimensions = [Dimension(n, least, 30) for n, least in zip("hw", low, strict=True)]
         workload = open_workload(of_image, *dimensions, places=places)
-        nest = lower_schedule(workload, schedule, TARGET).nest
+        nest = lower_schedule(workload, schedule, Mode(TARGET)).nest
         assert any(axis.name == "tb" for axis in nest.axes) is is_whole
-    fixed = lower_schedule(workload.at({"h": 23, "w": 25}), schedule, TARGET).nest
+    fixed = lower_schedule(workload.at({"h": 23, "w": 25}), schedule, Mode(TARGET)).nest
     assert any(axis.name == "tb" for axis in fixed.axes)
 
 

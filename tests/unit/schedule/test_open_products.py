@@ -153,7 +153,7 @@ def test_an_odd_row_of_quadrants_is_computed_where_there_is_one(order: str) -> N
     nest = assert_right(even, schedule, [{"n": n} for n in (2, 6, 40)], tolerance=1e-4)
     assert not any(axis.name == "last" for axis in nest.axes)
     with pytest.raises(ScheduleError, match="does not apply"):
-        lower_schedule(open_workload(rows, N), schedule, TARGET)
+        lower_schedule(open_workload(rows, N), schedule, Mode(TARGET))
 
 
 def test_open_rows_take_the_tile_of_any_rows_and_keep_panels_in_the_cache() -> None:
@@ -172,4 +172,4 @@ def test_an_open_sum_is_not_cut_into_parts() -> None:
         "gemm", tile=2, vectors=1, order="lanes-inner", unroll=1, pack=False, split=2, prefetch=0
     )
     with pytest.raises(ScheduleError, match="does not divide into 2 parts"):
-        lower_schedule(workload, schedule, TARGET)
+        lower_schedule(workload, schedule, Mode(TARGET))

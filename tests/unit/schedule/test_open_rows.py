@@ -124,5 +124,5 @@ def test_a_workload_without_open_sizes_is_lowered_as_ever() -> None:
     fixed = workload.at({"n": 6})
     first = next(untuned_schedules(fixed, Mode(TARGET)))
     assert next(untuned_schedules(workload, Mode(TARGET))) == first
-    kernel = lower_schedule(workload, first, TARGET)
-    assert kernel.nest.at({"n": 6}) == lower_schedule(fixed, first, TARGET).nest
+    kernel = lower_schedule(workload, first, Mode(TARGET))
+    assert kernel.nest.at({"n": 6}) == lower_schedule(fixed, first, Mode(TARGET)).nest

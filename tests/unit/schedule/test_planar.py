@@ -80,7 +80,7 @@ def test_any_size(
 def test_lanes_run_along_the_pixels(op: str, stride: int) -> None:
     workload = planar(op, 24, 40, 120, 3, stride, 24)
     schedule = next(iter(untuned_schedules(workload, Mode(V4))))
-    nest = lower_schedule(workload, schedule, V4, 1).nest
+    nest = lower_schedule(workload, schedule, Mode(V4)).nest
     (compute,) = computes(nest)
     assert schedule.algorithm == "window"
     assert compute.vector is not None

@@ -112,7 +112,7 @@ def test_padded_pools_of_few_channels_have_lanes(kernel: tuple[int, ...], op: st
     workload = pool(3, kernel, op=op)
     schedule = untuned_schedule(workload, Mode(V4))
     assert schedule.algorithm == "separable"
-    nest = lower_schedule(workload, schedule, V4).nest
+    nest = lower_schedule(workload, schedule, Mode(V4)).nest
     assert all(compute.vector is not None for compute in nest.computes)
 
 
@@ -122,7 +122,7 @@ def test_large_windows_take_two_passes(layout: Layout) -> None:
     workload = pool(32, (9, 9), layout)
     schedule = untuned_schedule(workload, Mode(V4))
     assert schedule.algorithm == "separable"
-    nest = lower_schedule(workload, schedule, V4).nest
+    nest = lower_schedule(workload, schedule, Mode(V4)).nest
     axes = [
         {t.axis.name for t in (*c.reduce, *c.unroll)} & {"kh", "kw"}
         for c in nest.computes

@@ -97,7 +97,7 @@ def test_all_parts_of_shared_kernels_are_computed(pixels: tuple[int, int], threa
     places = {"x": (blocks, halo), graph.outputs[0]: (blocks, halo)}
     workload = as_workload(graph, ["w"], places)
     schedule = schedule_space(workload, Mode(HOST, threads)).default()
-    (stage,) = lower_schedule(workload, schedule, HOST, threads).nest.stages
+    (stage,) = lower_schedule(workload, schedule, Mode(HOST, threads)).nest.stages
     first, *_ = stage.body
     assert isinstance(first, For)
     (inner,) = first.body

@@ -74,7 +74,7 @@ def test_without_the_machine_a_space_is_what_lowers(workload: Workload, target: 
         known = set(sub.points)
         added = [point for point in wider.points if point not in known]
         for point in rng.sample(added, min(6, len(added))):
-            verify_nest(lower_schedule(workload, point, target).nest)
+            verify_nest(lower_schedule(workload, point, Mode(target)).nest)
 
 
 def test_register_rule(workload: Workload, target: Target) -> None:
@@ -92,7 +92,7 @@ def test_points_lower(workload: Workload, target: Target) -> None:
     for sub in schedule_space(workload, Mode(target)).subspaces:
         points = [sub.default, *rng.sample(sub.points, min(4, len(sub.points)))]
         for number, point in enumerate(points):
-            kernel = lower_schedule(workload, point, target)
+            kernel = lower_schedule(workload, point, Mode(target))
             verify_nest(kernel.nest)
             outputs = [t for t in kernel.nest.buffers if t.role is Role.OUTPUT]
             assert len(outputs) == 1
@@ -197,7 +197,7 @@ def test_a_window_over_one_column_unrolls_along_rows() -> None:
     )  # fmt: skip
     workload = as_workload(make.graph(y), ("w",), {"x": around, y: around})
     for point in schedule_space(workload, Mode(target)):
-        lower_nest(lower_schedule(workload, point, target).nest, target)
+        lower_nest(lower_schedule(workload, point, Mode(target)).nest, target)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,9 @@ def test_untuned_products_with_a_vector_have_accumulators_enough(
     """Fewer than eight would wait for each other: then unrolled steps have some of their own."""
     target = resolve_target("x86-64-v4")
     workload = matmul(1, columns, 512)
-    nest = lower_schedule(workload, schedule_space(workload, Mode(target)).default(), target).nest
+    nest = lower_schedule(
+        workload, schedule_space(workload, Mode(target)).default(), Mode(target)
+    ).nest
     text = print_nest(nest)
     schedule = schedule_space(workload, Mode(target)).default()
     steps = schedule.integer("unroll") if "partial k" in text else 1
@@ -283,7 +285,7 @@ def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_l
         workload = make(16)
         tried = list(untuned_schedules(workload, Mode(target)))
         assert tried[0] == schedule_space(workload, Mode(target)).default()
-        lower_nest(lower_schedule(workload, tried[-1], target).nest, target)
+        lower_nest(lower_schedule(workload, tried[-1], Mode(target)).nest, target)
 
 
 def test_knobs_are_documented() -> None:
@@ -304,15 +306,15 @@ def test_algorithms_belong_to_one_template() -> None:
 def test_unknown_algorithms_and_knobs_are_refused() -> None:
     target = resolve_target("x86-64-v4")
     with pytest.raises(ScheduleError, match="no template has an algorithm 'fft'"):
-        lower_schedule(conv(16), Schedule.of("fft"), target)
+        lower_schedule(conv(16), Schedule.of("fft"), Mode(target))
     with pytest.raises(ScheduleError, match="has no knob"):
-        lower_schedule(conv(16), Schedule.of("direct", tile=1), target)
+        lower_schedule(conv(16), Schedule.of("direct", tile=1), Mode(target))
     for algorithm in ("winograd", "window", "map", "pieces", "row"):
         default = {"row": {"unroll": 1}}.get(algorithm, {})
         with pytest.raises(ScheduleError):
             other = conv(16) if algorithm != "row" else given("relu", target)
             workload = given("softmax", target) if algorithm == "winograd" else other
-            lower_schedule(workload, Schedule.of(algorithm, **default), target)
+            lower_schedule(workload, Schedule.of(algorithm, **default), Mode(target))
 
 
 def test_the_default_is_a_point_even_where_constraints_refuse_all() -> None:

@@ -104,11 +104,11 @@ def test_what_does_not_divide_is_refused() -> None:
     default = schedule_space(workload, Mode(V4, 2)).default()
     choices = {**dict(default.choices), "split": 3}
     with pytest.raises(ScheduleError, match="does not divide into 3 parts"):
-        lower_schedule(workload, Schedule.of("gemv", **choices), V4, 2)
+        lower_schedule(workload, Schedule.of("gemv", **choices), Mode(V4, 2))
     runtime = matmul(1, 64, 4096, constant=False)
     choices = dict(schedule_space(runtime, Mode(V4, 2)).default().choices) | {
         "pack": True,
         "split": 2,
     }
     with pytest.raises(ScheduleError, match="panels made at run time"):
-        lower_schedule(runtime, Schedule.of("gemv", **choices), V4, 2)
+        lower_schedule(runtime, Schedule.of("gemv", **choices), Mode(V4, 2))

@@ -241,7 +241,7 @@ def test_threads_share_rows_where_they_cannot_share_panels_evenly(
     schedule = Schedule.of(
         "strassen", order="products-inner", tile=4, vectors=2, unroll=1, prefetch=0
     )
-    kernel = lower_schedule(workload, schedule, V4, threads)
+    kernel = lower_schedule(workload, schedule, Mode(V4, threads))
     assert stage_extent(kernel.nest.stages[1]) == tiles
     check_exactly(workload, schedule, 512, threads)
 
@@ -257,7 +257,7 @@ def test_threads_share_rows_where_they_cannot_share_panels_evenly(
 def test_sums_of_a_block_of_rows_at_a_time(workload: Workload, threads: int, blocks: int) -> None:
     """A thread's own sums: one stage, however many threads."""
     schedule = Schedule.of("strassen", order="rows-outer", tile=4, vectors=1, unroll=1, prefetch=0)
-    nest = lower_schedule(workload, schedule, V4, threads).nest
+    nest = lower_schedule(workload, schedule, Mode(V4, threads)).nest
     assert stage_extent(nest.stages[-1]) == blocks
     assert [tensor.name for tensor in nest.scratch] == ["sums"]
     check_exactly(workload, schedule, 512, threads)
@@ -273,4 +273,4 @@ def test_blocks_need_many_rows_and_no_odd_one(rows: int, offered: bool) -> None:
     schedule = Schedule.of("strassen", order="rows-outer", tile=4, vectors=1, unroll=1, prefetch=0)
     if not offered:
         with pytest.raises(ScheduleError, match="rows"):
-            lower_schedule(workload, schedule, V4, 1)
+            lower_schedule(workload, schedule, Mode(V4))

@@ -141,7 +141,7 @@ def test_rows_whose_sums_no_cache_holds_are_left_to_one_level(depth: int) -> Non
     workload = matmul(1 << 20, 384, depth)
     assert TEMPLATE.space(workload, Mode(N1)) is None
     with pytest.raises(ScheduleError, match="needs fewer rows"):
-        lower_schedule(workload, Schedule.of("strassen2", tile=8, vectors=3, unroll=1), N1)
+        lower_schedule(workload, Schedule.of("strassen2", tile=8, vectors=3, unroll=1), Mode(N1))
 
 
 def test_what_is_made_of_rows_takes_no_more_than_the_third_cache() -> None:
@@ -150,7 +150,7 @@ def test_what_is_made_of_rows_takes_no_more_than_the_third_cache() -> None:
     workload = matmul(4096, 384, 96)
     space = TEMPLATE.space(workload, Mode(N1))
     assert space is not None
-    loops = lower_schedule(workload, space.default, N1).nest
+    loops = lower_schedule(workload, space.default, Mode(N1)).nest
     roles = (Role.SHARED, Role.SCRATCH)
     made = sum(t.bytes for t in (*loops.buffers, *loops.scratch) if t.role in roles)
     assert 6 << 20 < made <= N1.core.cache_bytes[2]
@@ -162,7 +162,7 @@ def test_its_loops_load_little() -> None:
     workload = matmul(128, 384, 384)
     schedule = schedule_space(workload, Mode(N1)).default()
     assert (schedule.integer("tile"), schedule.integer("vectors")) == (8, 3)
-    loops = inner_loops(lower_workload(workload, schedule, N1).assembly(N1), N1)
+    loops = inner_loops(lower_workload(workload, schedule, Mode(N1)).assembly(N1), N1)
     products = [loop for loop in loops if loop.fmas == 24 * schedule.integer("unroll")]
     assert len(products) == 7
     for loop in products:
@@ -173,4 +173,4 @@ def test_its_loops_load_little() -> None:
 def test_blocks_of_channels_are_left_to_one_level() -> None:
     workload = pointwise(4, 64, 128, 14)
     assert workload.inputs[0].layout == blocked(4, 1, 4)
-    assert TEMPLATE.preference(workload, N1) < 1
+    assert TEMPLATE.liking(workload, Mode(N1)) is None

@@ -20,4 +20,4 @@ def test_default_schedules_compile(name: str) -> None:
     small = conv(lanes, channels=16, filters=16, size=14)
     for workload in (small, matmul(24, 48, 64), unary("softmax", 8, 64, axis=1)):
         for space in schedule_space(workload, Mode(target)).subspaces:
-            assert build_kernel(workload, space.default, target).object
+            assert build_kernel(workload, space.default, Mode(target)).object

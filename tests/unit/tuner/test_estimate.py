@@ -80,7 +80,7 @@ def test_a_ragged_tail_does_the_work_that_is_left() -> None:
                 Schedule.of(
                     "gemm", tile=tile, vectors=1, order="lanes-outer", unroll=1, prefetch=0
                 ),
-                target,
+                Mode(target),
             ).nest
         )
         for tile in (14, 24)
@@ -107,7 +107,7 @@ def test_threads_share_tiles() -> None:
 def window(workload: Workload, **knobs: Choice) -> LoopNest:
     """A window that is written out: tiles of four in one row, unless told otherwise."""
     chosen: dict[str, Choice] = {"tile": 4, "rows": 1, "taps": "all", "order": "greedy"} | knobs
-    return lower_schedule(workload, Schedule.of("window", **chosen), V4).nest
+    return lower_schedule(workload, Schedule.of("window", **chosen), Mode(V4)).nest
 
 
 def pool(size: int, operator: str = "average_pool", *, planar: bool = True) -> Workload:
@@ -202,7 +202,7 @@ def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
 def test_cold_weights_come_from_memory() -> None:
     """4 MiB of weights at 8 bytes a cycle take longer than the one row of arithmetic."""
     workload = matmul(1, 1024, 1024)
-    nest = lower_schedule(workload, schedule_space(workload, Mode(V4)).default(), V4).nest
+    nest = lower_schedule(workload, schedule_space(workload, Mode(V4)).default(), Mode(V4)).nest
     assert seconds(nest) > (4 << 20) / 8 / CYCLES_PER_SECOND
 
 
@@ -211,7 +211,7 @@ def test_algorithms_are_compared_by_what_they_compute() -> None:
     workload = conv(16, channels=128, filters=128)
     space = schedule_space(workload, Mode(V4))
     best = {
-        sub.algorithm: seconds(lower_schedule(workload, sub.default, V4).nest)
+        sub.algorithm: seconds(lower_schedule(workload, sub.default, Mode(V4)).nest)
         for sub in space.subspaces
     }
     assert 2 < best["direct"] / best["winograd"] < 4.5
@@ -255,7 +255,7 @@ def test_registers_of_matrices_are_eight_times_as_fast_as_vectors() -> None:
     plain = next(p for p in space if p["products"] == "groups" and p.integer("tile") == 14)
     chosen = dict(default.choices)
     few = Schedule.of("gemm", **{**chosen, "tile": 16, "vectors": 1})
-    nests = [lower_schedule(workload, s, target).nest for s in (default, few, plain)]
+    nests = [lower_schedule(workload, s, Mode(target)).nest for s in (default, few, plain)]
     costs = [estimate_nest(nest, placed_computes(nest), machine) for nest in nests]
     best, single, groups = (cost.parts[PARTS.index("busiest")] for cost in costs)
     assert default["products"] == "tiles" and 5 < groups / best < 9

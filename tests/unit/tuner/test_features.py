@@ -16,6 +16,7 @@ from tests.unit.schedule.problems import PROBLEMS
 from tilewright.compiler.loops.expr import Accumulator, Load, Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule
 from tilewright.compiler.targets.host import resolve_target
@@ -70,7 +71,7 @@ def test_a_group_of_bytes_is_one_step_of_a_sum() -> None:
     """Conversions, products and sums of four are one instruction; each operand is one load."""
     target = resolve_target("cascadelake")
     schedule = Schedule.of("gemm", tile=8, vectors=3, order="lanes-outer", unroll=2, prefetch=0)
-    (found,) = compute_costs(lower_schedule(PROBLEMS["bytes"](16), schedule, target).nest)
+    (found,) = compute_costs(lower_schedule(PROBLEMS["bytes"](16), schedule, Mode(target)).nest)
     steps = 128 * 768 * (768 // 4)
     counts = dict(zip(KINDS, found.counts, strict=True))
     assert counts[OperationKind.FMA] == steps / 16
