@@ -10,8 +10,9 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.schedule.templates import template_of
 from tilewright.service.jobs.device import Device, DeviceError
-from tilewright.service.jobs.workload_facts import TRANSFORMING, executed_flops
+from tilewright.service.jobs.workload_facts import executed_flops
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.roofline import Speeds, bound
 from tilewright.tuner.tasks import Task
@@ -67,7 +68,7 @@ def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
     direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
     counts = [direct]
     for space in task.space.subspaces:
-        if space.algorithm in TRANSFORMING:
+        if template_of(space.algorithm).transforms:
             counts += _counts(task, point, workload, space)
     return min(counts)
 

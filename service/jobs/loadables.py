@@ -12,9 +12,9 @@ from tilewright.compiler import driver
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.runtime.artifact import LIBRARY, Artifact
+from tilewright.compiler.schedule.templates import template_of
 from tilewright.service.jobs.device import Loadable
 from tilewright.service.jobs.planning import Planned
-from tilewright.service.jobs.workload_facts import MIXING
 
 LoadableOf = Callable[[Planned], Loadable]
 """What of a compiled model serves the sizes of a plan."""
@@ -30,7 +30,7 @@ def of_compiled(compiled: CompiledProgram) -> Loadable:
         frozenset(
             compiled.described[key][0]
             for key, schedule in compiled.schedules.items()
-            if schedule.algorithm in MIXING
+            if template_of(schedule.algorithm).mixes
         ),
     )
 
@@ -61,7 +61,7 @@ def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
         frozenset(
             str(said["kernel"])
             for said in artifact.metadata["schedules"].values()
-            if said["schedule"]["algorithm"] in MIXING
+            if template_of(said["schedule"]["algorithm"]).mixes
         ),
     )
 

@@ -12,17 +12,10 @@ from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.templates import template_of
 from tilewright.tuner.analysis.compute_costs import compute_costs
 from tilewright.tuner.measure.measurement import Measurement
 from tilewright.tuner.tasks import Task
-
-TRANSFORMING = frozenset({"winograd", "strassen", "strassen2"})
-"""Algorithms that execute other operations than the workload's definition names."""
-
-MIXING = frozenset({"strassen", "strassen2"})
-"""Those that add up rows and columns which the definition keeps apart. Their errors are relative to
-the largest element of a whole matrix, not of a row or column (Higham, Accuracy and Stability of
-Numerical Algorithms, 23.2.2)."""
 
 
 def workload_name(workload: Workload) -> str:
@@ -100,7 +93,7 @@ def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> fl
 
     Elements that a ragged tile computes in vain are not counted, nor products with padding.
     """
-    if schedule.algorithm not in TRANSFORMING:
+    if not template_of(schedule.algorithm).transforms:
         return float(costs.flops(workload) - 2 * costs.padding_macs(workload))
     # a reduction's multiply and add are counted as one fused operation
     return sum(
