@@ -25,13 +25,13 @@ from itertools import product
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
+from tilewright.compiler.schedule.resources import tile_rate, tile_registers, work_share
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import unit_stride
 from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, analyse, extent
 from tilewright.compiler.schedule.templates.attention_lowering import lower
-from tilewright.compiler.targets.target import Target
 
 _TILES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 5, 6)
@@ -93,16 +93,12 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     rows is not much more than there are."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = mode.target.vector_registers, extent(found.rows)
-    if _registers(mode.target, tile, vectors) > registers:
+    if tile_registers(mode.target, tile, vectors) > registers:
         return False
     if tile * vectors < registers // 2 and tile < rows:
         return False
     share = -(-rows // int(choice.get("segments", 1)))
     return int(choice["rows"]) == 1 or int(choice["rows"]) * tile < 2 * share
-
-
-def _registers(target: Target, tile: int, vectors: int) -> int:
-    return tile * vectors + vectors + target.factor_registers(tile, vectors)
 
 
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
@@ -116,16 +112,14 @@ def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
     def score(pair: tuple[int, int]) -> float:
         tile, vectors = pair
-        useful = rows / (-(-rows // tile) * tile) * keys / (-(-keys // vectors) * vectors)
-        latency = min(1.0, tile * vectors / (target.core.sums_share * registers))
-        # A core can load about as often as it can multiply.
         loads = target.scalar_loads(tile, vectors) + vectors
-        return useful * latency / (1 + target.core.load_slots * loads / (tile * vectors))
+        useful = work_share((rows, tile), (keys, vectors))
+        return tile_rate(target, useful, tile * vectors, loads)
 
     pairs = [
         (int(tile), int(vectors))
         for tile, vectors in product(values["tile"], values["vectors"])
-        if int(tile) <= rows and _registers(target, int(tile), int(vectors)) <= registers
+        if int(tile) <= rows and tile_registers(target, int(tile), int(vectors)) <= registers
     ]
     tile, vectors = max(pairs, key=score)
     choice: dict[str, Choice] = {

@@ -24,6 +24,7 @@ from tilewright.compiler.schedule.problem import (
     compose,
     stored,
 )
+from tilewright.compiler.schedule.resources import tile_registers
 from tilewright.compiler.schedule.structure import (
     needs_padding,
     short_step,
@@ -137,8 +138,7 @@ class Contraction:
         Without an instruction for its types, two parts of each factor and a product are kept.
         """
         if self.group == 1:
-            whole = self.registers_each * vectors
-            return tile * whole + whole + target.factor_registers(tile, vectors)
+            return tile_registers(target, tile, vectors, self.registers_each)
         operands = vectors + 1
         if self.multiplies_matrices:
             operands += vectors

@@ -31,6 +31,7 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.kernel import Kernel, Transform
+from tilewright.compiler.schedule.resources import tile_rate, work_share
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
@@ -182,10 +183,8 @@ def _default(found: _Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
     def score(pair: tuple[int, int]) -> float:
         tile, vectors = pair
-        useful = whole / (-(-whole // vectors) * vectors)
         loads = -(-tile // target.lane_factors) + vectors
-        sums = min(1.0, tile * vectors / (target.core.sums_share * target.vector_registers))
-        return useful * sums / (1 + target.core.load_slots * loads / (tile * vectors))
+        return tile_rate(target, work_share((whole, vectors)), tile * vectors, loads)
 
     pairs = [
         (int(tile), int(vectors))

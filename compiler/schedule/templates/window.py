@@ -33,6 +33,7 @@ from tilewright.compiler.schedule.edges import edge_parts
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.merge import one_expression
 from tilewright.compiler.schedule.problem import Problem, axes_of
+from tilewright.compiler.schedule.resources import work_share
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.structure import (
@@ -287,8 +288,7 @@ def _default(found: WindowReduction, mode: Mode, knobs: tuple[Knob, ...]) -> Sch
                 "taps": taps,
                 "order": "greedy",
             }
-            tiles = -(-tile_extent // int(tile)) * -(-row_extent // int(rows))
-            useful = tile_extent * row_extent / (tiles * int(tile) * int(rows))
+            useful = work_share((tile_extent, int(tile)), (row_extent, int(rows)))
             score = useful * min(1.0, int(tile) * int(rows) / 12)
             if int(rows) > 1 and int(tile) * int(rows) + weights >= target.vector_registers:
                 score *= _CROWDED_ROWS

@@ -14,10 +14,15 @@ from math import prod
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.cook_toom import POINTS
+from tilewright.compiler.schedule.resources import (
+    step_loads,
+    tile_registers,
+    waiting,
+    work_share,
+)
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob
 from tilewright.compiler.schedule.templates import Template, contraction_analysis
-from tilewright.compiler.schedule.templates.contraction_score import step_loads, waiting
 from tilewright.compiler.schedule.templates.winograd_analysis import Winograd, analyse
 from tilewright.compiler.schedule.templates.winograd_lowering import lower
 from tilewright.compiler.targets.families import CoreModel
@@ -99,8 +104,7 @@ def _tiles_fill(block: int, tile: int) -> bool:
 
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
     """Registers beside the accumulators, a row of a panel and what it is multiplied with."""
-    factors = vectors + target.factor_registers(tile, vectors)
-    return target.vector_registers - (tile * vectors + factors)
+    return target.vector_registers - tile_registers(target, tile, vectors)
 
 
 def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
@@ -173,7 +177,6 @@ def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int) -> float:
     """Share of the peak that the matrix products reach, their beginnings and ends aside."""
     panels = -(-found.filters // target.lanes(DType.FLOAT32))
-    points = -(-block // tile) * tile * -(-panels // vectors) * vectors
     latency = min(1.0, 2 * min(block, tile) * vectors / target.vector_registers)
     scalars = target.scalar_loads(tile, vectors)
     loads = target.core.load_slots * step_loads(target, scalars, tile, vectors) / (tile * vectors)
@@ -182,7 +185,7 @@ def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int
     panel = found.channels * vectors * target.vector_bits // 8
     loads += (_NEAR_PANEL if panel <= target.core.panel_bytes else 1.0) / tile
     loaded = waiting(target, scalars + vectors, tile * vectors)
-    return block * panels / points * latency / (1 + loads) / loaded
+    return work_share((block, tile), (panels, vectors)) * latency / (1 + loads) / loaded
 
 
 def _cost(

@@ -1,0 +1,65 @@
+"""What a register tile takes of a core: registers, loads, the latency of its sums, and its tails.
+
+A tile of `rows` by `vectors` sums multiplies at each step a row of a panel, which is `vectors`
+long, with one number of each of its rows. Templates whose tiles are others (a window, a product
+without a panel) count their own registers.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.compiler.targets.target import Target
+
+
+def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
+    """Registers of a step: sums, a row of the panel, and what it is multiplied with.
+
+    `each` is the number of registers that a vector takes.
+    """
+    return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
+
+
+def work_share(*sides: tuple[int, int]) -> float:
+    """The share of whole tiles that is work: each side is an extent and the tile's part of it."""
+    whole = prod(-(-extent // step) * step for extent, step in sides)
+    return prod(extent for extent, _ in sides) / whole
+
+
+def tile_rate(
+    target: Target, useful: float, sums: int, loads: float, wanted: float | None = None
+) -> float:
+    """The share of the peak that a tile of so many sums reaches, of which `useful` is work.
+
+    So many `loads` at each step are hidden but for a part; fewer sums than `wanted` wait for each
+    other, by default for the core's share of all registers.
+    """
+    core = target.core
+    enough = core.sums_share * target.vector_registers if wanted is None else wanted
+    return useful * min(1.0, sums / enough) / (1 + core.load_slots * loads / sums)
+
+
+def step_loads(
+    target: Target, scalars: float, rows: int, vectors: int, *, near: bool = True
+) -> float:
+    """Loads of a step of a register tile, by what they cost beside its multiply-adds.
+
+    A number that is not spread by its load takes two. Code without instructions of three operands
+    copies a vector that is multiplied again, so that loading it costs nothing more. Of a panel that
+    is not `near`, in the first-level cache, vectors come from further away.
+    """
+    spread = scalars if target.broadcasts else 2 * rows
+    panel = vectors if target.broadcasts else 0
+    return spread + panel if near else 0.75 * spread + panel + 0.25 * vectors
+
+
+def waiting(target: Target, loads: float, operations: int) -> float:
+    """Cycles of loads and operations together, over those of the operations.
+
+    What is nearly as long as the longest is not hidden completely: the norm is that of
+    `tuner.analysis.register_tile`.
+    """
+    core, bits = target.core, target.vector_bits
+    loading = loads / (core.load_units * min(1.0, core.load_bits / bits))
+    multiplying = operations / (core.fma_units * min(1.0, core.fma_bits / bits))
+    return float((1 + (loading / multiplying) ** 6) ** (1 / 6))
