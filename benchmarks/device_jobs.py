@@ -1,7 +1,7 @@
 """Jobs over HTTP on emulated machines: `python -m benchmarks.device_jobs`.
 
-For each machine and each worker (the one in Python, the static one in C) a service starts here, the
-worker starts on the machine under qemu-user, and one job is submitted for it: a convolution with a
+For each machine and each harness (the one in Python, the one in C) a service starts here, the
+harness starts on the machine under qemu-user, and one job is submitted for it: a convolution with a
 bias and a ReLU, a pooling and a product. Its kernels are tuned, certified and raced there: every
 measurement is of the worker's machine, the whole model is compared with the reference there, and
 the tuned program is paired with the untuned one there. Times of an emulator mean nothing, and none
@@ -25,8 +25,8 @@ from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table, write_result
 from tests.devices.conftest import Service
 from tests.devices.emulators import emulate, zig_environment
+from tests.devices.harnesses import put_harness
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, RISCV64, Machine
-from tests.devices.static_workers import build_for
 from tests.devices.test_jobs import save_model
 
 NAME = "device-jobs"
@@ -82,8 +82,7 @@ def do_job(machine: Machine, worker: str, trials: int, seconds: float) -> Device
         service = Service(folder / "service", zig_environment())
         try:
             if worker == "c":
-                binary = build_for(machine.architecture, folder / "worker")
-                service.start_static_worker(emulated, binary, "board")
+                service.start_via(emulated, put_harness, "board")
             else:
                 service.start_worker(emulated, "board")
             submit = ("submit", str(folder / "small.onnx"), "--target", "board")

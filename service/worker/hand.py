@@ -35,6 +35,7 @@ class Hand:
         leases: by request id.
         unreported: request ids whose results wait in the spool.
         ready: leases whose blobs lie on the disk.
+        away: whether nothing reaches the device just now: nothing is claimed for it.
         stopping: set when the worker ends, by anyone.
         report_now: set when the spool has something new.
     """
@@ -46,6 +47,7 @@ class Hand:
         self.leases: dict[str, InHand] = {}
         self.unreported: set[str] = set()
         self.ready: JobQueue[InHand] = JobQueue(lambda work: work.request)
+        self.away = False
         self.stopping = threading.Event()
         self.report_now = threading.Event()
 
@@ -60,7 +62,7 @@ class Hand:
         Results are reported first, because the service offers a request again once its lease runs
         out.
         """
-        return 0 if self.unreported else PREFETCHED - len(self.leases)
+        return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
     def held(self) -> dict[str, str]:
         """The lease of each request in hand."""

@@ -1,65 +1,55 @@
-"""The work of the main thread: one job of the sandbox after the other."""
+"""The work of the main thread: one job of the harness after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tilewright.compiler.runtime.memory import available_bytes
 from tilewright.service.worker.hand import Hand, InHand, Log
-from tilewright.service.worker.heat import CoolingDown
+from tilewright.service.worker.local_harness import DeviceLost, Harness
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import WORKER, Reporter
-from tilewright.tuner.measure.measurement import Status
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
-    RunRequest,
-)
-from tilewright.tuner.measure.sandbox import Sandbox
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
-
-PROBE_SECONDS = 20.0
-"""Longest time between two readings of the device's speed."""
 
 
 class Measuring:
-    """Measures the leases that lie ready, and times the reference kernel while none does."""
+    """Measures the leases that lie ready, and looks at the device while none does."""
 
     def __init__(
         self,
-        sandbox: Sandbox,
+        harness: Harness,
         registration: Registration,
         hand: Hand,
         reporter: Reporter,
-        cooling: CoolingDown,
         log: Log,
     ) -> None:
-        self._sandbox = sandbox
+        self._harness = harness
         self._registration = registration
         self._hand = hand
         self._reporter = reporter
-        self._cooling = cooling
         self._log = log
 
     def serve(self) -> None:
         """Work until the worker ends."""
         while not self._hand.stopping.is_set():
             together = self._hand.ready.take(0.2)
-            if together:
-                self._work(together)
-                self._reporter.speed = self._sandbox.speed.status()
-            else:
-                self._probe()
+            try:
+                if together:
+                    self._work(together)
+                else:
+                    self._look()
+            except DeviceLost as error:
+                self._log(f"the device is lost: {error}")
+                self._give_back(together)
+                self._find_again()
 
-    def _probe(self) -> None:
+    def _look(self) -> None:
         """Between batches, now and then: how fast the device is."""
-        if self._sandbox.speed.age_seconds < PROBE_SECONDS:
-            return
         try:
-            self._sandbox.probe()
+            self._harness.look()
+        except DeviceLost:
+            raise
         except (OSError, RuntimeError) as error:
             self._log(f"the reference kernel: {error}")
             self._hand.stopping.wait(self._registration.heartbeat_seconds)
-        self._reporter.speed = self._sandbox.speed.status()
 
     def _work(self, together: Sequence[InHand]) -> None:
         hand = self._hand
@@ -71,11 +61,12 @@ class Measuring:
             return hand.stopping.wait(seconds) or cancelled()
 
         if not cancelled():
-            self._cooling.wait(pause)
-        if not cancelled():
+            requests = [work.request for work in together]
             try:
-                results = self._results(together, cancelled)
-            except (OSError, RuntimeError) as error:
+                results = self._harness.work(requests, hand.cache.verified, cancelled, pause)
+            except DeviceLost:
+                raise
+            except (OSError, RuntimeError, ValueError) as error:
                 for work in together:
                     request_id = work.request.request_id
                     self._log(f"request {request_id}: {error}")
@@ -83,7 +74,7 @@ class Measuring:
                     hand.put_down(request_id)
                 return
             for work, result in zip(together, results, strict=True):
-                if _complete(result):
+                if result is not None:
                     self._reporter.finish(work, result)
         for work in together:
             request_id = work.request.request_id
@@ -91,48 +82,28 @@ class Measuring:
                 continue  # it is given back at the worker's end
             hand.put_down(request_id)
 
-    def _results(
-        self, together: Sequence[InHand], cancelled: Callable[[], bool]
-    ) -> Sequence[MeasureResult | RunResult]:
-        """Results of one run, or of batches that are measured together.
+    def _give_back(self, together: Sequence[InHand]) -> None:
+        """Let others do what this device cannot while it is away."""
+        hand = self._hand
+        hand.away = True
+        while together and not hand.stopping.is_set():
+            self._reporter.release_quietly([work.lease_id for work in together])
+            for work in together:
+                hand.put_down(work.request.request_id)
+            together = hand.ready.take(0.0)
 
-        Raises:
-            OSError, RuntimeError: if no child can be started.
-        """
-        requests = [work.request for work in together]
-        blob = self._hand.cache.verified
-        match requests:
-            case [RunRequest() as request]:
-                refusal = self._refusal(request)
-                if refusal is None:
-                    return [self._sandbox.run(request, blob, cancelled)]
-                worker = self._registration.worker_id
-                return [RunResult(request.request_id, RunStatus.REFUSED, refusal, worker=worker)]
-            case _:
-                batches = [request for request in requests if isinstance(request, MeasureRequest)]
-                return self._sandbox.measure(batches, blob, cancelled)
-
-    def _refusal(self, request: RunRequest) -> str | None:
-        """The reason why the device lacks the memory just now; None if it has it."""
-        if _lacking(request) is not None:
-            self._sandbox.close()  # it keeps what it measured last
-        available = _lacking(request)
-        if available is None:
-            return None
-        return (
-            f"the run needs {request.memory_bytes} bytes of memory, "
-            f"{available} are free on this device"
-        )
-
-
-def _lacking(request: RunRequest) -> int | None:
-    """The free bytes, if they do not suffice."""
-    available = available_bytes()
-    return available if available is not None and available < request.memory_bytes else None
-
-
-def _complete(result: MeasureResult | RunResult) -> bool:
-    """Whether everything was measured: a cancelled batch is no result."""
-    if isinstance(result, RunResult):
-        return result.status is not RunStatus.CANCELLED
-    return all(m.status is not Status.CANCELLED for _, m in result.measurements)
+    def _find_again(self) -> None:
+        """Wait until something reaches the device again, or the worker ends."""
+        backoff = self._registration.backoff()
+        while not self._hand.stopping.is_set():
+            backoff.wait()
+            try:
+                self._harness.begin(self._registration.worker_id)
+            except DeviceLost as error:
+                self._log(str(error))
+                self._give_back(self._hand.ready.take(0.0))  # what was claimed just before
+                continue
+            with self._hand.changed:
+                self._hand.away = False
+                self._hand.changed.notify_all()
+            return

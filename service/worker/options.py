@@ -34,10 +34,14 @@ class WorkerOptions:
     service_key: str | None = None  # of the service; else the one that it had when first met
     check: bool = False  # look at the device instead
     as_json: bool = False
+    via: str = ""  # a command that reaches the device; else it is this machine
 
 
 LEAST_SANDBOX_MIB = 1024
 """A Python with NumPy, a pool of threads and the buffers of a small batch."""
+
+LEAST_HARNESS_MIB = 64
+"""The same without Python."""
 
 KEY_BYTES = 32
 """Of a public key."""
@@ -81,7 +85,17 @@ def parse_arguments(
         help="bearer token with the scope 'measure' (or TILEWRIGHT_TOKEN)",
     )
     parser.add_argument("--token-file", type=Path, help="file that holds the token")
-    parser.add_argument("--name", default=socket.gethostname(), help="name for people")
+    parser.add_argument(
+        "--via",
+        default=environment.get("TILEWRIGHT_VIA", ""),
+        metavar="COMMAND",
+        help="command that starts a shell on the device, such as 'ssh pi@board' or 'adb shell': "
+        "nothing needs to be installed there (or TILEWRIGHT_VIA; default: the device is this "
+        "machine)",
+    )
+    parser.add_argument(
+        "--name", help="name for people (default: that of this machine, or the command of --via)"
+    )
     parser.add_argument(
         "--target",
         action="append",
@@ -153,8 +167,12 @@ def parse_arguments(
         parser.error("--token or --token-file is needed")
     if given.cache_mib < 1:
         parser.error("--cache-mib: must be at least 1")
-    if given.sandbox_mib < 0 or 0 < given.sandbox_mib < LEAST_SANDBOX_MIB:
-        parser.error(f"--sandbox-mib: must be at least {LEAST_SANDBOX_MIB}")
+    least = LEAST_HARNESS_MIB if given.via else LEAST_SANDBOX_MIB
+    if given.sandbox_mib < 0 or 0 < given.sandbox_mib < least:
+        parser.error(f"--sandbox-mib: must be at least {least}")
+    if given.via and (given.python or given.cores):
+        name = "--python" if given.python else "--cores"
+        parser.error(f"{name} is for a device that is this machine, and does not go with --via")
     if given.service_key and len(of_base64(given.service_key)) != KEY_BYTES:
         parser.error(f"--service-key: '{given.service_key}' is no public key")
     try:
@@ -168,7 +186,7 @@ def parse_arguments(
     return WorkerOptions(
         given.server,
         token,
-        given.name,
+        given.name or given.via or socket.gethostname(),
         given.spool,
         tuple(given.target),
         given.cache_mib << 20,
@@ -179,6 +197,7 @@ def parse_arguments(
         given.service_key or None,
         given.check,
         given.json,
+        given.via,
     )
 
 

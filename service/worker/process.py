@@ -3,8 +3,10 @@
     python -m tilewright.service.worker --server http://127.0.0.1:8080 --token-file TOKEN
 
 Three threads: one claims leases and fetches what they need (`claiming`), so that the device never
-waits for the network; the main one measures (`measuring`); one reports results and renews leases
-(`reporting`). What they share is in `hand`. It needs the standard library and NumPy alone.
+waits for the network; the main one has a harness measure them (`measuring`); one reports results
+and renews leases (`reporting`). What they share is in `hand`. The harness is that of this machine
+(`local_harness`), or of a device that a command reaches (`remote_harness`). It needs the standard
+library and NumPy alone.
 """
 
 from __future__ import annotations
@@ -17,22 +19,22 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
 from tilewright.service.worker.claiming import Claimer
-from tilewright.service.worker.facts import device_facts
 from tilewright.service.worker.hand import Hand, Log
-from tilewright.service.worker.heat import CoolingDown, Heat
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
+from tilewright.service.worker.local_harness import DeviceLost, Harness, LocalHarness, memory_bytes
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.registration import Registration
+from tilewright.service.worker.remote_harness import RemoteHarness
 from tilewright.service.worker.reporting import KILLED, Reporter
 from tilewright.service.worker.secrecy import hide_secrets
 from tilewright.service.worker.state import StateFolder
-from tilewright.tuner.measure.confinement import ON, Confinement
+from tilewright.service.worker.via import DeviceCommand, ViaError
+from tilewright.tuner.measure.confinement import Confinement
 from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tilewright.tuner.measure.sandbox import Sandbox
 
@@ -46,16 +48,17 @@ class Worker:
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._log = log
         self._options = options
-        self._device = device_facts(options.cores)
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
-        cache = BlobCache(self._files.blobs, options.cache_bytes)
-        self._hand = Hand(self._files, cache)
-        self._registration = Registration(options, api, self._files, self._hand.stopping, log)
-        self._reporter = Reporter(api, self._registration, self._hand, log)
-        memory_bytes = int(self._device["memory_bytes"])
+        self._hand = Hand(self._files, BlobCache(self._files.blobs, options.cache_bytes))
+        self._harness = _harness(options, self._files, log)
+        facts = self._harness.facts()
+        self._registration = Registration(
+            options, api, self._files, facts, self._hand.stopping, log
+        )
+        self._reporter = Reporter(api, self._registration, self._hand, self._harness.state, log)
         self._claimer = Claimer(
-            api, self._registration, self._hand, self._reporter, memory_bytes, log
+            api, self._registration, self._hand, self._reporter, memory_bytes(facts), log
         )
         self._failure: Refused | Distrusted | OSError | None = None
 
@@ -81,43 +84,19 @@ class Worker:
         )
         claiming.start()
         reporting.start()
-        options = self._options
-        sandbox = Sandbox(
-            self._registration.worker_id,
-            self._device,
-            python=options.python,
-            confinement=_confinement(options, self._files.number, str(self._files.blobs)),
-        )
         try:
-            self._tell_guards(sandbox)
-            cooling = CoolingDown(Heat(cores=options.cores).reason, self._log)
+            self._harness.begin(self._registration.worker_id)
             Measuring(
-                sandbox, self._registration, self._hand, self._reporter, cooling, self._log
+                self._harness, self._registration, self._hand, self._reporter, self._log
             ).serve()
         finally:
-            sandbox.close()
+            self._harness.close()
             self._hand.stop()
             reporting.join(timeout=END_SECONDS)
             self._leave(claiming)
             self._files.close()
         if self._failure is not None:
             raise self._failure
-
-    def _tell_guards(self, sandbox: Sandbox) -> None:
-        """Say where candidates run, what keeps them from harm, and why not what does not."""
-        if self._options.cores:
-            cores = ranges_text(self._options.cores)
-            self._log(f"candidates run on cores {cores}: {self._device['core'] or 'unnamed'}")
-        try:
-            guards = sandbox.guards()
-        except (OSError, RuntimeError) as error:
-            self._log(str(error))  # said again with the first lease that it fails
-            return
-        on = ", ".join(name for name, reason in guards.items() if reason == ON)
-        self._log(f"candidates are confined: {on}")
-        for name, reason in guards.items():
-            if reason != ON:
-                self._log(f"candidates are not confined by '{name}': {reason}")
 
     def _recover(self) -> None:
         """Report what an earlier life finished, give back what it did not."""
@@ -159,6 +138,15 @@ class Worker:
             self._hand.stopping.set()
 
 
+def _harness(options: WorkerOptions, files: StateFolder, log: Log) -> Harness:
+    """That of this machine, or of the device that a command reaches. Raises ViaError."""
+    if options.via:
+        via = DeviceCommand(options.via, options.spool.absolute() / "harness", log)
+        return RemoteHarness(via, options.cache_bytes, options.sandbox_bytes, log)
+    confinement = _confinement(options, files.number, str(files.blobs))
+    return LocalHarness(options.python, confinement, options.cores, log)
+
+
 def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinement:
     """Of the worker of this number on its machine."""
     user = None
@@ -168,9 +156,14 @@ def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinemen
     return Confinement(user, options.sandbox_bytes, options.cores, folder)
 
 
-def _check(options: WorkerOptions) -> int:
-    """Look at the device; the exit status says what was found."""
-
+def _check(options: WorkerOptions, log: Log) -> int:
+    """Look at the device; the exit status says what was found. Raises ViaError, DeviceLost."""
+    if options.via:
+        via = DeviceCommand(options.via, options.spool.absolute() / "harness", log)
+        started = via.start(["--check", *(["--json"] if options.as_json else [])])
+        found, _ = started.process.communicate()
+        print(found.decode(errors="replace"), end="")
+        return started.process.returncode
     confinement = _confinement(options, 0, "")
     probe = sandbox_probe(lambda: Sandbox("check", python=options.python, confinement=confinement))
     findings = check_device(Path("/"), options.cores, probe)
@@ -194,10 +187,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.python != THIS_PYTHON:
             check_python(options.python)
         if options.check:
-            return _check(options)
+            return _check(options, log)
         worker = Worker(options, log)
     except InterpreterError as error:
         log(f"--python: {error}")
+        return 1
+    except ViaError as error:
+        log(f"--via: {error}")
+        return 1
+    except DeviceLost as error:
+        log(str(error))
         return 1
     except OSError as error:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")

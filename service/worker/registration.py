@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
-from tilewright.service.worker.facts import registration_facts
 from tilewright.service.worker.hand import Log
 from tilewright.service.worker.http import (
     LAST_PAUSE_SECONDS,
@@ -25,19 +25,25 @@ from tilewright.tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class Registration:
-    """Introduces the worker, at its start and whenever the service has forgotten it."""
+    """Introduces the worker, at its start and whenever the service has forgotten it.
+
+    Args:
+        facts: those of the device.
+    """
 
     def __init__(
         self,
         options: WorkerOptions,
         api: Api,
         files: StateFolder,
+        facts: Mapping[str, Any],
         stopping: threading.Event,
         log: Log,
     ) -> None:
         self._options = options
         self._api = api
         self._files = files
+        self._facts = facts
         self._stopping = stopping
         self._log = log
         self._lock = threading.Lock()
@@ -75,7 +81,7 @@ class Registration:
         while not self._stopping.is_set():
             body = {
                 "name": self._options.name,
-                "device": registration_facts(self._options.cores),
+                "device": dict(self._facts),
                 "targets": list(self._options.targets),
                 "protocol": PROTOCOL,
                 "worker_id": drawn,

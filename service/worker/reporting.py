@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.hand import Hand, InHand, Log
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
@@ -21,17 +21,26 @@ KILLED, WORKER, SERVICE = "killed", "worker", "service"
 class Reporter:
     """Reports from the spool, and says with a heartbeat that the worker lives.
 
-    `speed` is the device's speed that the heartbeat reports, `finished` the number of results so
-    far.
+    `finished` is the number of results so far.
+
+    Args:
+        state: how the device is just now, as heartbeats report it.
     """
 
-    def __init__(self, api: Api, registration: Registration, hand: Hand, log: Log) -> None:
+    def __init__(
+        self,
+        api: Api,
+        registration: Registration,
+        hand: Hand,
+        state: Callable[[], Mapping[str, Any]],
+        log: Log,
+    ) -> None:
         self._api = api
         self._registration = registration
         self._hand = hand
         self._log = log
+        self._state = state
         self._draining = False
-        self.speed: dict[str, Any] | None = None
         self.finished = 0
 
     def serve(self) -> None:
@@ -112,6 +121,17 @@ class Reporter:
         except Unreachable as unreachable:
             self._log(str(unreachable))
 
+    def release_quietly(self, leases: list[str]) -> None:
+        """As `release`; if the service is away or forgot them, they run out by themselves."""
+        try:
+            self.release(leases)
+        except Unreachable as error:
+            self._log(str(error))
+        except Refused as error:
+            if error.ends_worker:
+                raise
+            self._log(str(error))
+
     def release(self, leases: list[str]) -> None:
         """Give leases back. Raises Unreachable or Refused."""
         body = {"worker_id": self._registration.worker_id, "leases": leases}
@@ -155,8 +175,7 @@ class Reporter:
         leases = self._hand.held()
         worker_id = self._registration.worker_id
         try:
-            body: dict[str, Any] = {"leases": sorted(leases.values()), "speed": self.speed}
-            body["condition"] = device_condition()
+            body = {"leases": sorted(leases.values()), **self._state()}
             answer = self._api.call("POST", f"/v1/workers/{worker_id}/heartbeat", body)
         except Refused as error:
             if error.ends_worker:

@@ -95,11 +95,20 @@ class Service:
         self._start(name, command, environment, emulated.packages)
         self._until(lambda: name in self._names(), name)
 
-    def start_static_worker(self, emulated: Emulated, binary: Path, name: str) -> None:
-        """The worker in C on the machine, once it is registered."""
-        command = [*emulated.python[:-1], str(binary), "--name", name, "--server", self.url]
+    def start_via(
+        self, emulated: Emulated, put_harness: Callable[[str, Path], str], name: str
+    ) -> None:
+        """A worker here whose harness runs on the machine, once it is registered.
+
+        Args:
+            put_harness: puts the harness for an architecture into a folder; what `--via` calls it.
+        """
+        spool = self._folder / f"spool-{name}"
+        target = put_harness(emulated.machine.architecture, spool / "harness")
+        via = shlex.join([*emulated.python[:-1], f"{{{target}}}"])
+        command = [sys.executable, "-m", "tilewright.service.worker", "--via", via]
+        command += ["--name", name, "--server", self.url, "--spool", str(spool)]
         command += ["--token-file", str(self._folder / "data/token")]
-        command += ["--spool", str(self._folder / f"spool-{name}")]
         self._start(name, command, dict(os.environ))
         self._until(lambda: name in self._names(), name)
 

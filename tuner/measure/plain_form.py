@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,19 @@ from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpe
 from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.runtime.program import Port, Program
 from tilewright.compiler.runtime.program_encoding import encode
+from tilewright.compiler.runtime.program_json import program_from_json
 from tilewright.tuner.measure.model_runs import draw_inputs
-from tilewright.tuner.measure.wire import Case, InputSpec, MeasureRequest, digest_bytes
+from tilewright.tuner.measure.run_wire import Request, SpeedsWork
+from tilewright.tuner.measure.wire import (
+    Case,
+    InputSpec,
+    MeasureRequest,
+    array_of_bytes,
+    digest_bytes,
+)
+
+MOST_ELEMENTS = 1 << 28
+"""Of all arrays that are drawn for a request: 1 GiB of float32."""
 
 KEPT_BYTES = 256 << 20
 """Arrays that are kept for further batches of the same workloads."""
@@ -37,6 +49,36 @@ class PlainForms:
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
         self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
+
+    def spelled_out(
+        self, request: Request, blob: Callable[[str], bytes]
+    ) -> tuple[Request, Mapping[str, bytes]]:
+        """The request with its plan, and the blobs that it names besides.
+
+        Args:
+            blob: the bytes of one that the request names, by its digest.
+
+        Raises:
+            ValueError: as `batch` and `plain_programs`, and for arrays beyond MOST_ELEMENTS.
+        """
+        if request.plain:
+            return request, {}
+        if isinstance(request, MeasureRequest):
+            inputs = (each for case in request.cases for each in case.inputs)
+            _check_size(sum(prod(each.shape) for each in inputs))
+            return self.batch(request)
+        if isinstance(request.work, SpeedsWork):
+            return request, {}
+        texts = [blob(each.program) for each in request.programs]
+        programs = [program_from_json(json.loads(text)) for text in texts]
+        _check_size(sum(prod(port.shape) for program in programs for port in program.inputs))
+        given = [
+            {name: array_of_bytes(blob(digest)) for name, digest in each.inputs.items()}
+            for each in request.programs
+        ]
+        plain, made = plain_programs(programs, request.work.seed, given)
+        sizes = {digest: len(data) for digest, data in made.items()}
+        return replace(request, plain=plain, blobs={**request.blobs, **sizes}), made
 
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
         """The request with its plan, and the blobs that it names besides.
@@ -161,6 +203,11 @@ def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
     digest = digest_bytes(text)
     blobs[digest] = text
     return (digest, *arrays)
+
+
+def _check_size(elements: int) -> None:
+    if elements > MOST_ELEMENTS:
+        raise ValueError(f"arrays of {elements} elements need a device with NumPy")
 
 
 def _total(arrays: Mapping[Any, tuple[str, bytes]]) -> int:

@@ -256,6 +256,12 @@ def array_to_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def array_of_bytes(data: bytes) -> np.ndarray:
+    """An array from the bytes of an .npy file, without pickles. Raises ValueError."""
+    array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    return array
+
+
 def check_protocol(data: object) -> None:
     """Raises ProtocolError for a message of another version than this side's."""
     version = data.get("protocol") if isinstance(data, Mapping) else None

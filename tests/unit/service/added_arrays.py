@@ -23,9 +23,25 @@ SIZE = 256
 
 
 def submit(
-    device: LeasedDevice, target: Target, library: bytes, symbols: Sequence[str], phase: Phase
+    device: LeasedDevice,
+    target: Target,
+    library: bytes,
+    symbols: Sequence[str],
+    phase: Phase,
+    limit_seconds: float = 1.0,
 ) -> None:
     """Queue kernels that add two arrays."""
+    device.runner.submit(*adding(target, library, symbols, phase, limit_seconds))
+
+
+def adding(
+    target: Target,
+    library: bytes,
+    symbols: Sequence[str],
+    phase: Phase,
+    limit_seconds: float = 1.0,
+) -> tuple[MeasureRequest, dict[str, bytes]]:
+    """A request to measure kernels that add two arrays, and its blobs."""
     inputs = (InputSpec((SIZE,), "float32", 1), InputSpec((SIZE,), "float32", 2))
     expected = array_to_bytes(inputs[0].draw() + inputs[1].draw())
     request = MeasureRequest(
@@ -40,9 +56,11 @@ def submit(
         tolerance=1e-6,
         incumbent="" if phase is Phase.SCREEN else symbols[0],
         phase=phase,
-        repeat=RepeatSettings(5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=1.0),
+        repeat=RepeatSettings(
+            5, 1e-4, round_seconds=0.0, abandon_ratio=1e3, limit_seconds=limit_seconds
+        ),
     )
-    device.runner.submit(request, {digest_bytes(b): b for b in (library, expected)})
+    return request, {digest_bytes(b): b for b in (library, expected)}
 
 
 def measure(

@@ -32,7 +32,7 @@ from tilewright.service.jobs import job_run, tuner_process
 from tilewright.service.jobs.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
-from tilewright.service.worker import process as worker_module
+from tilewright.service.worker import local_harness as worker_module
 from tilewright.service.worker.options import WorkerOptions
 
 

@@ -20,7 +20,7 @@ from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.pulse import Pulse
 from tilewright.service.signing import SigningKey
-from tilewright.service.worker import measuring
+from tilewright.service.worker import local_harness
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.state import Spooled, StateFolder
@@ -241,7 +241,7 @@ def test_a_run_without_free_memory_is_refused_and_the_sandbox_gives_up_what_it_h
     sandbox: type[FakeSandbox],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measuring, "available_bytes", lambda: 1000 + 500 * sandbox.closed)
+    monkeypatch.setattr(local_harness, "available_bytes", lambda: 1000 + 500 * sandbox.closed)
     library = storage.blobs.put(b"probes")
     work = SpeedsWork(library, 64, (0, 0, 0), 0)
     for name, memory_bytes in (("fits", 1500), ("large", 1501)):

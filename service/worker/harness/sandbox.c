@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "../../../compiler/runtime/native/clock.h"
-#include "http.h"
+#include "system.h"
 
 enum {
     NONCE_BYTES = 16,
@@ -102,7 +102,6 @@ static _Noreturn void live(const tw_job *job, int events, const char *nonce, pid
     char guards[128];
     tw_error error = {.text = ""};
     tw_child child = {job->blobs, job->blob_count, events, nonce};
-    if (job->secret) memset(job->secret, 0, job->secret_bytes);
     signal(SIGTERM, SIG_DFL);
     signal(SIGINT, SIG_IGN); /* of a terminal: the worker ends this process */
     signal(SIGPIPE, SIG_IGN);
@@ -157,7 +156,7 @@ static bool take_line(keeper *self, const char *line, size_t length) {
         tw_fail(self->error, "%.390s", json_get_text(event, "error"));
     } else {
         if (strcmp(what, "begin") == 0) {
-            self->deadline = http_now() + self->job->limit;
+            self->deadline = tw_now() + self->job->limit;
             if (self->deadline > self->started + self->job->budget)
                 self->deadline = self->started + self->job->budget;
         }
@@ -225,16 +224,16 @@ static void judge(keeper *self, int status) {
 
 static void watch_child(keeper *self) {
     bool open = true;
-    double looked = http_now(), now;
+    double looked = tw_now(), now;
     while (!self->over) {
         int status, milliseconds = LOOK_MILLISECONDS;
-        double left = self->deadline - http_now();
+        double left = self->deadline - tw_now();
         struct pollfd one = {.fd = open ? self->events : -1, .events = POLLIN};
         if (left < 1e-3 * milliseconds) milliseconds = left > 0 ? 1 + (int)(left * 1e3) : 0;
         if (!open && milliseconds > 10) milliseconds = 10;
         int ready = poll(&one, 1, milliseconds);
         if (ready > 0) open = take_all(self);
-        now = http_now();
+        now = tw_now();
         if (self->over) break;
         if (!open && waitpid(self->pid, &status, WNOHANG) == self->pid) {
             self->pid = 0;
@@ -276,7 +275,7 @@ tw_ended tw_sandbox(const tw_job *job, const tw_watch *watch, tw_error *error) {
         close(ends[0]);
         return TW_NO_CHILD;
     }
-    double now = http_now();
+    double now = tw_now();
     keeper self = {.job = job,
                    .watch = watch,
                    .error = error,

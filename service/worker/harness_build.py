@@ -1,14 +1,14 @@
-"""The worker as one static binary: `python -m deploy.static_worker --target aarch64 -o FILE`.
+"""The harness for devices without Python, as one static binary.
 
-For devices without Python. It is C11: the sources in service/worker/static and the C runtime,
-compiled by zig (`pip install ziglang`), which needs no system root, or for this machine by its own
-compiler.
+It is C11: the sources in `harness/` and the C runtime, compiled by zig (`pip install ziglang`),
+which needs no system root, or for this machine by its own compiler.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tilewright.compiler.runtime.native_build import SOURCES
 
-FOLDER = Path(__file__).parents[1] / "service" / "worker" / "static"
+FOLDER = Path(__file__).parent / "harness"
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
 TARGETS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ def host_compiler() -> list[str]:
 def build(
     compiler: Sequence[str], output: Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Compile the worker.
+    """Compile the harness.
 
     Args:
         compiler: its command, with options.
@@ -70,27 +70,46 @@ def build(
     subprocess.run(command, env=environment, check=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile for one target; the exit status is 1 where no compiler can."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--target", choices=TARGETS, required=True)
-    parser.add_argument("-o", "--output", type=Path, default=Path("tilewright-worker"))
-    given = parser.parse_args(arguments)
+class HarnessError(Exception):
+    """No harness can be made for a device; a sentence says why, and what to do."""
+
+
+def harness_path(target: str, folder: Path) -> Path:
+    """Where the harness of this release lies in a folder, once it is made."""
+    text = hashlib.sha256()
+    for source in [*sorted(FOLDER.glob("*.[ch]")), *SOURCES]:
+        text.update(source.read_bytes())
+    return folder / f"harness-{target}-{text.hexdigest()[:16]}"
+
+
+def harness(target: str, folder: Path) -> Path:
+    """The harness for one of TARGETS, made at its first use and kept in a folder.
+
+    Raises:
+        HarnessError: if no compiler can make it.
+    """
+    path = harness_path(target, folder)
+    if path.exists():
+        return path
     if importlib.util.find_spec("ziglang") is not None:
-        compiler = zig_compiler(given.target)
-    elif given.target.replace("-", "_") == platform.machine() and sys.platform == "linux":
-        compiler = host_compiler()
+        compiler = zig_compiler(target)
+    elif target.replace("-", "_") == platform.machine() and sys.platform == "linux":
+        compiler = _host_compiler()
     else:
-        print(f"for {given.target} zig is needed: pip install ziglang", file=sys.stderr)
-        return 1
+        raise HarnessError(f"for a device of {target} zig is needed: pip install ziglang")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        build([*compiler, "-O2", "-static", "-s"], given.output)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"{given.output.stat().st_size / 1024:.0f} KiB  {given.output}")
-    return 0
+        build([*compiler, "-O2", "-static", "-s"], made)
+    except (OSError, subprocess.CalledProcessError) as error:
+        made.unlink(missing_ok=True)
+        raise HarnessError(f"the harness for {target} cannot be compiled: {error}") from error
+    made.replace(path)
+    return path
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _host_compiler() -> list[str]:
+    try:
+        return host_compiler()
+    except FileNotFoundError as error:
+        raise HarnessError(str(error)) from error

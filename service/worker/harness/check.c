@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "system.h"
-#include "worker.h"
+#include "harness.h"
 
 enum {
     LEAST_MEBIBYTES = 64,   /* a worker takes 2 MiB: what candidates of the smallest models need */
@@ -33,7 +33,7 @@ typedef struct {
 } finding;
 
 typedef struct {
-    tw_worker *worker;
+    tw_harness *harness;
     const char *root;
     finding all[MOST_FINDINGS];
     int count;
@@ -50,7 +50,7 @@ static finding *begin(findings *list, const char *name) {
 /* The cores that candidates run on, one after the other; -1 behind the last. */
 static int next_core(const findings *list, int core) {
     while (++core < CPU_SETSIZE && core < MOST_CORES)
-        if (CPU_ISSET(core, &list->worker->facts.cores)) return core;
+        if (CPU_ISSET(core, &list->harness->facts.cores)) return core;
     return -1;
 }
 
@@ -81,7 +81,7 @@ static void add_ranges(tw_text *text, const bool cores[MOST_CORES]) {
 
 static void cores(findings *list) {
     static bool used[MOST_CORES], firsts[MOST_CORES];
-    const tw_facts *facts = &list->worker->facts;
+    const tw_facts *facts = &list->harness->facts;
     finding *made = begin(list, "cores");
     tw_text siblings = {0};
     bool shared = false;
@@ -108,14 +108,14 @@ static void cores(findings *list) {
         tw_text_format(&made->found, ": threads of the same cores get into each other's way");
         tw_text_format(&made->todo, "taskset -c ");
         add_ranges(&made->todo, firsts);
-        tw_text_format(&made->todo, " ./tilewright-worker ...");
+        tw_text_format(&made->todo, " tilewright-worker ...");
     }
 }
 
 static void features(findings *list) {
     finding *made = begin(list, "features");
     json_document document = {0};
-    const tw_text *text = &list->worker->facts.registration;
+    const tw_text *text = &list->harness->facts.registration;
     const json *facts = json_parse(&document, text->data, text->length);
     const json *named = json_get_kind(facts, "features", JSON_ARRAY);
     made->grade = named ? FINE : UNKNOWN;
@@ -202,7 +202,7 @@ static void heat(findings *list) {
     else
         tw_text_format(&made->found, "no sensor");
     made->grade = sensor ? FINE : UNKNOWN;
-    if (tw_heat_reason(&list->worker->heat, &reason)) {
+    if (tw_heat_reason(&list->harness->heat, &reason)) {
         made->grade = POOR;
         tw_text_format(&made->found, ": %s", reason.data);
         tw_text_format(&made->todo, "give it a fan or a larger power supply; the worker waits "
@@ -224,7 +224,7 @@ static void memory(findings *list) {
         return;
     }
     tw_text_format(&made->found, "%llu of %llu MiB are free", (unsigned long long)mebibytes,
-                   (unsigned long long)list->worker->facts.memory_bytes >> 20);
+                   (unsigned long long)list->harness->facts.memory_bytes >> 20);
     if (mebibytes >= ENOUGH_MEBIBYTES) return;
     made->grade = mebibytes < LEAST_MEBIBYTES ? WRONG : POOR;
     if (made->grade == WRONG) tw_text_format(&made->found, ", %d are needed", LEAST_MEBIBYTES);
@@ -255,7 +255,7 @@ static void noise(findings *list, bool started, const char *why) {
     static const char *const names[] = {"arithmetic", "memory"};
     static const double limits[] = {ARITHMETIC_LIMIT, MEMORY_LIMIT};
     finding *made = begin(list, "noise");
-    tw_speed *speed = &list->worker->speed;
+    tw_speed *speed = &list->harness->speed;
     size_t count = speed->count;
     if (!started || count < 2) {
         made->grade = WRONG;
@@ -303,14 +303,17 @@ static void print_lines(const findings *list) {
     }
 }
 
-int tw_check(tw_worker *worker, bool as_json) {
-    findings list = {.worker = worker, .root = worker->root};
+static bool never(void *self) {
+    (void)self;
+    return false;
+}
+
+int tw_check(tw_harness *harness, bool as_json) {
+    findings list = {.harness = harness, .root = harness->root};
     double processes = 0;
     tw_error error = {.text = ""};
-    bool loaded = tw_load(worker->root, &processes);
-    /* no service waits for its heartbeats */
-    worker->is_beating = true;
-    bool started = tw_probe_device(worker, PROBES, &error);
+    bool loaded = tw_load(harness->root, &processes);
+    bool started = tw_probe_device(harness, PROBES, never, NULL, &error);
     cores(&list);
     features(&list);
     governor(&list);

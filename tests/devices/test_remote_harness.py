@@ -1,23 +1,23 @@
-"""A job for the worker in C on an emulated machine, whose binary is made for that."""
+"""A job for an emulated machine whose harness is driven from here."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
-import threading
-from http.server import ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
+from tests.devices.harnesses import NAMES, put_harness
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, RISCV64
 from tests.devices.packages import UnavailableError
-from tests.devices.static_workers import build_for
 from tests.devices.test_jobs import TOLERANCE, save_model
-from tests.unit.service.slow_service import slow_service
+from tilewright.service.worker.harness_build import harness_path
 
 TRIALS = 4
 SECONDS = 600.0
@@ -28,20 +28,18 @@ pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The machine that people have, or all of them where the command line asks for that."""
-    if metafunc.function is test_a_job_is_done_there:
-        rare = [CORTEX_A15, RISCV64] if metafunc.config.getoption(ALL_MACHINES, False) else []
-        metafunc.parametrize("machine", [CORTEX_A72, *rare], ids=lambda machine: machine.name)
-    elif "machine" in metafunc.fixturenames:  # of 32 bits; skipped without the option
-        rare = [CORTEX_A15] if metafunc.config.getoption(ALL_MACHINES, False) else []
-        metafunc.parametrize("machine", rare, ids=lambda machine: machine.name)
+    rare = [CORTEX_A15, RISCV64] if metafunc.config.getoption(ALL_MACHINES, False) else []
+    metafunc.parametrize("machine", [CORTEX_A72, *rare], ids=lambda machine: machine.name)
 
 
 @pytest.fixture
 def binary(emulated: Emulated, tmp_path: Path) -> Path:
+    """The harness, where `put_harness` puts it."""
     try:
-        return build_for(emulated.machine.architecture, tmp_path / "binary")
+        target = put_harness(emulated.machine.architecture, tmp_path / "harness")
     except UnavailableError as error:
         pytest.skip(str(error))
+    return harness_path(target, tmp_path / "harness")
 
 
 def test_a_job_is_done_there(
@@ -58,7 +56,7 @@ def test_a_job_is_done_there(
     assert machine.model in found["features"]["found"]
     assert found["governor"]["found"] == "performance" and "(memory)" in found["noise"]["found"]
     save_model(tmp_path / "small.onnx")
-    service.start_static_worker(emulated, binary, "phone")
+    service.start_via(emulated, copied(binary), "phone")
     submit = ["submit", str(tmp_path / "small.onnx"), "--target", "phone"]
     printed = service.run(*submit, "--trials", str(TRIALS), seconds=SECONDS)
     (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
@@ -77,30 +75,12 @@ def test_a_job_is_done_there(
     assert any(each.certified for each in measured)
 
 
-def test_sizes_beyond_32_bits_are_refused(emulated: Emulated, tmp_path: Path, binary: Path) -> None:
-    """A size that is cut to 32 bits would look like a small one, which is fetched and loaded."""
-    slow = slow_service()
-    size = (1 << 32) + len(b"a blob")
-    slow.payload = {
-        "kind": "run",
-        "threads": 1,
-        "limit_seconds": 5.0,
-        "memory_bytes": 0,
-        "programs": [],
-        "work": {"do": "speeds", "library": "5" * 64},
-        "blobs": {"5" * 64: size},
-    }
-    with ThreadingHTTPServer(("127.0.0.1", 0), slow) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{service.server_port}"
-        command = [*emulated.python[:-1], str(binary), "--server", url]
-        command += ["--spool", str(tmp_path / "spool"), "--cache-mib", "1048576"]
-        done = subprocess.run(command, env={"TILEWRIGHT_TOKEN": "t"}, timeout=120, check=False)
-        service.shutdown()
-    assert done.returncode == 1 and not slow.failures
-    (result,) = slow.results
-    room = (1 << 30) - 1
-    assert result["status"] == "refused"
-    assert result["error"] == (
-        f"the run needs {size} bytes of blobs, a process here has room for {room}"
-    )
+def copied(binary: Path) -> Callable[[str, Path], str]:
+    """As `put_harness`, of one that is compiled already."""
+
+    def put(architecture: str, folder: Path) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(binary, harness_path(NAMES[architecture], folder))
+        return NAMES[architecture]
+
+    return put

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "worker.h"
+#include "harness.h"
 
 enum {
     MOST_CANDIDATES = 4096,
@@ -227,18 +227,18 @@ static tw_ended attempt(tw_batch *batch, tw_job *job, const tw_watch *watch, tw_
     return ended == TW_CANCELLED || ended == TW_NO_CHILD || ended == TW_FAILED ? ended : TW_ENDED;
 }
 
-bool tw_batch_measure(tw_batch *batch, tw_worker *worker, tw_job *job, const tw_watch *watch,
+bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
                       bool *was_cancelled, tw_error *error) {
     double steps = (double)batch->count * (2 * (double)batch->case_count +
                                            4 * (double)width(batch) * ((double)batch->samples + 1));
-    batch->speed = &worker->speed;
+    batch->speed = &harness->speed;
     job->limit = batch->limit;
     job->budget = START_SECONDS + (double)batch->case_count * (batch->limit + START_SECONDS) +
                   steps * batch->limit;
     tw_ended ended = attempt(batch, job, watch, error);
     /* what a disturbed device measured is measured once more; one that is so for long stays so */
     if (ended == TW_ENDED && batch->worst.count && batch->worst.disturbed &&
-        !worker->speed.is_disturbed_long) {
+        !harness->speed.is_disturbed_long) {
         observed *first = batch->seen;
         tw_speed *before = tw_allocate(sizeof *before);
         *before = batch->worst;
@@ -330,7 +330,7 @@ static void add_comparison(const tw_batch *batch, const observed *seen, tw_text 
     tw_text_add(text, "}", 1);
 }
 
-static void add_measurement(const tw_batch *batch, const tw_worker *worker, const json *candidate,
+static void add_measurement(const tw_batch *batch, const tw_harness *harness, const json *candidate,
                             const observed *seen, tw_text *text) {
     bool right = strcmp(seen->status, "ok") == 0, ok = right && seen->sample_count;
     const char *error = ok ? "" : *seen->error ? seen->error : "it was not timed";
@@ -358,8 +358,8 @@ static void add_measurement(const tw_batch *batch, const tw_worker *worker, cons
     add_same(text, "build_seconds", json_get(candidate, "build_seconds"));
     tw_text_format(text, ",\"measure_seconds\":");
     tw_text_number(text, fmax(0, seen->ended - seen->started));
-    tw_text_format(text, ",\"worker\":\"%s\",\"device\":%s,\"measured_at\":", worker->id,
-                   worker->facts.brief.data);
+    tw_text_format(text, ",\"worker\":\"%s\",\"device\":%s,\"measured_at\":", harness->worker,
+                   harness->facts.brief.data);
     tw_text_number(text, wall());
     tw_text_format(text, ",\"checks\":%lld,\"comparison\":", (long long)seen->checks);
     if (seen->ratio_count) {
@@ -374,14 +374,14 @@ static void add_measurement(const tw_batch *batch, const tw_worker *worker, cons
     tw_text_add(text, "]", 1);
 }
 
-void tw_batch_result(const tw_batch *batch, const tw_worker *worker, tw_text *text) {
+void tw_batch_result(const tw_batch *batch, const tw_harness *harness, tw_text *text) {
     const json *id = json_get(batch->request, "request_id"), *each = batch->candidates->first;
-    tw_text_format(text, "{\"protocol\":%d,\"worker\":\"%s\"", PROTOCOL, worker->id);
+    tw_text_format(text, "{\"protocol\":%d,\"worker\":\"%s\"", PROTOCOL, harness->worker);
     add_same(text, "request_id", id);
     tw_text_format(text, ",\"measurements\":[");
     for (size_t i = 0; i < batch->count; i++, each = each->next) {
         tw_text_format(text, "%s{\"measurement\":{", i ? "," : "");
-        add_measurement(batch, worker, each, &batch->seen[i], text);
+        add_measurement(batch, harness, each, &batch->seen[i], text);
         tw_text_add(text, "}", 1);
         add_same(text, "trial_id", json_get(each, "trial_id"));
         tw_text_add(text, "}", 1);

@@ -1,4 +1,4 @@
-/* Reading JSON (RFC 8259) strictly, and the one way to write what was read that is signed.
+/* Reading JSON (RFC 8259) strictly.
  *
  * Refused besides what is no JSON: nesting deeper than JSON_DEPTH, more than JSON_NODES values,
  * characters that are no UTF-8, and U+0000.
@@ -60,9 +60,5 @@ const char *json_get_text(const json *object, const char *name);
 /* Whether it is a finite number, an integer from `least` to `most`. */
 bool json_number(const json *value, double *found);
 bool json_integer(const json *value, int64_t least, int64_t most, int64_t *found);
-
-/* As Python's json.dumps(value, sort_keys=True, separators=(",", ":")) writes it. False where a key
- * stands twice in an object. */
-bool json_canonical(const json *value, tw_text *text);
 
 #endif

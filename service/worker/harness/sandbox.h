@@ -20,8 +20,6 @@ typedef struct {
     int threads;
     uint64_t memory;        /* bytes of address space; 0: no limit */
     const cpu_set_t *cores; /* NULL: all */
-    char *secret;           /* what the process must not see: overwritten there */
-    size_t secret_bytes;
 } tw_job;
 
 typedef enum {

@@ -1,7 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "worker.h"
+#include "harness.h"
+#include "system.h"
 
 #define ARITHMETIC_LIMIT 1.1
 #define MEMORY_LIMIT 1.5
@@ -28,7 +29,7 @@ void tw_speed_take(tw_speed *speed, double arithmetic, double memory) {
     speed->readings[1][place] = speed->seconds[1] = memory;
     for (int part = 0; part < 2; part++)
         speed->ratios[part] = ratio_of(speed, part, speed->seconds[part]);
-    speed->last_at = http_now();
+    speed->last_at = tw_now();
     bool disturbed = speed->ratios[0] > ARITHMETIC_LIMIT || speed->ratios[1] > MEMORY_LIMIT;
     if (disturbed && !speed->disturbed) speed->disturbed_since = speed->last_at;
     speed->disturbed = disturbed;

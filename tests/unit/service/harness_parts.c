@@ -1,11 +1,8 @@
-/* Parts of the worker in C, each by itself: what tests give them comes from files and standard input.
+/* Parts of the harness, each by itself: what tests give them comes from files and standard input.
  *
- *   json          the text as it is signed
- *   http          an answer: its status and body
+ *   json          the same value, written anew
  *   elf SYMBOL    whether a library has a function
  *   npy           the elements of a file, as numbers
- *   url URL       host, port and path
- *   signed KEY SIGNATURE   whether the text is signed
  *   digest        the SHA-256 of the text
  *   talk WHAT     how a job ends that says an event every few milliseconds, and how often its watch
  *                 was asked whether it is cancelled: for half a SECOND, for EVER, or until CANCELLED;
@@ -25,35 +22,46 @@
 #include "digest.h"
 #include "library.h"
 #include "heat.h"
-#include "http.h"
 #include "json.h"
 #include "sandbox.h"
+#include "system.h"
 
 static int refuse(const char *why) {
     printf("refused: %s\n", why);
     return 1;
 }
 
+static void write_value(const json *value, tw_text *text) {
+    const char *ends = value->kind == JSON_OBJECT ? "{}" : "[]";
+    double number;
+    if (value->kind == JSON_STRING) {
+        tw_text_string(text, value->string, value->length);
+    } else if (value->kind == JSON_NUMBER && strpbrk(value->string, ".eE")) {
+        json_number(value, &number);
+        tw_text_number(text, number);
+    } else if (value->kind == JSON_OBJECT || value->kind == JSON_ARRAY) {
+        tw_text_add(text, ends, 1);
+        for (const json *each = value->first; each; each = each->next) {
+            if (each != value->first) tw_text_add(text, ",", 1);
+            if (value->kind == JSON_OBJECT) tw_text_string(text, each->key, each->key_length);
+            if (value->kind == JSON_OBJECT) tw_text_add(text, ":", 1);
+            write_value(each, text);
+        }
+        tw_text_add(text, ends + 1, 1);
+    } else {
+        tw_text_add(text, value->raw, value->raw_length);
+    }
+}
+
 static int json_part(const tw_text *text) {
     json_document document = {0};
     tw_text written = {0};
     const json *value = json_parse(&document, text->data, text->length);
-    bool right = value && json_canonical(value, &written);
-    if (right) fwrite(written.data, 1, written.length, stdout);
+    if (value) write_value(value, &written);
+    if (value) fwrite(written.data, 1, written.length, stdout);
     json_free(&document);
     tw_text_free(&written);
-    return right ? 0 : refuse("no JSON");
-}
-
-static int http_part(void) {
-    http_answer answer = {.status = 0};
-    tw_error error;
-    const http_server nobody = {.host = ""};
-    const http_patience patience = {.until = http_now() + 5, .idle = 0.3, .server = &nobody};
-    http_outcome outcome = http_read(0, &patience, NULL, &answer, &error);
-    if (outcome == HTTP_ANSWERED) printf("%d %d %s", answer.status, answer.is_problem, answer.body.data);
-    tw_text_free(&answer.body);
-    return outcome == HTTP_ANSWERED ? 0 : refuse(error.text);
+    return value ? 0 : refuse("no JSON");
 }
 
 static int npy_part(const tw_text *text) {
@@ -84,7 +92,7 @@ static int judge_part(const tw_text *text) {
 /* The side of the child: a job that talks, and what it needs besides. */
 bool tw_run(const tw_child *child, const json *request, const json *plan, tw_error *error) {
     bool ends = strcmp(json_get_text(request, "talks"), "second") == 0;
-    double start = http_now();
+    double start = tw_now();
     tw_begin(child, -1);
     (void)plan, (void)error;
     if (strcmp(json_get_text(request, "talks"), "forged") == 0) /* as a candidate can */
@@ -95,7 +103,7 @@ bool tw_run(const tw_child *child, const json *request, const json *plan, tw_err
         for (int i = 0; i < 200000; i++) tw_text_add(&line, "[", 1);
         tw_emit(child, &line);
     }
-    while (!ends || http_now() < start + 0.5) {
+    while (!ends || tw_now() < start + 0.5) {
         tw_text line = {0};
         tw_text_format(&line, "{\"event\":\"sample\"}");
         tw_emit(child, &line);
@@ -202,7 +210,6 @@ int main(int count, char **arguments) {
     tw_error error = {.text = ""};
     ssize_t got;
     int status = 2;
-    if (strcmp(part, "http") == 0) return http_part();
     if (strcmp(part, "talk") == 0) return talk_part(first);
     if (strcmp(part, "heat") == 0) return heat_part(first);
     if (strcmp(part, "cools") == 0 && count == 4) return cools_part(first, atoi(arguments[3]));
@@ -216,18 +223,6 @@ int main(int count, char **arguments) {
         void *found = library ? tw_library_find(library, first) : NULL;
         status = found ? 0 : refuse(library ? "no such function" : error.text);
         free(library);
-    }
-    if (strcmp(part, "url") == 0) {
-        http_server server;
-        bool right = http_server_of(&server, first, &error);
-        if (right) printf("%s %s %s", server.host, server.port, server.path);
-        status = right ? 0 : refuse(error.text);
-    }
-    if (strcmp(part, "signed") == 0 && count == 4) {
-        unsigned char key[32], signature[64];
-        bool right = tw_from_base64(first, key, 32) && tw_from_base64(arguments[3], signature, 64) &&
-                     tw_is_signature(key, text.data, text.length, signature);
-        status = right ? 0 : refuse("not signed");
     }
     if (strcmp(part, "digest") == 0) {
         tw_sha256 sum;

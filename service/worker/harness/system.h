@@ -1,8 +1,11 @@
-/* Files of /proc and /sys, as the operating system writes them. */
+/* The time, and files of /proc and /sys as the operating system writes them. */
 #ifndef TW_SYSTEM_H
 #define TW_SYSTEM_H
 
 #include "text.h"
+
+/* Seconds of a clock that is never set. */
+double tw_now(void);
 
 /* The text of a file without blanks around it; "" where it is not there. `root` is the folder that
  * holds `proc` and `sys`, "" for /. */

@@ -3,10 +3,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { MOST_FILE_BYTES = 8 << 20, MOST_ZONES = 64 };
 #define MOST_CELSIUS 300.0
 #define MOST_LOAD 1e6
+
+double tw_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
 
 void tw_read_text(tw_text *text, const char *root, const char *path) {
     char name[512], data[4096];

@@ -1,4 +1,4 @@
-/* SHA-256, SHA-512 (FIPS 180-4), Ed25519 signatures (RFC 8032), base64. */
+/* SHA-256 (FIPS 180-4) and base64. */
 #ifndef TW_DIGEST_H
 #define TW_DIGEST_H
 
@@ -22,16 +22,13 @@ enum { TW_DIGEST_CHARACTERS = 64 };
 /* The digest in hexadecimal, and a 0. */
 void tw_sha256_end(tw_sha256 *sum, char hex[TW_DIGEST_CHARACTERS + 1]);
 
+/* That of what a file holds from here on; false where it cannot be read. */
+bool tw_sha256_file(int file, char hex[TW_DIGEST_CHARACTERS + 1]);
+
 /* Whether a text is the name of a blob, so of a file and of no other. */
 bool tw_is_digest(const char *text);
 
-/* Whether the holder of a public key signed a message. Nothing here is secret, so that the time it
- * takes tells nobody anything. */
-bool tw_is_signature(const unsigned char key[32], const void *message, size_t length,
-                     const unsigned char signature[64]);
-
-/* The bytes of a text in base64, exactly `size` of them; false for what is none of so many. */
-bool tw_from_base64(const char *text, unsigned char *bytes, size_t size);
+/* Add bytes in base64. */
 void tw_to_base64(tw_text *text, const unsigned char *bytes, size_t length);
 
 #endif

@@ -1,0 +1,98 @@
+/* The harness: one process that does what an agent asks for, each request in a sandbox. */
+#ifndef TW_HARNESS_H
+#define TW_HARNESS_H
+
+#include "facts.h"
+#include "heat.h"
+#include "json.h"
+#include "sandbox.h"
+
+enum { PROTOCOL = 7, MOST_READINGS = 4096 };
+
+/* The readings of the reference kernel, each beside the best so far (tuner/measure/speed.py). */
+typedef struct {
+    double readings[2][MOST_READINGS];
+    size_t count;
+    double seconds[2], ratios[2]; /* the last ones: arithmetic, memory */
+    double last_at, disturbed_since;
+    bool disturbed, is_disturbed_long;
+} tw_speed;
+
+void tw_speed_take(tw_speed *speed, double arithmetic, double memory);
+/* JSON of the last reading; "null" before the first. */
+void tw_speed_json(const tw_speed *speed, bool with_throttled, tw_text *text);
+/* How disturbed a reading is: at most 1 where it is not. */
+double tw_speed_excess(const tw_speed *speed);
+
+/* cache.c */
+typedef struct {
+    char folder[512];
+    uint64_t bytes; /* most that it holds */
+    int lock;
+    struct tw_verified *verified; /* files whose bytes were compared with their names */
+} tw_cache;
+
+/* Take a folder below `base` that no other process has. */
+bool tw_cache_open(tw_cache *cache, const char *base, tw_error *error);
+/* Bytes that the blobs of one request may have: what is kept, and can be addressed. */
+uint64_t tw_cache_room(const tw_cache *cache);
+/* Whether the bytes of a blob are here, and are right. One that is damaged is deleted. */
+bool tw_cache_has(tw_cache *cache, const char *digest);
+/* A file to write a blob to, and what becomes of it. */
+int tw_cache_begin(const tw_cache *cache, const char *digest, tw_error *error);
+bool tw_cache_end(tw_cache *cache, const char *digest, int file, bool whole);
+/* Make room for so many bytes more by deleting the blobs that were used longest ago, but not
+ * these. */
+void tw_cache_trim(const tw_cache *cache, const tw_blob *kept, size_t count, uint64_t coming);
+/* The bytes of a blob that is here. */
+bool tw_cache_map(const tw_cache *cache, tw_blob *blob, tw_error *error);
+
+/* The process that an agent starts, and the device that it runs on. */
+typedef struct {
+    const char *root; /* that holds `proc` and `sys`; "" for / */
+    char worker[65];  /* in whose name it measures */
+    uint64_t sandbox_bytes;
+    tw_facts facts;
+    tw_cache cache;
+    tw_speed speed;
+    tw_heat heat;
+    char guards[200];
+} tw_harness;
+
+/* serve.c: do the work that an agent asks for on standard input, until that ends. */
+int tw_serve(tw_harness *harness);
+
+/* work.c */
+
+typedef struct tw_task tw_task;
+/* A request to measure or to run, read from what the agent says; NULL with the reason. */
+tw_task *tw_task_of(tw_harness *harness, const json *request, tw_error *error);
+/* The blobs that it names. */
+tw_blob *tw_task_blobs(tw_task *task, size_t *count);
+/* Do it: its result as JSON. False where it was cancelled, or with the reason where nothing could
+ * be done. */
+bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
+                tw_error *error);
+void tw_task_free(tw_task *task);
+
+/* Time the reference kernel so often in a process of its own; false where that does not start. */
+bool tw_probe_device(tw_harness *harness, int times, bool (*cancelled)(void *self), void *self,
+                     tw_error *error);
+
+/* A line of the log. */
+void tw_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* check.c: print whether the device measures well, and what to type; the exit status. */
+int tw_check(tw_harness *harness, bool as_json);
+
+/* results.c: a batch that is measured, and its result. */
+
+typedef struct tw_batch tw_batch;
+tw_batch *tw_batch_of(const json *request, tw_error *error);
+/* Measure it; false where that was cancelled, or nothing could be done (with the reason). */
+bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
+                      bool *cancelled, tw_error *error);
+void tw_batch_result(const tw_batch *batch, const tw_harness *harness, tw_text *text);
+void tw_batch_free(tw_batch *batch);
+
+#endif

@@ -1,0 +1,95 @@
+/* tilewright-harness: the options. docs/devices-without-python.md says how it is used. */
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+static const char USAGE[] =
+    "usage: tilewright-harness --serve DIR [options]\n"
+    "       tilewright-harness --facts | --check [--json]\n"
+    "\n"
+    "  --serve DIR        measure what an agent asks for on standard input, and keep blobs in DIR\n"
+    "  --cache-mib N      size of the cache of blobs (default: 1024)\n"
+    "  --sandbox-mib N    most memory of candidates (default: no limit)\n"
+    "  --facts            print what is told of this device, and end\n"
+    "  --check            look whether this device measures well, say what to do, and end\n"
+    "  --json             what --check finds, for a program\n"
+    "  --root DIR         folder that holds proc and sys, for tests (default: /)\n";
+
+enum { MOST_MIB = 1 << 24 };
+
+static tw_harness harness; /* large, and there is one */
+
+static _Noreturn void usage(const char *format, const char *what) {
+    fprintf(stderr, "error: ");
+    fprintf(stderr, format, what);
+    fprintf(stderr, "\n");
+    exit(2);
+}
+
+static uint64_t mebibytes(const char *text, uint64_t least, const char *option) {
+    char *end;
+    unsigned long long found = strtoull(text, &end, 10);
+    if (*end || end == text || *text == '-' || found < least || found > MOST_MIB)
+        usage("%s: must be a number of MiB", option);
+    return (uint64_t)found << 20;
+}
+
+typedef struct {
+    const char *folder;
+    bool facts, check, json;
+} options;
+
+static void parse(options *given, int count, char **arguments) {
+    enum { SERVE = 256, CACHE, SANDBOX, FACTS, CHECK, JSON, ROOT, HELP };
+    static const struct option known[] = {
+        {"serve", 1, 0, SERVE}, {"cache-mib", 1, 0, CACHE}, {"sandbox-mib", 1, 0, SANDBOX},
+        {"facts", 0, 0, FACTS}, {"check", 0, 0, CHECK},     {"json", 0, 0, JSON},
+        {"root", 1, 0, ROOT},   {"help", 0, 0, HELP},       {0, 0, 0, 0},
+    };
+    for (int found; (found = getopt_long(count, arguments, "", known, NULL)) != -1;) {
+        switch (found) {
+        case SERVE: given->folder = optarg; break;
+        case CACHE: harness.cache.bytes = mebibytes(optarg, 1, "--cache-mib"); break;
+        case SANDBOX: harness.sandbox_bytes = mebibytes(optarg, 64, "--sandbox-mib"); break;
+        case FACTS: given->facts = true; break;
+        case CHECK: given->check = true; break;
+        case JSON: given->json = true; break;
+        case ROOT: harness.root = strcmp(optarg, "/") == 0 ? "" : optarg; break;
+        case HELP: fputs(USAGE, stdout); exit(0);
+        default: exit(2);
+        }
+    }
+    if (optind < count) usage("'%s' is no option", arguments[optind]);
+}
+
+int main(int count, char **arguments) {
+    options given = {.folder = NULL};
+    tw_error error;
+    for (int file = 0; file >= 0 && file < 3;) /* else a blob would get the log */
+        if ((file = open("/dev/null", O_RDWR)) > 2) close(file);
+    harness.root = "", harness.cache.bytes = UINT64_C(1) << 30;
+    parse(&given, count, arguments);
+    tw_find_facts(&harness.facts, harness.root);
+    tw_heat_begin(&harness.heat, harness.root, &harness.facts.cores);
+    if (given.facts) {
+        printf("%s\n", harness.facts.registration.data);
+        return 0;
+    }
+    if (given.check) return tw_check(&harness, given.json);
+    if (!given.folder) usage("%s is needed", "--serve");
+    if (!tw_cache_open(&harness.cache, given.folder, &error)) {
+        fprintf(stderr, "error: the folder '%.200s' cannot be used: %s\n", given.folder,
+                error.text);
+        return 1;
+    }
+    prctl(PR_SET_DUMPABLE, 0); /* candidates may not look into this process */
+    signal(SIGPIPE, SIG_IGN);
+    return tw_serve(&harness);
+}

@@ -1,0 +1,275 @@
+"""The harness of a device that a command reaches, driven through standard input and output.
+
+What both say is written in `harness/serve.c`. The device needs no NumPy: requests are spelled out
+here. It is not trusted: it gets the blobs that a request names and no others, and what it says is
+read as strictly as what a worker says to the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.service.worker.hand import Log
+from tilewright.service.worker.local_harness import (
+    PROBE_SECONDS,
+    Blob,
+    DeviceLost,
+    WorkResult,
+)
+from tilewright.service.worker.via import FOLDER, START_SECONDS, DeviceCommand, ViaError
+from tilewright.tuner.measure.plain_form import PlainForms
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import Request, RunRequest
+from tilewright.tuner.measure.wire import PROTOCOL, MeasureResult, ProtocolError
+
+LINE_BYTES = 128 << 20
+"""Most of a line: the result of a run brings outputs back."""
+
+KEPT_BYTES = 256 << 20
+"""Drawn arrays that are kept for further requests of the same workloads."""
+
+LOOK_SECONDS = 0.1
+"""How often a wait asks whether its work is still wanted."""
+
+GOODBYE_SECONDS = 5.0
+"""How long a harness may take to end by itself."""
+
+_SAME = ("architecture", "system", "processor", "model", "cores")
+"""Facts by which a device is known again."""
+
+
+_END: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True)
+class _Connection:
+    """A harness that runs, and what it has said that somebody waits for, _END last."""
+
+    process: subprocess.Popen[bytes]
+    said: queue.Queue[Mapping[str, Any]]
+
+
+class RemoteHarness:
+    """Starts the harness when it is first needed, and anew when it is lost.
+
+    Args:
+        via: what reaches the device.
+        cache_bytes: of the device's cache of blobs.
+        sandbox_bytes: most memory of candidates; 0: no limit.
+    """
+
+    def __init__(self, via: DeviceCommand, cache_bytes: int, sandbox_bytes: int, log: Log) -> None:
+        self._via = via
+        self._arguments = ["--serve", FOLDER, "--cache-mib", str(cache_bytes >> 20)]
+        if sandbox_bytes:
+            self._arguments += ["--sandbox-mib", str(sandbox_bytes >> 20)]
+        self._log = log
+        self._forms = PlainForms(KEPT_BYTES)
+        self._worker_id = ""
+        self._connection: _Connection | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._state: Mapping[str, Any] = {"speed": None, "condition": None}
+        self._looked_at = float("-inf")
+        self._room = 0
+
+    def facts(self) -> Mapping[str, Any]:
+        if not self._facts:
+            self._connected()
+        return self._facts
+
+    def state(self) -> Mapping[str, Any]:
+        return self._state
+
+    def begin(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self.look()
+
+    def work(
+        self,
+        requests: Sequence[Request],
+        blob: Blob,
+        cancelled: Callable[[], bool],
+        pause: Callable[[float], bool],
+    ) -> Sequence[WorkResult | None]:
+        return [self._one(request, blob, cancelled) for request in requests]
+
+    def look(self) -> None:
+        if time.monotonic() >= self._looked_at + PROBE_SECONDS:
+            self._looked_at = time.monotonic()
+            self._send({"do": "probe"})
+
+    def close(self) -> None:
+        if self._connection is None:
+            return
+        process, self._connection = self._connection.process, None
+        with contextlib.suppress(BrokenPipeError):
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it
+        try:
+            process.wait(GOODBYE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _one(
+        self, request: Request, blob: Blob, cancelled: Callable[[], bool]
+    ) -> WorkResult | None:
+        """The result of one request; None where it was cancelled."""
+        self._connected()
+        plain, made = self._forms.spelled_out(request, lambda digest: blob(digest).read_bytes())
+        if isinstance(plain, RunRequest) and plain.blob_bytes > self._room:
+            why = (
+                f"the run needs {plain.blob_bytes} bytes of blobs, "
+                f"the device has room for {self._room}"
+            )
+            worker = self._worker_id
+            return RunResult(request.request_id, RunStatus.REFUSED, why, worker=worker)
+        self._send({"do": "work", "worker": self._worker_id, "request": plain.to_json()})
+        is_cancelled = False
+        while True:
+            said = self._heard(LOOK_SECONDS)
+            if cancelled() and not is_cancelled:
+                is_cancelled = True
+                self._send({"do": "cancel"})
+            match said:
+                case None:
+                    continue
+                case {"need": list(digests)}:
+                    if not is_cancelled:
+                        is_cancelled = not self._give(digests, plain, made, blob, cancelled)
+                case {"result": dict(result)}:
+                    self._looked_at = time.monotonic()
+                    return None if is_cancelled else self._read(request, result)
+                case {"failed": str(why)}:
+                    raise RuntimeError(f"the device: {why[:400]}")
+                case {"cancelled": True}:
+                    return None
+                case _:
+                    raise self._lost("it said what makes no sense")
+
+    def _give(
+        self,
+        digests: Sequence[object],
+        request: Request,
+        made: Mapping[str, bytes],
+        blob: Blob,
+        cancelled: Callable[[], bool],
+    ) -> bool:
+        """Send blobs that the device lacks; false where the work is not wanted any more."""
+        for digest in digests:
+            if digest not in request.digests:
+                raise self._lost("it asked for what is none of the request's blobs")
+            if cancelled():
+                self._send({"do": "cancel"})
+                return False
+            data = made.get(digest)
+            if data is None:
+                data = blob(digest).read_bytes()
+            self._send({"blob": digest, "bytes": len(data)}, data)
+        return True
+
+    def _read(self, request: Request, result: Mapping[str, Any]) -> WorkResult:
+        kind = RunResult if isinstance(request, RunRequest) else MeasureResult
+        try:
+            found = kind.from_json(result)
+        except ProtocolError as error:
+            raise RuntimeError(f"the device's result makes no sense: {error}") from error
+        if found.request_id != request.request_id:
+            raise RuntimeError("the device's result is that of another request")
+        return found
+
+    def _connected(self) -> _Connection:
+        """The harness that runs; started if there is none. Raises DeviceLost."""
+        if self._connection is not None:
+            return self._connection
+        for again in (False, True):
+            try:
+                started = self._via.start(self._arguments, again)
+            except ViaError as error:
+                if not self._facts:
+                    raise
+                raise DeviceLost(str(error)) from error
+            connection = _Connection(started.process, queue.Queue())
+            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+            self._connection = connection
+            match self._said(connection, START_SECONDS):
+                case {
+                    "hello": int(protocol),
+                    "digest": str(digest),
+                    "facts": dict(facts),
+                    "cache_bytes": int(room),
+                } if (protocol, digest) == (PROTOCOL, started.digest):
+                    self._met(facts)
+                    self._room = room
+                    return connection
+            self.close()
+        raise self._via.failure("the harness does not start there")
+
+    def _met(self, facts: Mapping[str, Any]) -> None:
+        """Note what the device is. Raises DeviceLost for another one than was met before."""
+        changed = [name for name in _SAME if facts.get(name) != self._facts.get(name)]
+        if self._facts and changed:
+            raise self._lost(f"another device answers: its {changed[0]} differs")
+        self._facts = facts
+        self._looked_at = float("-inf")
+
+    def _send(self, message: Mapping[str, Any], data: bytes = b"") -> None:
+        connection = self._connected()
+        text = json.dumps(message, separators=(",", ":")).encode()
+        assert connection.process.stdin is not None
+        try:
+            connection.process.stdin.write(text + b"\n")
+            connection.process.stdin.write(data)
+            connection.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._lost("it ended") from error
+
+    def _heard(self, seconds: float) -> Mapping[str, Any] | None:
+        """What the harness says next; None where it says nothing for so long."""
+        assert self._connection is not None
+        said = self._said(self._connection, seconds)
+        if said is _END:
+            raise self._lost("it ended")
+        return said
+
+    def _said(self, connection: _Connection, seconds: float) -> Mapping[str, Any] | None:
+        """The same, _END where it has ended."""
+        try:
+            return connection.said.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _lost(self, why: str) -> DeviceLost:
+        """That the connection is over, which it is from now on."""
+        if self._connection is not None:
+            self._connection.process.kill()
+            self._connection.process.wait()
+            self._connection = None
+        return self._via.failure(why)
+
+    def _listen(self, connection: _Connection) -> None:
+        """The body of a thread: note what the harness says, until it says what is no message."""
+        assert connection.process.stdout is not None
+        while line := connection.process.stdout.readline(LINE_BYTES):
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            match said:
+                case {"log": str(text)}:
+                    self._log(text[:1000])
+                case {"state": {"speed": dict() | None, "condition": dict()} as state}:
+                    self._state = state
+                case dict():
+                    connection.said.put(said)
+                case _:
+                    break
+        connection.said.put(_END)

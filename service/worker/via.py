@@ -1,0 +1,230 @@
+"""A command that reaches a device which needs nothing installed: `--via "ssh pi@board"`.
+
+The command starts a shell on the device. Through that the harness is copied there, once for each
+version, and started. A command with a target's name in braces runs the harness itself, such as
+`qemu-aarch64 {aarch64}`; `{}` stands for the harness of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import re
+import shlex
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from tilewright.service.worker.harness_build import TARGETS, HarnessError, harness
+from tilewright.service.worker.local_harness import DeviceLost
+
+START_SECONDS = 60.0
+"""Longest that a command may take to reach its device, and the device to answer."""
+
+UPLOAD_SECONDS = 600.0
+"""Longest that the copy of the harness may take."""
+
+LAST_LINES = 5
+"""Of what a command writes to its standard error: those that a failure names."""
+
+FOLDER = "{folder}"
+"""In the arguments of a harness: the folder of the device that it may write to."""
+
+_MACHINES = {
+    "aarch64": "aarch64",
+    "arm64": "aarch64",
+    "armv7l": "armv7",
+    "armv8l": "armv7",
+    "riscv64": "riscv64",
+    "x86_64": "x86-64",
+}
+"""What `uname -m` says -> the target of the harness."""
+
+_PLACE = re.compile(r"\{([a-z0-9-]*)\}")
+
+_FIND = """\
+for d in "$XDG_CACHE_HOME" "$HOME/.cache" /data/local/tmp /var/tmp /tmp; do
+case "$d" in /*) d="$d/tilewright"; mkdir -p "$d" 2>/dev/null; test -w "$d" && break;; esac
+done
+f="$d/harness-@"
+"""
+
+_ASK = (
+    _FIND
+    + """\
+if test -x "$f"; then echo 'tilewright has it'; else echo 'tilewright lacks it'; fi
+"""
+)
+
+_COPY = """\
+rm -f "$d"/harness-*
+base64 -d > "$f.new" <<'TILEWRIGHT'
+@TILEWRIGHT
+chmod 700 "$f.new" && mv "$f.new" "$f" && echo 'tilewright has it'
+"""
+
+
+class ViaError(Exception):
+    """A command that reaches no device, in a sentence."""
+
+
+class StartedHarness(NamedTuple):
+    """A harness that runs.
+
+    Attributes:
+        process: of the command; its standard input and output are the harness's.
+        digest: SHA-256 of the harness that was meant.
+    """
+
+    process: subprocess.Popen[bytes]
+    digest: str
+
+
+class DeviceCommand:
+    """Starts the harness on the device that a command reaches.
+
+    Args:
+        text: the command, as a shell reads it.
+        folder: where harnesses that are made are kept, and the blobs of one that runs here.
+        log: gets what the command and the device write to standard error.
+    """
+
+    def __init__(self, text: str, folder: Path, log: Callable[[str], None]) -> None:
+        """Raises ViaError for what is no command."""
+        try:
+            self._words = shlex.split(text)
+        except ValueError as error:
+            raise ViaError(f"'{text}' is no command: {error}") from error
+        if not self._words:
+            raise ViaError("the command is empty")
+        self._folder = folder
+        self._log = log
+        named = {target for word in self._words for target in _PLACE.findall(word)}
+        if len(named) > 1 or named - {*TARGETS, ""}:
+            names = ", ".join(f"{{{target}}}" for target in TARGETS)
+            raise ViaError(f"'{text}': a harness is one of {names}, or {{}} for this machine's")
+        self._target = next(iter(named), None)
+        self._last: list[str] = []
+        self._relaying = threading.Thread()
+
+    def start(self, arguments: Sequence[str], again: bool = False) -> StartedHarness:
+        """Start the harness with these arguments.
+
+        Args:
+            again: copy it even if the device has a file of its name.
+
+        Raises:
+            ViaError: if there is no such command, or no harness for the device.
+            DeviceLost: if the device is not reached, or cannot run it.
+        """
+        if self._target is not None:
+            target = self._target or target_of(platform.machine())
+            binary = self._harness(target)
+            words = [_PLACE.sub(str(binary), word) for word in self._words]
+            folder = str(self._folder / "device")
+            given = [each.replace(FOLDER, folder) for each in arguments]
+            return StartedHarness(self._popen([*words, *given]), _digest(binary))
+        process = self._popen([*self._words, "sh"])
+        try:
+            target = target_of(self._ask(process, 'echo "tilewright runs $(uname -m)"\n', "runs"))
+            binary = self._harness(target)
+            digest = _digest(binary)
+            told = self._ask(process, _ASK.replace("@", digest), "has|lacks")
+            if again or told.startswith("lacks"):
+                self._log(f"copying the harness for {target} to the device")
+                lines = base64.encodebytes(binary.read_bytes()).decode()
+                self._ask(process, _COPY.replace("@", lines), "has", UPLOAD_SECONDS)
+            quoted = " ".join(
+                f'"$d"{shlex.quote(each.removeprefix(FOLDER))}'
+                if each.startswith(FOLDER)
+                else shlex.quote(each)
+                for each in arguments
+            )
+            _send(process, f'exec "$f" {quoted}\n')
+        except BaseException:
+            process.kill()
+            raise
+        return StartedHarness(process, digest)
+
+    def failure(self, what: str) -> DeviceLost:
+        """That what was wanted did not happen, with the last words of the command."""
+        self._relaying.join(1.0)  # where the command has ended, all that it said is read
+        said = "; ".join(self._last)
+        return DeviceLost(f"'{shlex.join(self._words)}': {what}{f' ({said})' if said else ''}")
+
+    def _harness(self, target: str) -> Path:
+        try:
+            return harness(target, self._folder)
+        except HarnessError as error:
+            raise ViaError(str(error)) from error
+
+    def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
+        self._last = []
+        try:
+            # in a session of its own: an interrupt of a terminal ends the agent, which ends it
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ViaError(f"'{words[0]}' cannot be started: {error.strerror}") from error
+        assert process.stderr is not None
+        self._relaying = threading.Thread(target=self._relay, args=(process.stderr,), daemon=True)
+        self._relaying.start()
+        return process
+
+    def _relay(self, errors: IO[bytes]) -> None:
+        for line in errors:
+            text = line.decode(errors="replace").strip()[:500]
+            if text:
+                self._last = [*self._last, text][-LAST_LINES:]
+                self._log(text)
+
+    def _ask(
+        self,
+        process: subprocess.Popen[bytes],
+        script: str,
+        wanted: str,
+        seconds: float = START_SECONDS,
+    ) -> str:
+        """Have the device's shell run a script; the answer behind "tilewright". Banners that it
+        prints before are passed over."""
+        assert process.stdout is not None
+        pattern = re.compile(rf"tilewright (?:({wanted}) )?(.*)")
+        late = threading.Timer(seconds, process.kill)
+        late.start()
+        try:
+            _send(process, script)
+            for line in process.stdout:
+                found = pattern.search(line.decode(errors="replace").strip())
+                if found:
+                    return found[2] if wanted == "runs" else f"{found[1]} {found[2]}"
+        except BrokenPipeError as error:
+            raise self.failure("no shell answers on the device") from error
+        finally:
+            late.cancel()
+        raise self.failure("no shell answers on the device")
+
+
+def _send(process: subprocess.Popen[bytes], text: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(text.encode())
+    process.stdin.flush()
+
+
+def target_of(machine: str) -> str:
+    """The harness's target of what `uname -m` says. Raises ViaError."""
+    target = _MACHINES.get(machine.strip())
+    if target is None:
+        raise ViaError(f"there is no harness for a device of '{machine.strip()[:40]}'")
+    return target
+
+
+def _digest(binary: Path) -> str:
+    return hashlib.sha256(binary.read_bytes()).hexdigest()

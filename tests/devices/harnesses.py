@@ -1,0 +1,29 @@
+"""The harness in C for an emulated machine.
+
+Here it is linked with the C library of the emulated system, because zig takes minutes to compile
+its own for a static one; the rest is the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.devices.emulators import zig_environment
+from tilewright.service.worker.harness_build import build, harness_path, zig_compiler
+
+NAMES = {"aarch64": "aarch64", "armv7l": "armv7", "riscv64": "riscv64"}
+"""What the harness's builder calls an architecture."""
+
+
+def put_harness(architecture: str, folder: Path) -> str:
+    """Compile it to where an agent looks for it; the name of its target.
+
+    Raises:
+        UnavailableError: if the compiler is not to be had.
+    """
+    target = NAMES[architecture]
+    environment = zig_environment()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = harness_path(target, folder)
+    build([*zig_compiler(target, "gnu"), "-O1"], path, environment)
+    return target

@@ -1,0 +1,443 @@
+"""The harness in C, driven by an agent behind the real application, and by ones that lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.service.added_arrays import adding, measure, submit
+from tests.unit.service.leased import K, N, compile_program, loadable
+from tests.unit.service.workers import until
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.targets.device import find_device
+from tilewright.compiler.targets.host import host_target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import RequestState
+from tilewright.db.stores.tokens import Scope
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.device import DeviceError
+from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.worker.harness_build import build, harness_path, host_compiler
+from tilewright.service.worker.local_harness import Blob, DeviceLost
+from tilewright.service.worker.remote_harness import RemoteHarness
+from tilewright.service.worker.via import DeviceCommand, ViaError, target_of
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
+from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
+
+SEED = 5
+KERNELS = """
+#define KERNEL(name) \\
+  void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
+#define ADD \\
+  (void)scratch, (void)sizes, (void)lo, (void)hi; \\
+  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
+  for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
+static void say(const char *text, long length) { /* into every file, as the worker does */
+#ifdef __x86_64__
+  for (long file = 3; file < 16; file++) {
+    long call = 1;
+    __asm__ volatile("syscall" : "+a"(call) : "D"(file), "S"(text), "d"(length)
+                     : "rcx", "r11", "memory");
+  }
+#endif
+}
+KERNEL(good) { ADD }
+KERNEL(also_good) { ADD out[0] = a[0] + b[0]; }
+KERNEL(wrong) { ADD out[7] += 1.0f; }
+KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
+KERNEL(traps) { ADD __builtin_trap(); }
+KERNEL(beyond) { ADD *(volatile float *)16 = 1.0f; }
+KERNEL(floods) { ADD
+  static char text[1 << 16];
+  for (int i = 0; i < 1 << 16; i++) text[i] = '[';
+  for (int i = 0; i < 64; i++) say(text, sizeof text); }
+KERNEL(forges) { ADD
+  char text[] = "{\\"event\\":\\"sample\\",\\"trial\\":0,\\"seconds\\":[1e-9]}\\n";
+  say(text, sizeof text - 1); }
+KERNEL(hangs) { ADD for (volatile int r = 0; r < 1; ) {} }
+#ifdef __x86_64__
+KERNEL(asks) { ADD
+  long call = 41; /* socket */
+  __asm__ volatile("syscall" : "+a"(call) : "D"(2), "S"(1), "d"(0) : "rcx", "r11", "memory"); }
+#endif
+"""
+
+SHELL = "env HOME={home} XDG_CACHE_HOME="
+"""Starts a shell on this machine, with a home that stands for the device's."""
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="it is compiled by gcc")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("harness") / "harness"
+    build([*host_compiler(), "-O0", "-Wall", "-Wextra", "-Werror"], output)
+    return output
+
+
+@pytest.fixture
+def folder(compiled: Path, tmp_path: Path) -> Path:
+    """Where an agent keeps harnesses, with one for this machine."""
+    path = tmp_path / "spool" / "harness"
+    path.mkdir(parents=True)
+    shutil.copy(compiled, harness_path(target_of(platform.machine()), path))
+    return path
+
+
+@pytest.fixture
+def device(storage: Storage) -> Iterator[LeasedDevice]:
+    target = host_target()
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host").id
+    with LeasedDevice(storage, job, target, CancelToken(), CancelToken()) as found:
+        yield found
+
+
+@pytest.fixture(params=["{}", SHELL])
+def worker(
+    server: Any, storage: Storage, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[subprocess.Popen[bytes]]:
+    """As a user starts it, with a token that measures and does nothing else: the harness itself,
+    and through a shell, with another home that stands for the device's."""
+    secret, _ = storage.tokens.create("phone", [Scope.MEASURE], lifetime_seconds=600)
+    (tmp_path / "token").write_text(secret)
+    via = request.param.replace("{home}", str(tmp_path / "home"))
+    options = ["--server", server.url, "--name", "phone", "--spool", str(folder.parent)]
+    options += ["--token-file", str(tmp_path / "token"), "--via", via]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tilewright.service.worker", *options], stdout=log, stderr=log
+        )
+        try:
+            yield process
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            sys.stderr.write((tmp_path / "log").read_text())  # shown where a test fails
+    (gone,) = storage.workers.list()
+    assert gone.health is Health.GONE and not storage.leases.in_hand()
+
+
+@pytest.mark.usefixtures("worker")
+def test_whole_programs_are_checked_raced_and_profiled(
+    device: LeasedDevice, tmp_path: Path
+) -> None:
+    target = host_target()
+    model = loadable(compile_program(target))
+    x = draw_inputs(model.program.inputs, SEED)["x"]
+    rng = np.random.default_rng(3)
+    w1 = rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5)
+    w2 = rng.standard_normal((N, 10), dtype=np.float32) / np.float32(N**0.5)
+    expected = np.maximum(x @ w1, 0) @ w2
+    checked = device.check(model, 1, SEED, {"y": expected}, ["y"])
+    assert checked.errors["y"] < 1e-5
+    assert np.allclose(checked.fetched["y"], expected, atol=1e-4)
+    assert device.check(model, 2, SEED, {"y": expected + 1}).errors["y"] > 0.1
+
+    race = device.race([[model], [model]], 1)
+    assert race.incumbent_seconds > 0 and len(race.comparisons[0].ratios) >= 2
+    assert all(seconds > 0 for seconds in device.profile(model, 1, 3))
+    speeds = device.speeds(target)
+    assert speeds.flops_per_second > 1e8 and speeds.levels[-1].name == "memory"
+    facts = device.facts
+    assert facts is not None and facts.processor == find_device().processor
+
+    code = library_of("void other(void) {}", tmp_path)
+    with pytest.raises(DeviceError, match="the library has no function"):
+        device.check(replace(model, link=lambda: code), 1, SEED, {})
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_candidate_harms_nobody_but_itself(device: LeasedDevice, tmp_path: Path) -> None:
+    statuses = {
+        "good": Status.OK,
+        "wrong": Status.WRONG_ANSWER,
+        "traps": Status.CRASH,
+        "unfinished": Status.WRONG_ANSWER,
+        "hangs": Status.RUN_TIMEOUT,
+        "beyond": Status.CRASH,
+        "absent": Status.RUN_ERROR,
+        "also_good": Status.OK,
+    }
+    if platform.machine() == "x86_64":
+        statuses |= dict.fromkeys(("asks", "forges", "floods"), Status.CRASH)
+    measured = measure(
+        device, host_target(), library_of(KERNELS, tmp_path), tuple(statuses), Phase.SCREEN
+    )
+    assert {name: m.status for name, m in measured.items()} == statuses
+    good = measured["good"]
+    assert good.run_seconds is not None and good.checks == 1 and len(good.samples_seconds) > 1
+    assert good.device["system"] == "Linux" and good.speed is not None
+    assert measured["hangs"].error == "no answer within 1 seconds"
+    assert measured["beyond"].error == "killed by SIGSEGV"
+    if "asks" in measured:
+        assert measured["asks"].error.startswith("killed by SIGSYS: it asked the system for")
+        assert measured["forges"].error == "spoke in the worker's name"
+        assert measured["floods"].error in (
+            measured["forges"].error,
+            "said an event that has no end",
+        )
+        assert good.run_seconds > 2e-9
+
+
+@pytest.mark.usefixtures("worker")
+def test_finalists_are_paired_with_the_incumbent(device: LeasedDevice, tmp_path: Path) -> None:
+    code = library_of(KERNELS, tmp_path)
+    measured = measure(device, host_target(), code, ("good", "also_good"), Phase.FINAL)
+    compared = measured["also_good"].comparison
+    assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
+    assert measured["good"].comparison is None
+
+
+def test_a_device_is_looked_at_without_a_service(compiled: Path, tmp_path: Path) -> None:
+    files = {
+        "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+        "CPU part\t: 0xd08\n",
+        "proc/meminfo": "MemTotal: 524288 kB\nMemAvailable: 131072 kB\n",
+        "proc/loadavg": "3.5 1 1 1/1 1\n",
+        "sys/class/thermal/thermal_zone0/temp": "81000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "ondemand\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1500000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "1800000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [str(compiled), "--check", "--root", str(tmp_path)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    noise = found.pop("noise")
+    assert noise["grade"] in ("fine", "poor") and "(arithmetic) and " in noise["found"]
+    assert {name: (each["grade"], each["found"]) for name, each in found.items()} == {
+        "cores": ("fine", "0x41-0xd08@1.8 (0)"),
+        "features": (
+            "fine",
+            f"'implementer 0x41 part 0xd08', {platform.machine()}; 2 features "
+            "are named; the service says which target that is",
+        ),
+        "governor": ("poor", "ondemand: clocks change with the load"),
+        "clock": ("fine", "1.50 of 1.80 GHz"),
+        "heat": ("poor", "81 °C"),
+        "memory": ("poor", "128 of 512 MiB are free"),
+        "load": ("poor", "3.50 processes wanted to run in the last minute"),
+    }
+    assert found["governor"]["do"].startswith("for n in 0; do echo performance | sudo tee /sys/")
+    assert done.returncode == 3
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 524288 kB\nMemAvailable: 32768 kB\n")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "wrong    memory    32 of 512 MiB are free, 64 are needed\n" in done.stdout
+
+
+def request_of(symbols: Sequence[str], code: bytes) -> tuple[MeasureRequest, Blob]:
+    """What measures kernels that add two arrays, and its blobs."""
+    request, blobs = adding(host_target(), code, symbols, Phase.SCREEN)
+
+    def blob(digest: str) -> Path:
+        path = Path(tempfile.gettempdir()) / f"blob-{digest}"
+        path.write_bytes(blobs[digest])
+        return path
+
+    return request, blob
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def harness(folder: Path, log: list[str]) -> Iterator[RemoteHarness]:
+    found = RemoteHarness(DeviceCommand("{}", folder, log.append), 1 << 20, 0, log.append)
+    yield found
+    found.close()
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_harness_is_copied_to_the_device_once_and_again_where_it_is_damaged(
+    folder: Path, tmp_path: Path, log: list[str]
+) -> None:
+    (tmp_path / "home").mkdir()
+    via = DeviceCommand(SHELL.replace("{home}", str(tmp_path / "home")), folder, log.append)
+
+    def facts() -> Mapping[str, Any]:
+        found = RemoteHarness(via, 1 << 20, 1 << 30, log.append)
+        try:
+            return found.facts()
+        finally:
+            found.close()
+
+    first = facts()
+    assert first["architecture"] == platform.machine()
+    (there,) = (tmp_path / "home/.cache/tilewright").glob("harness-*")
+    assert facts() == first
+    assert sum(text.startswith("copying the harness") for text in log) == 1
+    there.write_bytes(there.read_bytes() + b"damage")
+    facts()
+    assert sum(text.startswith("copying the harness") for text in log) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("true", "no shell answers on the device"),
+        ("sh -c 'echo no route to host >&2; exit 255'", "no route to host"),
+        ("sh -c 'read line; echo tilewright runs m68k; cat'", "no harness for a device of 'm68k'"),
+        ("no-such-command-at-all", "'no-such-command-at-all' cannot be started"),
+        ("false {}", "the harness does not start there"),
+    ],
+)
+def test_a_command_that_reaches_no_device_says_why(
+    folder: Path, tmp_path: Path, command: str, why: str
+) -> None:
+    options = ["--server", "http://127.0.0.1:1", "--token", "t", "--spool", str(folder.parent)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewright.service.worker", *options, "--via", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "'", "{m68k}", "{aarch64} {}"])
+def test_what_is_no_command_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ViaError):
+        DeviceCommand(text, tmp_path, print)
+
+
+def test_work_that_is_not_wanted_any_more_ends_at_once(
+    harness: RemoteHarness, tmp_path: Path
+) -> None:
+    code = library_of(KERNELS, tmp_path)
+    request, blob = request_of(["hangs"], code)
+    request = replace(request, repeat=replace(request.repeat, limit_seconds=60.0))
+    harness.begin("w")
+    started = time.monotonic()
+    cancelled = lambda: time.monotonic() > started + 1.0  # noqa: E731
+    assert harness.work([request], blob, cancelled, lambda _: False) == [None]
+    assert time.monotonic() < started + 10.0
+    good, blob = request_of(["good"], code)
+    (result,) = harness.work([good], blob, never, lambda _: False)
+    assert isinstance(result, MeasureResult) and result.measurements[0][1].status is Status.OK
+    assert result.worker == "w" and harness.state()["speed"] is not None
+
+
+def test_a_disk_that_is_full_fails_the_work_and_says_so(
+    harness: RemoteHarness, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "device/0").mkdir(parents=True)
+    (folder / "device/0/arriving").symlink_to("/dev/full")
+    request, blob = request_of(["good"], library_of(KERNELS, tmp_path))
+    with pytest.raises(RuntimeError, match="cannot be kept: No space left on device"):
+        harness.work([request], blob, never, lambda _: False)
+
+
+def test_a_request_beyond_the_cache_of_the_device_is_refused(
+    harness: RemoteHarness, tmp_path: Path
+) -> None:
+    work = SpeedsWork("5" * 64, 64, (0, 0, 0), 0)
+    size = (1 << 32) + 6  # cut to 32 bits it would look small
+    run = RunRequest("r", "", 1, (), (), work, {"5" * 64: size}, 0, 60.0)
+    (result,) = harness.work([run], lambda _: tmp_path, never, lambda _: False)
+    assert isinstance(result, RunResult) and result.status is RunStatus.REFUSED
+    assert result.error == (
+        f"the run needs {size} bytes of blobs, the device has room for {1 << 20}"
+    )
+
+
+def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
+    worker: subprocess.Popen[bytes], device: LeasedDevice, storage: Storage, tmp_path: Path
+) -> None:
+    code = library_of(KERNELS, tmp_path)
+    submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=20.0)
+    device.runner.poll(0.0)  # which queues it
+    until(lambda: bool(storage.leases.in_hand()))
+    time.sleep(1.0)
+    for child in children_of(worker.pid):
+        os.kill(child, signal.SIGKILL)
+    until(lambda: "the device is lost" in (tmp_path / "log").read_text())
+    until(lambda: len(storage.leases.in_hand()) > 0)  # taken again, by the device that is back
+    assert storage.leases.status(["r1"])["r1"].state is RequestState.LEASED
+    ends = time.monotonic() + 60
+    while not (results := device.runner.poll(1.0)):
+        assert time.monotonic() < ends
+    assert results[0].measurements[0][1].status is Status.RUN_TIMEOUT
+
+
+def children_of(process: int) -> list[int]:
+    """Processes that it started."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+FAKE = """
+import hashlib, json, sys
+def say(**message): print(json.dumps(message), flush=True)
+digest = hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()
+facts = {"architecture": "x86_64"}
+say(hello=PROTOCOL, digest=digest, facts=facts, cache_bytes=1 << 30)
+for line in sys.stdin:
+    if json.loads(line).get("do") == "work":
+        ANSWER
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ('say(need=["f" * 64])', DeviceLost, "none of the request's blobs"),
+        ("print('[' * 100000, flush=True)", DeviceLost, "it ended"),
+        ("say(nothing=1)", DeviceLost, "it said what makes no sense"),
+        ("sys.exit()", DeviceLost, "it ended"),
+        ("say(result={})", RuntimeError, "the device's result makes no sense"),
+        (
+            "say(result=dict(protocol=PROTOCOL, request_id='x', worker='', measurements=[]))",
+            RuntimeError,
+            "that of another request",
+        ),
+        ('say(failed="no process", cause="worker")', RuntimeError, "the device: no process"),
+    ],
+)
+def test_a_device_is_not_believed(
+    folder: Path, tmp_path: Path, answer: str, error: type[Exception], why: str
+) -> None:
+    text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
+    (tmp_path / "fake.py").write_text(text)
+    via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, print)
+    harness = RemoteHarness(via, 1 << 30, 0, print)
+    request, blob = request_of(["good"], b"code")
+    with pytest.raises(error, match=why):
+        harness.work([request], blob, never, lambda _: False)
+    harness.close()
+
+
+def library_of(source: str, folder: Path) -> bytes:
+    """C as a library of kernels, as the service links them."""
+    (folder / "kernels.c").write_text(source)
+    command = [*host_compiler(), "-O1", "-fPIC", "-ffreestanding", "-w", "-c", "kernels.c"]
+    subprocess.run([*command, "-o", "kernels.o"], cwd=folder, check=True)
+    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.so")
+    return (folder / "kernels.so").read_bytes()
