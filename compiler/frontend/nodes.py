@@ -25,7 +25,7 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.enclosed import Enclosure, Outside
 from tilewright.compiler.ops.loops import branched, truth
 from tilewright.compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from tilewright.compiler.sizes import OpenSizeError, asked_by, is_open
+from tilewright.compiler.sizes import Asking, OpenSizeError, is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class NodeImporter:
         attrs = self._attributes(proto, name, body)
         node = OnnxNode(name, proto.op_type, domain, opset, inputs, outputs, attrs, self._builder)
         if (follow := on_sequences(node)) is not None:
-            with asked_by(node.label):
+            with Asking(node.label):
                 return [follow(node)]
         rule = ops.onnx_rules().get((domain, proto.op_type))
         if rule is None:
@@ -188,20 +188,19 @@ class NodeImporter:
                 raise UnsupportedOperatorError(name, proto.op_type, domain, opset)
             return found
         try:
-            node, labels = with_one_table(node)
-            if any(v is not None and self._builder.trim(v) for v in node.inputs):
-                results = carried(node, rule)
-            else:
-                emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
-                results = [emitted] if isinstance(emitted, str) else list(emitted)
-            labelled(node, results, labels)
+            with Asking(node.label):
+                node, labels = with_one_table(node)
+                if any(v is not None and self._builder.trim(v) for v in node.inputs):
+                    results = carried(node, rule)
+                else:
+                    emitted = rule.emit(replace(node, inputs=tuple(aligned_operands(node))))
+                    results = [emitted] if isinstance(emitted, str) else list(emitted)
+                labelled(node, results, labels)
         except UnsupportedOperatorError as error:
             found = self._expand(proto, name, body, inputs, outputs, error)
             if found is None:
                 raise
             return found
-        except OpenSizeError as error:
-            raise error.by(node.label) from error.__cause__
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -233,7 +232,7 @@ def _known_integer(node: OnnxNode, value: str | None) -> int | None:
     if known is not None:
         return int(known.reshape(-1)[0])
     size = node.builder.sizes.get(value)
-    return None if size is None else cast(int, size.item())
+    return None if size is None else size.item()
 
 
 def _looped_loop(

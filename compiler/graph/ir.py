@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as _replace
-from typing import Self, Union, cast
+from typing import Self, Union
 
 import numpy as np
 
@@ -171,7 +171,7 @@ def open_sizes(graph: Graph) -> tuple[int, ...]:
                 items += value
             else:
                 items.append(value)
-    return tuple(dict.fromkeys(cast(int, item) for item in items if isinstance(item, Size)))
+    return tuple(dict.fromkeys(item for item in items if isinstance(item, Size)))
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

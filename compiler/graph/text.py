@@ -43,7 +43,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.sizes import Dimension, OpenSizeError, is_open, parse_size
+from tilewright.compiler.sizes import Dimension, always_at_most, is_open, parse_size
 from tilewright.compiler.sizes.ranges import parse_range
 
 DEPTH_LIMIT = 64
@@ -127,7 +127,7 @@ def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int)
             if inner and (not starts or starts[0]):
                 raise ValueError("what is indented under it is no graph")
             parser.statement(line, bodies)
-        except (ValueError, KeyError, OpenSizeError) as error:
+        except (ValueError, KeyError) as error:
             raise InvalidModelError(f"graph text, line {number}: {error}") from error
         position = end
     return parser.graph()
@@ -247,7 +247,7 @@ class _Parser:
         shape = tuple(tokens.list("[", "]", tokens.extent))
         if value in self._types:
             raise ValueError(f"value '{value}' is defined twice")
-        if any(extent < 0 for extent in shape):
+        if not all(always_at_most(0, extent) for extent in shape):
             raise ValueError(f"value '{value}' has a negative extent")
         self._types[value] = TensorType(dtype, shape)
         return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term
 from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_open
@@ -37,7 +36,7 @@ class Closing:
                 return self._axis(part)
             case Affine():
                 return self._index(part)
-        return self._number(cast(int, part))
+        return self._number(part)
 
     def _number(self, size: int) -> int:
         if not is_open(size):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.index import Affine, AffineLike, Axis, affine
@@ -398,7 +397,7 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
     as it is."""
     if is_open(value):
         whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64
-        number = IndexValue(Affine((), cast(int, value)), whole)
+        number = IndexValue(Affine((), value), whole)
         return number if whole is dtype else Cast(number, dtype)
     return value if isinstance(value, Expr) else Const(value, dtype)
 

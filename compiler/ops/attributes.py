@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs, attr
 from tilewright.compiler.sizes import is_open
@@ -16,14 +14,14 @@ def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tupl
         return default
     if not isinstance(value, tuple):
         raise InvalidModelError(f"attribute '{key}' is not a tuple of integers")
-    return tuple(cast(int, item) if is_open(item) else int(item) for item in value)
+    return tuple(item if is_open(item) else int(item) for item in value)
 
 
 def integer(attrs: Attrs, key: str, default: int | None = None) -> int:
     """An integer; raises InvalidModelError if it is missing and has no default."""
     value = attr(attrs, key, default)
     if is_open(value):
-        return cast(int, value)
+        return value
     if not isinstance(value, int):
         raise InvalidModelError(f"attribute '{key}' is not an integer")
     return int(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops import size_arithmetic
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.runtime.labels import LABELLED, Labels
-from tilewright.compiler.sizes import OpenSizeError, bounds, is_open
+from tilewright.compiler.sizes import Asking, OpenSizeError, bounds, is_open, open_sizes
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes of constants fold when their result is no larger than this or than their operands."""
@@ -156,9 +155,8 @@ class GraphBuilder:
         operator = ops.get(op)
         pairs = tuple(sorted(attrs.items()))
         try:
-            kind = operator.infer([self.types[value] for value in inputs], pairs)
-        except OpenSizeError as error:
-            raise error.by(label or op) from error.__cause__
+            with Asking(label or op):
+                kind = operator.infer([self.types[value] for value in inputs], pairs)
         except InvalidModelError as error:
             raise InvalidModelError(f"{label or op}: {error}") from error
         _check_size(label or op, kind)
@@ -318,13 +316,13 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
             return None  # a body may run for any time, or never end
-        if prod(kind.shape) == 0 and operator.name not in ("trim", LABELLED):
-            return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
-        if is_open(kind.elements):
+        if any(map(is_open, kind.shape)):
             return None
+        if 0 in kind.shape and operator.name not in ("trim", LABELLED):
+            return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
         known = [self.known(value) for value in inputs]
         arrays = [array for array in known if array is not None]
-        if len(arrays) != len(inputs) or not arrays:
+        if len(arrays) != len(inputs) or not arrays or open_sizes(attrs):
             return None
         if kind.bytes > max(FOLD_LIMIT_BYTES, sum(array.nbytes for array in arrays)):
             return None
@@ -339,11 +337,8 @@ class GraphBuilder:
         if kind.dtype is DType.FLOAT16 and operator.name != "bitcast":
             # as `passes.widen` has it: sums are float32
             operands = [a.astype(np.float32) if a.dtype == np.float16 else a for a in operands]
-        try:
-            with np.errstate(all="ignore"):
-                result = np.asarray(operator.reference(operands, attrs))
-        except OpenSizeError:  # an attribute is known at run time only
-            return None
+        with np.errstate(all="ignore"):
+            result = np.asarray(operator.reference(operands, attrs))
         if operator.name == "trim" and result.shape != kind.shape:
             return None
         with np.errstate(over="ignore"):

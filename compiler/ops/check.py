@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tilewright.compiler import ops
-from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.verify import verify_graph
-from tilewright.compiler.sizes import OpenSizeError
 
 
 def verify(graph: Graph) -> None:
@@ -25,9 +24,7 @@ def check_types(graph: Graph) -> None:
         try:
             operator = ops.get(node.op)
             kind = operator.infer([types[value] for value in node.inputs], node.attrs)
-        except OpenSizeError:
-            raise
-        except CompilerError as error:
+        except InvalidModelError as error:
             raise InvalidModelError(f"{node.op} '{node.name}': {error}") from error
         if kind != types[node.output]:
             raise InvalidModelError(

@@ -152,7 +152,7 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
     if is_open(array):
-        return node.scalar(cast(int, array), dtype)
+        return node.scalar(array, dtype)
     return node.constant(to_memory(np.asarray(array), dtype), dtype)
 
 

@@ -116,7 +116,7 @@ def _expression(
     window = Window.of(attrs, weight[2:])
     filter_index = index[1]
     group_index = filter_index // (weight[0] // group) if group > 1 else Affine()
-    axes = [fresh("ic", weight[1])] if weight[1] > 1 else []
+    axes = [fresh("ic", weight[1])] if weight[1] != 1 else []
     channel = affine(axes[0]) if axes else Affine()
     names = ("kd", "kh", "kw")[-len(window.kernel) :]
     taps = [fresh(name, extent) for name, extent in zip(names, window.kernel, strict=True)]

@@ -9,8 +9,11 @@ from itertools import product
 from tilewright.compiler.ops.attributes import axis_of, integer, ints
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.sizes import (
+    Asking,
     Dimension,
     OpenSizeError,
+    always_at_most,
+    always_less,
     dimensions,
     is_open,
     open_size,
@@ -39,15 +42,16 @@ def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int
         OpenSizeError: if one dimension by itself reaches a position that is not there, or whether
             one before the first is read depends on the run.
     """
-    for ask, enough in ((lambda item: item < extent, "min"), (lambda item: -extent <= item, "max")):
-        found = _holds(_Question(builder, extent, ask, enough), indices, _DEPTH)
-        if not isinstance(found, _Failed):
-            continue
-        if enough == "max":
-            raise found.error
-        for item in found.items:
+    before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
+    beyond = _holds(before_end, indices, _DEPTH)
+    if isinstance(beyond, tuple):
+        for item in beyond:
             check_alone(item, extent)
-        return tuple(dict.fromkeys(item + 1 for item in found.items))
+        return tuple(dict.fromkeys(item + 1 for item in beyond))
+    from_start = _Question(builder, extent, lambda item: always_at_most(-extent, item), "max")
+    below = _holds(from_start, indices, _DEPTH)
+    if isinstance(below, tuple) and not -extent <= below[0]:
+        raise _out_of_range(below[0], extent)
     return ()
 
 
@@ -60,30 +64,18 @@ def check_alone(item: int, extent: int) -> None:
             return open_size(other) // other.multiple if other == own else other.low
 
         alone, end = (substituted(size, smallest) for size in (item, extent))
-        try:
-            if alone < end:
-                continue
-        except OpenSizeError as error:
-            error.never_above = True
-            raise
-        raise _out_of_range(alone, end)
+        with Asking(never_above=True):
+            if not alone < end:
+                raise _out_of_range(alone, end)
 
 
 def _out_of_range(item: int, extent: int) -> OpenSizeError:
     return OpenSizeError(f"position {item} is out of range for {extent} elements")
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """Positions that are not known to be on the right side, and what is wrong with the first."""
-
-    items: tuple[int, ...]
-    error: OpenSizeError
-
-
-_Answer = bool | _Failed | None
-"""Whether it is so for all elements. None is not known, and False what numbers alone say, which is
-none of ours."""
+_Answer = bool | tuple[int, ...] | None
+"""Whether it is so for all elements: True, the positions of which it is not known, None if nothing
+is known, and False if numbers alone say that it is not, which are not looked at here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +87,13 @@ class _Question:
 
     builder: GraphBuilder
     extent: int
-    ask: Callable[[int], bool]
+    always: Callable[[int], bool]
     enough: str
 
     def of(self, item: int) -> _Answer:
-        try:
-            if self.ask(item):
-                return True
-        except OpenSizeError as error:
-            return _Failed((item,), error)
-        if not is_open(item) and not is_open(self.extent):
-            return False
-        return _Failed((item,), _out_of_range(item, self.extent))
+        if self.always(item):
+            return True
+        return (item,) if is_open(item) or is_open(self.extent) else False
 
 
 def _holds(question: _Question, value: str, depth: int) -> _Answer:
@@ -122,9 +109,9 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
                     return known
     else:
         return None
-    failed = [each for each in found if isinstance(each, _Failed)]
+    failed = tuple(item for each in found if isinstance(each, tuple) for item in each)
     if failed:
-        return _Failed(tuple(item for each in failed for item in each.items), failed[0].error)
+        return failed
     return next((each for each in found if each is not True), True)
 
 

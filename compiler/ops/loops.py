@@ -18,7 +18,7 @@ from tilewright.compiler.ops.enclosed import Enclosure, inlined
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
-from tilewright.compiler.sizes import OpenSizeError, is_open, larger, smaller, typical
+from tilewright.compiler.sizes import always_smaller, is_open, larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
@@ -165,10 +165,8 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
     """The smaller number of steps, and whether it is known which that is."""
     if most is None:
         return counted, True
-    try:
-        return smaller(most, counted), True
-    except OpenSizeError:
-        return most, False
+    fewer = always_smaller(most, counted)
+    return (most, False) if fewer is None else (fewer, True)
 
 
 def branched(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
@@ -209,7 +208,7 @@ class OnnxNode:
     def scalar(self, value: float, dtype: DType) -> str:
         """Add a constant of shape (), or an open size."""
         if is_open(value):
-            return self.sizes(cast(int, value), dtype)
+            return self.sizes(value, dtype)
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs, Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.expr import Expr
@@ -175,7 +175,7 @@ def get(name: str) -> Operator:
     """
     found = operators().get(name)
     if found is None:
-        raise CompilerError(f"no operator is called '{name}'")
+        raise InvalidModelError(f"no operator is called '{name}'")
     return found
 
 

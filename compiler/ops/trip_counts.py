@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import cast
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.size_arithmetic import exact_integers
-from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger, smaller
+from tilewright.compiler.sizes import always_larger, always_smaller, bounds, is_open
 
 _PASSING = ("cast", "reshape", "identity", "add", "sub")
 """Operators whose result is a counter if their operands are."""
@@ -92,10 +91,9 @@ def trip_count(
         return None
     most = ends[0]
     for other in ends[1:]:
-        try:
-            most = smaller(most, other)
-        except OpenSizeError:  # either of them bounds the steps
-            exact = False
+        found_smaller = always_smaller(most, other)
+        exact &= found_smaller is not None
+        most = most if found_smaller is None else found_smaller  # either of them bounds the steps
     return TripCount(most, exact) if found.holds(most) else None
 
 
@@ -108,7 +106,7 @@ def known_integer(builder: GraphBuilder, value: str) -> int | None:
         (item,) = from_memory(known, kind.dtype).flat
         return int(item) if float(item).is_integer() else None
     sizes = builder.sizes.get(value)
-    return None if sizes is None else cast(int, sizes.item())
+    return None if sizes is None else sizes.item()
 
 
 class _Analysis:
@@ -169,10 +167,11 @@ class _Analysis:
         if margin.each >= 0:
             return ([1] if high <= 0 else []), low > 0 or high <= 0
         pace = -margin.each
-        try:
-            return [(larger(over, 0) + pace - 1) // pace + 1], True
-        except OpenSizeError:  # this bounds the steps if there is a first one
-            return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
+        first = always_larger(over, 0)
+        if first is not None:
+            return [(first + pace - 1) // pace + 1], True
+        # this bounds the steps if there is a first one
+        return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
 
     def holds(self, steps: int) -> bool:
         """Whether element types hold all numbers of the counters in so many steps exactly."""

@@ -39,7 +39,7 @@ from tilewright.compiler.plan.plan import (
 )
 from tilewright.compiler.plan.views import Views, union, view_offset
 from tilewright.compiler.plan.workload import Boundary, Halo, cut_workload
-from tilewright.compiler.sizes import asked_by
+from tilewright.compiler.sizes import Asking
 
 ROW = Placement()
 
@@ -68,7 +68,7 @@ def plan_graph(
         InvalidArgumentError: if `choice` has layouts that are none of a group's options.
         OpenSizeError: if how values lie depends on sizes that are known at run time only.
     """
-    with asked_by(f"the plan of '{graph.name}'"):
+    with Asking(f"the plan of '{graph.name}'"):
         return _planned(graph, lanes, assign, choice)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +98,7 @@ class Rules:
             return self._numbers[atom]
         found = self._numbers.get(atom)
         if found is None:
-            found = self._numbers[atom] = self._sum(cast(int, atom.dividend), atom.divisor)
+            found = self._numbers[atom] = self._sum(atom.dividend, atom.divisor)
         return found
 
     def _rule(self, words: list[int]) -> int:

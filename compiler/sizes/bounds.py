@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import gcd, inf
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
         partner = _partner(outer, factor, quotients, terms) if paired else None
         if partner is not None:  # (x + k) // d - x // d is k / d, rounded down or up
             common = min(abs(factor), abs(terms[(partner,)])) * (1 if factor > 0 else -1)
-            apart = outer.dividend - cast(int, partner.dividend)
+            apart = outer.dividend - partner.dividend
             up = (common > 0) == upward
             constant += common * (-(-apart // outer.divisor) if up else apart // outer.divisor)
             terms[(partner,)] += common
@@ -145,7 +145,7 @@ def _partner(
     """Another quotient that is subtracted from this one, by the same divisor, a number apart."""
     for other in others:
         if other != quotient and other.divisor == quotient.divisor:
-            apart = other.dividend - cast(int, quotient.dividend)
+            apart = other.dividend - quotient.dividend
             if isinstance(apart, int) and terms[(other,)] * factor < 0:
                 return other
     return None
@@ -161,7 +161,7 @@ def _nesting(atom: Atom) -> int:
 def _atom_bounds(atom: Atom) -> tuple[float, float]:
     if isinstance(atom, Dimension):
         return atom.low, inf if atom.high is None else atom.high
-    low, high = bounds(cast(int, atom.dividend))
+    low, high = bounds(atom.dividend)
     return low // atom.divisor if low > -inf else low, high // atom.divisor if high < inf else high
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Self
 
 from tilewright.compiler.errors import CompilerError
@@ -46,10 +46,15 @@ class SizesDifferError(OpenSizeError):
         self.unequal = first - second
 
 
-@contextmanager
-def asked_by(who: str) -> Iterator[None]:
-    """Name who asks in an `OpenSizeError` that passes through."""
-    try:
-        yield
-    except OpenSizeError as error:
-        raise error.by(who) from error.__cause__
+@dataclass(frozen=True, slots=True)
+class Asking(AbstractContextManager[None]):
+    """Add to an `OpenSizeError` that passes through who asks, and whether a difference must not be
+    above 0."""
+
+    who: str = ""
+    never_above: bool = False
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OpenSizeError):
+            error.by(self.who)
+            error.never_above |= self.never_above

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tilewright.compiler.sizes.atoms import Dimension
 from tilewright.compiler.sizes.bounds import bounds
-from tilewright.compiler.sizes.errors import OpenSizeError, SizesDifferError
-from tilewright.compiler.sizes.size import Size, dimensions, is_open, open_size
+from tilewright.compiler.sizes.errors import SizesDifferError
+from tilewright.compiler.sizes.size import Size, dimensions, divided, is_open, open_size
 
 
 def equal(first: int, second: int) -> bool:
@@ -42,22 +42,28 @@ def larger(first: int, second: int) -> int:
 
     `max` compares with `<`, which is not decided where two sizes may be equal.
     """
-    if not isinstance(first, Size) and not isinstance(second, Size):
-        return max(first, second)
-    if bounds(second - first)[0] >= 0:
-        return second
-    return first if first >= second else second
+    found = always_larger(first, second)
+    return found if found is not None else first if first >= second else second
 
 
 def smaller(first: int, second: int) -> int:
     """The smaller of two sizes; raises OpenSizeError if which one that is depends on the run."""
-    if not isinstance(first, Size) and not isinstance(second, Size):
-        return min(first, second)
-    if bounds(second - first)[0] >= 0:
-        return first
-    if bounds(first - second)[0] >= 0:
+    found = always_smaller(first, second)
+    return found if found is not None else first if first <= second else second
+
+
+def always_larger(first: int, second: int) -> int | None:
+    """The larger of two sizes; None if which one that is depends on the run."""
+    if always_at_most(first, second):
         return second
-    return first if first <= second else second
+    return first if always_at_most(second, first) else None
+
+
+def always_smaller(first: int, second: int) -> int | None:
+    """The smaller of two sizes; None if which one that is depends on the run."""
+    if always_at_most(first, second):
+        return first
+    return second if always_at_most(second, first) else None
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
@@ -81,16 +87,27 @@ def solved(first: int, second: int) -> tuple[Dimension, int] | None:
     return found[0] if found else None
 
 
-def always_less(a: int, b: int) -> bool:
-    """Whether a < b holds for every size of the ranges; where it is not known, it does not."""
-    difference = a - b
+def always_less(first: int, second: int) -> bool:
+    """Whether first < second is proven for every size of the ranges."""
+    difference = first - second
     return (bounds(difference)[1] if isinstance(difference, Size) else difference) < 0
+
+
+def always_at_most(first: int, second: int) -> bool:
+    """Whether first <= second is proven for every size of the ranges."""
+    return always_less(first - 1, second)
+
+
+def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Whether two spans, each with the end behind its last place, have no place in common."""
+    return always_at_most(first[1], second[0]) or always_at_most(second[1], first[0])
 
 
 def exact_quotient(size: int, divisor: int) -> int | None:
     """`size / divisor` where that is whole for all sizes; None where it is not known to be."""
-    try:
-        quotient = size // divisor if size != 0 else 0
-    except OpenSizeError:
-        return None
+    if size == 0:
+        return 0
+    if isinstance(divisor, Size):
+        return divided(size, divisor) if isinstance(size, Size) else None
+    quotient = size // divisor
     return quotient if quotient * divisor == size else None

@@ -6,16 +6,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import gcd, prod
 from operator import index
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from tilewright.compiler.memo import memo
 from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import OpenSizeError
 
+if TYPE_CHECKING:  # it stands wherever an int does
+    _Integer = int
+else:
+    _Integer = object
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Size:
+class Size(_Integer):
     """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
 
     Made by `open_size` and by arithmetic, which gives an `int` where no open dimension is left.
@@ -35,7 +40,7 @@ class Size:
 
     def __add__(self, other: int) -> int:
         if isinstance(other, int):
-            return cast(int, Size(self.terms, self.constant + other) if other else self)
+            return Size(self.terms, self.constant + other) if other else self
         if isinstance(other, Size):
             return _sum(self, other)
         return self._asked(f"{self} + {other}") if isinstance(other, float) else NotImplemented
@@ -43,16 +48,17 @@ class Size:
     def __mul__(self, other: int) -> int:
         if isinstance(other, int):
             if other == 0 or other == 1:
-                return cast(int, self) if other else 0
+                return self if other else 0
             terms = tuple([(m, c * other) for m, c in self.terms])  # their order stays
-            return cast(int, Size(terms, self.constant * other))
+            return Size(terms, self.constant * other)
         if isinstance(other, Size):
             return _product(self, other)
         return self._asked(f"{self} * {other}") if isinstance(other, float) else NotImplemented
 
     def __floordiv__(self, divisor: int) -> int:
         if isinstance(divisor, Size):
-            return _exact_quotient(self, divisor)
+            quotient = divided(self, divisor)
+            return self._asked(f"({self}) // ({divisor})") if quotient is None else quotient
         if isinstance(divisor, float):
             self._asked(f"({self}) // {divisor}")
         divisor = index(divisor)
@@ -72,7 +78,7 @@ class Size:
         return self * -1
 
     def __pos__(self) -> int:
-        return cast(int, self)
+        return self
 
     def __sub__(self, other: int) -> int:
         if isinstance(other, int):
@@ -91,7 +97,7 @@ class Size:
         return self._asked(f"{other} % ({self})")
 
     def __abs__(self) -> int:
-        return cast(int, self) if self >= 0 else -self
+        return self if self >= 0 else -self
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -124,11 +130,9 @@ class Size:
         low, high = bounds(self)
         if low > 0 or high < 0:
             return True
-        try:
-            self._asked(f"whether {self} is 0")
-        except OpenSizeError as error:
-            error.unequal = cast(int, self)
-            raise
+        error = self._error(f"whether {self} is 0")
+        error.unequal = self
+        raise error
 
     # ---- the number, which is not known
 
@@ -138,10 +142,10 @@ class Size:
     def __truediv__(self, _: object) -> NoReturn:
         self._asked(f"a fraction of {self}")
 
-    def __pow__(self, exponent: int) -> int:
+    def __pow__(self, exponent: int) -> int:  # type: ignore[override]  # no overloads
         if isinstance(exponent, float):
             self._number()
-        return prod([cast(int, self)] * exponent)
+        return prod([self] * exponent)
 
     def __format__(self, form: str) -> str:
         return self._number() if form else str(self)
@@ -151,9 +155,12 @@ class Size:
     __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __invert__ = _number
     __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = bit_length = bit_count = _number
 
+    def _error(self, what: str) -> OpenSizeError:
+        ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(self))
+        return OpenSizeError(f"{what} is known at run time only ({ranges})")
+
     def _asked(self, what: str) -> NoReturn:
-        ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(cast(int, self)))
-        raise OpenSizeError(f"{what} is known at run time only ({ranges})")
+        raise self._error(what)
 
     # ---- text
 
@@ -171,10 +178,10 @@ def open_size(dimension: Dimension) -> int:
     """A dimension as a size; an `int` if its range is one number."""
     if dimension.low == dimension.high:
         return dimension.low * dimension.multiple
-    return cast(int, Size((((dimension,), dimension.multiple),)))
+    return Size((((dimension,), dimension.multiple),))
 
 
-def is_open(size: object) -> bool:
+def is_open(size: object) -> TypeGuard[Size]:
     """Whether it is a size that is known at run time only."""
     return isinstance(size, Size)
 
@@ -199,11 +206,10 @@ def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
         return True
     if low > 0:
         return False
-    try:
-        cast(Size, difference)._asked(f"whether {size} {relation} {other}")
-    except OpenSizeError as error:
-        error.undecided = difference
-        raise
+    assert isinstance(difference, Size)
+    error = difference._error(f"whether {size} {relation} {other}")
+    error.undecided = difference
+    raise error
 
 
 @memo(8192)
@@ -226,11 +232,12 @@ def _quotient(size: Size, divisor: int) -> int:
     match rest.terms:
         case (((Quotient(dividend, inner),), 1),):  # (y // e + k) // d is (y + e k) // (e d)
             return whole + (dividend + rest.constant * inner) // (inner * divisor)
-    return whole + cast(int, Size((((Quotient(rest, divisor),), 1),)))
+    return whole + Size((((Quotient(rest, divisor),), 1),))
 
 
-def _exact_quotient(size: Size, divisor: Size) -> int:
-    """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`.
+def divided(size: Size, divisor: Size) -> int | None:
+    """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`; None if it is not
+    known to be one.
 
     Long division of polynomials: what is left has smaller and smaller terms.
     """
@@ -242,7 +249,7 @@ def _exact_quotient(size: Size, divisor: Size) -> int:
 
     factor, number = greatest(divisor)
     quotient: int = 0
-    rest = cast(int, size)
+    rest: int = size
     while isinstance(rest, Size):
         monomial, coefficient = greatest(rest)
         left = list(monomial)
@@ -252,9 +259,7 @@ def _exact_quotient(size: Size, divisor: Size) -> int:
             left.remove(atom)
         part = _collect([(tuple(left), coefficient // number)], 0)
         quotient, rest = quotient + part, rest - part * divisor
-    if rest == 0:
-        return quotient
-    size._asked(f"({size}) // ({divisor})")
+    return quotient if rest == 0 else None
 
 
 @memo(8192)
@@ -264,7 +269,7 @@ def _sum(first: Size, second: Size) -> int:
 
 @memo(8192)
 def _difference(first: Size, second: Size) -> int:
-    return first + -cast(int, second)
+    return first + -second
 
 
 @memo(8192)
@@ -284,7 +289,7 @@ def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:
         sums[monomial] = sums.get(monomial, 0) + coefficient
     constant += sums.pop((), 0)
     kept = sorted(((m, c) for m, c in sums.items() if c), key=lambda term: order(term[0]))
-    return cast(int, Size(tuple(kept), constant)) if kept else constant
+    return Size(tuple(kept), constant) if kept else constant
 
 
 def _atoms(size: int) -> Iterator[Atom]:
@@ -293,4 +298,4 @@ def _atoms(size: int) -> Iterator[Atom]:
             for atom in monomial:
                 yield atom
                 if isinstance(atom, Quotient):
-                    yield from _atoms(cast(int, atom.dividend))
+                    yield from _atoms(atom.dividend)

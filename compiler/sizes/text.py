@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tilewright.compiler.sizes.atoms import Dimension
-from tilewright.compiler.sizes.errors import OpenSizeError
-from tilewright.compiler.sizes.size import open_size
+from tilewright.compiler.sizes.size import is_open, open_size
 
 LONGEST_TEXT = 4096
 """Characters of a size: those of models have tens."""
@@ -45,7 +44,10 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
     def product() -> int:
         value = factor()
         while tokens and tokens[-1] in ("*", "//"):
-            value = value * factor() if tokens.pop() == "*" else value // factor()
+            is_product, other = tokens.pop() == "*", factor()
+            if is_open(other) and not is_product:
+                raise ValueError(f"'{other}' is not a number to divide by")
+            value = value * other if is_product else value // other
         return value
 
     def factor() -> int:
@@ -68,6 +70,6 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
         value = total()
         if tokens:
             raise ValueError(f"unexpected '{tokens[-1]}'")
-    except (IndexError, KeyError, ValueError, ZeroDivisionError, OpenSizeError) as error:
+    except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"'{text[:80]}' is no size: {error}") from error
     return value

@@ -41,7 +41,7 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
         total += coefficient * prod(
             value(atom)
             if isinstance(atom, Dimension)
-            else substituted(cast(int, atom.dividend), value) // atom.divisor
+            else substituted(atom.dividend, value) // atom.divisor
             for atom in monomial
         )
     return total

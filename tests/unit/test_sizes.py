@@ -19,10 +19,14 @@ from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
     Size,
+    always_at_most,
+    always_larger,
     always_less,
+    always_smaller,
     at,
     bounds,
     dimensions,
+    disjoint,
     exact_quotient,
     is_open,
     known_divisor,
@@ -229,11 +233,23 @@ def test_sizes_are_replaced_within_frozen_values() -> None:
 def test_what_is_always_so_is_so(a: int, b: int, d: int, values: dict[str, int]) -> None:
     x, y = at(a, values), at(b, values)
     assert x < y or not always_less(a, b)
+    assert x <= y or not always_at_most(a, b)
+    smallest, largest = always_smaller(a, b), always_larger(a, b)
+    assert smallest is None or at(smallest, values) == min(x, y)
+    assert largest is None or at(largest, values) == max(x, y)
+    assert not disjoint((a, a + d), (b, b + d)) or abs(x - y) >= d
     quotient = exact_quotient(a, d)
     assert quotient is None or at(quotient, values) * d == x
     assert exact_quotient(a * d, d) == a
     if is_open(b):
         assert exact_quotient(a * b, b) == a
+
+
+def test_what_is_not_always_so_is_not_known() -> None:
+    assert always_at_most(1, n) and not always_less(1, n) and not always_at_most(n, 511)
+    assert always_smaller(n, 512) == n and always_larger(n, 512) == 512
+    assert always_smaller(n, 8) is None and always_larger(n, 8) is None
+    assert disjoint((n, 2 * n), (0, n)) and not disjoint((0, 16), (n, n + 16))
 
 
 def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:

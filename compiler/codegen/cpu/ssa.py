@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -293,9 +293,9 @@ class Emitter:
                 return self._named[atom]
             where = self.offset(Value("%sizes", None), self._slots[atom])
             return self.emit(DType.INT64, 1, "load i64, ptr %s, align 8", where)
-        dividend = self.size(cast(int, atom.dividend))
+        dividend = self.size(atom.dividend)
         divisor = self.const(atom.divisor, DType.INT64)
-        if bounds(cast(int, atom.dividend))[0] >= 0:
+        if bounds(atom.dividend)[0] >= 0:
             return self.emit(DType.INT64, 1, "udiv i64 %s, %s", dividend, divisor)
         toward_zero = self.emit(DType.INT64, 1, "sdiv i64 %s, %s", dividend, divisor)
         rest = self.emit(DType.INT64, 1, "srem i64 %s, %s", dividend, divisor)

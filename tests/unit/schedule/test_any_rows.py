@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_threads_share_panels_where_the_rows_are_few() -> None:
 
 
 def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
-    workload = matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64)
+    workload = matmul(open_size(Dimension("s0", 1, 512)), 96, 64)
     space = schedule_space(workload, Mode(TARGET))
     default = space.default()
     assert default == untuned_schedule(workload, Mode(TARGET))
@@ -97,7 +97,7 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
 
 def test_open_rows_start_unsplit_where_more_of_them_could_be_split() -> None:
     mode = Mode(resolve_target("icelake-server"), threads=4)
-    workload = matmul(cast(int, open_size(Dimension("s0", 2, 16))), 256, 1024)
+    workload = matmul(open_size(Dimension("s0", 2, 16)), 256, 1024)
     untuned = untuned_schedule(workload, mode)
     space = schedule_space(workload, mode)
     default = space.default()
@@ -122,9 +122,7 @@ def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.Monk
         return original(template, *arguments)
 
     monkeypatch.setattr(select, "_space", counted)
-    tried = untuned_schedules(
-        matmul(cast(int, open_size(Dimension("s0", 1, 512))), 96, 64), Mode(TARGET)
-    )
+    tried = untuned_schedules(matmul(open_size(Dimension("s0", 1, 512)), 96, 64), Mode(TARGET))
     assert next(tried).algorithm == "gemm"
     few = len(asked)
     everything = list(tried)
