@@ -20,7 +20,6 @@ from tilewright.compiler.schedule.templates import (
     template_of,
     templates,
 )
-from tilewright.compiler.sizes import OpenSizeError
 
 
 @memo(1024)
@@ -130,8 +129,5 @@ def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel
         ScheduleError: if no template knows the algorithm, or the schedule does not fit, or not at
             all of the workload's open sizes.
     """
-    try:
-        kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
-    except OpenSizeError as error:
-        raise ScheduleError(f"'{schedule.algorithm}' needs to know sizes: {error}") from error
+    kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     return replace(kernel, nest=share_out(kernel.nest, mode.threads))

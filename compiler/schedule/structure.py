@@ -138,7 +138,7 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 def short_step(load: Load, axis: Axis) -> bool:
     """Whether neighbours along an axis lie a few elements apart in rows: they load as vectors."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
-    last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] > 1), factors[-1])
+    last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
     moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]
     return (
         moving == [last.dim]

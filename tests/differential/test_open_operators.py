@@ -177,6 +177,12 @@ CASES = (
         )
     ),
     Case(
+        "Conv-of any number of channels",
+        "Conv",
+        (Input((1, "c", 5, 6)), Input((3, "c", 2, 2))),
+        {"c": (1, 20)},
+    ),
+    Case(
         "GatherElements",
         "GatherElements",
         (Input(("n", 5, "m")), Input(("n", 4, "m"), np.int64, -5, 5)),

@@ -101,8 +101,7 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 def _separate_groups(place: LoadSite) -> Value:
     """Groups that are not full, one for each lane, where nothing is known to lie behind them."""
-    offsets = place.access.lane_offsets[: place.active]
-    return _collected(place, (_group(place, behind) for behind in offsets))
+    return _collected(place, (_group(place, behind) for behind in place.separate))
 
 
 def _interleaved(place: LoadSite) -> Value:
@@ -164,14 +163,13 @@ def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
     is_known = not any(map(is_open, access.lane_offsets))
 
     def load(place: LoadSite) -> Value:
-        if is_known:
-            start = first_of.get(place.offset) if place.active == place.lanes else None
-            found = _permuted(place) or _strided(place, start)
-            if found is not None:
-                return found
-        offsets = place.access.lane_offsets[: place.active]
-        pointers = [place.pointer(behind) for behind in offsets]
-        return gathered(place, pointers)
+        found = _permuted(place) if is_known else None
+        if found is not None:
+            return found
+        offsets = place.separate
+        start = first_of.get(place.offset) if place.active == place.lanes else None
+        found = _strided(place, start) if is_known else None
+        return found or gathered(place, [place.pointer(behind) for behind in offsets])
 
     return load
 

@@ -37,7 +37,7 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Space, Tee, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
-from tilewright.compiler.sizes import Dimension, OpenSizeError, always_less, is_open
+from tilewright.compiler.sizes import Dimension, always_less, is_open
 from tilewright.compiler.targets.target import Target
 
 _ALIGNMENT = 64
@@ -96,15 +96,12 @@ def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None
     """
     if sizes is None:
         sizes = nest.sizes
-    try:
-        if sizes:
-            masks = [True, False] if target.masks(DType.FLOAT32) else [False]
-            for masked, cut in product(masks, (True, False)):
-                with suppress(ScheduleError, OpenSizeError):
-                    return _lower_nest(nest, target, sizes, masks=masked, cuts=cut)
-        return _lower_nest(nest, target, sizes)
-    except OpenSizeError as error:
-        raise ScheduleError(f"kernel '{nest.name}': {error}") from error
+    if sizes:
+        masks = [True, False] if target.masks(DType.FLOAT32) else [False]
+        for masked, cut in product(masks, (True, False)):
+            with suppress(ScheduleError):
+                return _lower_nest(nest, target, sizes, masks=masked, cuts=cut)
+    return _lower_nest(nest, target, sizes)
 
 
 def _lower_nest(

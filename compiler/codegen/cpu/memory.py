@@ -20,7 +20,13 @@ from tilewright.compiler.codegen.cpu.resolve import LINE, Access
 from tilewright.compiler.codegen.cpu.runs import pieces, run_of
 from tilewright.compiler.codegen.cpu.shuffles import looked_up
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, suffix
-from tilewright.compiler.codegen.cpu.vectors import LoadSite, check_mask, lane_mask, stored_dtype
+from tilewright.compiler.codegen.cpu.vectors import (
+    LoadSite,
+    check_mask,
+    lane_mask,
+    separate_lanes,
+    stored_dtype,
+)
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Operation
@@ -139,7 +145,7 @@ def _at_lanes(place: LoadSite, positions: Value) -> Value:
             None, 1, "getelementptr i8, ptr %s, i64 %s",
             starts.pointer(offsets[lane]), extract_lane(emitter, positions, min(lane, last)),
         )
-        for lane in range(place.active)
+        for lane in separate_lanes(access, place.active)
     ]  # fmt: skip
     return gathered(place, pointers)
 
@@ -168,7 +174,7 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
             align = min(align, run * dtype.bytes)
             emitter.effect(f"store {piece.type} {piece.name}, ptr {where.name}, align {align}")
     elif not access.contiguous:
-        for lane in range(active):
+        for lane in separate_lanes(access, active):
             where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
             item = extract_lane(emitter, value, lane)
             emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")

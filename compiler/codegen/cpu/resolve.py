@@ -23,7 +23,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Expr, Load, Space, Tensor, walk
-from tilewright.compiler.sizes import is_open, known_divisor
+from tilewright.compiler.sizes import always_less, is_open, known_divisor
 
 LINE = 64
 """Bytes to which buffers are aligned: a cache line."""
@@ -249,8 +249,10 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
         return 1, 1, 0
     ((variable, stride),) = group.items()
     size, lanes = tensor.dtype.bytes, offset.of(Kind.LANE)
-    vectors = stride > size and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
-    if (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
+    joined = [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
+    vectors = joined and always_less(size, stride)
+    apart = stride != size and (lanes or is_open(stride))
+    if (apart and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
     return count, variable.count, stride
 
@@ -279,8 +281,11 @@ def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point
 
     def in_bounds(point: Point) -> bool:
         for terms, constant, extent in guards:
-            if not 0 <= constant + sum(c * point[i] for i, c in terms) < extent:
+            place = constant + sum(c * point[i] for i, c in terms)
+            if always_less(place, 0) or always_less(extent - 1, place):
                 return False
+            if not (always_less(-1, place) and always_less(place, extent)):
+                raise ScheduleError(f"whether there is a place {place} of {extent} is not known")
         return True
 
     return in_bounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -48,6 +49,11 @@ class LoadSite:
         return len(self.access.lane_offsets)
 
     @property
+    def separate(self) -> Sequence[int]:
+        """Offsets of the active lanes. Raises ScheduleError for an open number of them."""
+        return [self.access.lane_offsets[n] for n in separate_lanes(self.access, self.active)]
+
+    @property
     def dtype(self) -> DType:
         """What memory holds, or a group of elements that are loaded as one."""
         access = self.access
@@ -89,6 +95,18 @@ class LoadSite:
         """That to so many bytes behind the first element."""
         assert self.access.base is not None
         return self.emitter.offset(self.access.base, self.offset + behind, self.depth)
+
+
+def separate_lanes(access: Access, active: int) -> range:
+    """The lanes that are moved one by one.
+
+    Raises:
+        ScheduleError: if their number is known at run time only.
+    """
+    if is_open(active):
+        name = access.tensor.name
+        raise ScheduleError(f"{active} lanes of '{name}' do not lie side by side")
+    return range(active)
 
 
 def stored_dtype(dtype: DType) -> DType:
