@@ -18,6 +18,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.runtime.labels import LABELLED
+from tilewright.compiler.sizes import open_sizes
 
 GROWTH_LIMIT_BYTES = 1 << 22
 """A folded value may have as many bytes, even if its operands have fewer (expand of zeros)."""
@@ -33,6 +34,8 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     operands = [array for array in arrays if array is not None]
     if len(operands) != len(arrays) or not arrays or node.bodies:
         return None  # a body may run for any time, or never end
+    if open_sizes((rewriter.shape(node.outputs[0]), node.attrs)):
+        return None
     if node.op == LABELLED:
         return None  # the node says what its output stands for
     result = rewriter.type(node.outputs[0])

@@ -62,7 +62,7 @@ def _cut(rewriter: Rewriter, node: Node) -> str | None:
         return None
     image, weight = (rewriter.shape(value) for value in node.inputs[:2])
     output = rewriter.shape(node.outputs[0])
-    if any(is_open(size) for size in (*image, *output)):
+    if any(is_open(size) for size in (*image, *weight, *output)):
         return None
     rank = len(weight) - 2
     strides, dilations = (ints(node.attrs, k, (1,) * rank) for k in ("strides", "dilations"))

@@ -22,7 +22,7 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.ops.shapes import broadcast
 from tilewright.compiler.passes.counted_masks import counted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import always_at_most, is_open
 
 
 def no_ops(graph: Graph) -> Graph:
@@ -40,7 +40,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             same = rewriter.shape(value) == rewriter.shape(node.outputs[0])
             return value if alone and same else None
         case "pad":
-            return None if any(ints(node.attrs, "pads")) else node.inputs[0]
+            return None if any(pad != 0 for pad in ints(node.attrs, "pads")) else node.inputs[0]
         case "gather":
             return _gather(rewriter, node)
         case "conv":
@@ -102,7 +102,9 @@ def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
         return None
     found = counted(rewriter, node.inputs[1])
     axis = integer(node.attrs, "axis", 0) % len(shape)
-    if found is None or found.start < 0 or found.start + long[0] > shape[axis]:
+    if found is None or not always_at_most(0, found.start):
+        return None
+    if not always_at_most(found.start + long[0], shape[axis]):
         return None
     return _run_of(rewriter, node, axis, found.start, 1, long[0])
 

@@ -2,8 +2,8 @@
 
 A rule sees the node with its operands already rewritten, and may look back at their producers. It
 returns the value that takes the place of the node's output, or None to keep the node. A value of
-another type is not taken. Unused nodes are dropped at the end, so a rule never deletes. A rule that
-asks of an open size what its range does not decide keeps the node: it must hold for all sizes.
+another type is not taken. Unused nodes are dropped at the end, so a rule never deletes. A rule must
+hold for all sizes: it keeps the node unless the ranges prove that it does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.edit import AttrPairs, Edit
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.sizes import OpenSizeError
 
 Rule = Callable[["Rewriter", Node], str | None]
 
@@ -100,10 +99,7 @@ class Rewriter(Edit):
                 inputs = tuple(self._replaced.get(v, v) for v in node.inputs)
                 node = Node(node.name, node.op, inputs, node.outputs, node.attrs)
             self._emitted.clear()
-            try:
-                result = rule(self, node)
-            except OpenSizeError:  # whether it applies is known at run time only
-                result = None
+            result = rule(self, node)
             output = node.outputs[0]
             # Patterns ignore the rank of numbers: one of higher rank would widen the result.
             if result is None or self.types[result] != self.types[output]:

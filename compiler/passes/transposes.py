@@ -23,7 +23,7 @@ from tilewright.compiler.ops.attributes import ints
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.passes.sink import movements, unmoved
-from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes import always_less
 
 
 def transposes(graph: Graph) -> Graph:
@@ -65,7 +65,7 @@ def _join_later(rewriter: Rewriter, node: Node) -> str | None:
     if inner is None or not rewriter.used_once(inner.output):
         return None
     joined, source = rewriter.shape(inner.output), rewriter.shape(inner.inputs[0])
-    runs = _known_runs(joined, source)
+    runs = _runs(joined, source)
     if runs is None or len(source) <= len(joined):
         return None
     perm = tuple(dim for part in permutation(node, len(joined)) for dim in runs[part])
@@ -79,7 +79,7 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
     if inner is None or not rewriter.used_once(inner.output):
         return None
     whole, parts = rewriter.shape(inner.output), rewriter.shape(node.output)
-    runs = _known_runs(whole, parts)
+    runs = _runs(whole, parts)
     if runs is None or len(parts) <= len(whole):
         return None
     perm = permutation(inner, len(whole))
@@ -92,16 +92,9 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
     )
 
 
-def _known_runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """As `_runs`; None too where sizes that are known at run time only decide."""
-    try:
-        return _runs(joined, parts)
-    except OpenSizeError:
-        return None
-
-
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """For each joined dimension the parts that it is the product of; None if some part is in two.
+    """For each joined dimension the parts of which it is known to be the product; None if there are
+    none, as some part is in two.
 
     A dimension of extent 1 is a part of the one before it, if it is not one by itself.
     """
@@ -110,7 +103,7 @@ def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None
     for extent in joined:
         run: list[int] = []
         size = 1
-        while place < len(parts) and (not run or size < extent):
+        while place < len(parts) and (not run or always_less(size, extent)):
             run.append(place)
             size *= parts[place]
             place += 1

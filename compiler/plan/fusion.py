@@ -29,7 +29,7 @@ from tilewright.compiler.passes.merge_matmuls import INDEX_MAPS
 from tilewright.compiler.passes.narrow_values import READERS, widening
 from tilewright.compiler.plan.layout_transposes import turns
 from tilewright.compiler.runtime.labels import LABELLED
-from tilewright.compiler.sizes import OpenSizeError, typical
+from tilewright.compiler.sizes import typical
 
 EPILOGUE_LIMIT = 40
 """Nodes that an epilogue, or an elementwise group, may hold."""
@@ -387,6 +387,6 @@ def _index_of_operand(
 
     try:
         ops.get(node.op).expression([read], [kind], node.attrs, index, Axis)
-    except (ValueError, OpenSizeError):
+    except ValueError:
         return None
     return found[0]

@@ -7,10 +7,9 @@ concatenations, each a piece of the next one (DenseNet), is one region. A union-
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from tilewright.compiler.sizes import larger, smaller
+from tilewright.compiler.sizes import disjoint, larger, smaller
 
 ALIGNMENT_BYTES = 64
 """Every value starts at a multiple of this: kernels load whole vectors."""
@@ -20,7 +19,7 @@ ALIGNMENT_BYTES = 64
 class Region:
     """Values by where they start; `low` and `high` are the first byte and the one after the last.
 
-    `spans` are the bytes that kernels write, sorted and disjoint: (first, after the last).
+    `spans` are the bytes that kernels write, which are disjoint: (first, after the last).
     """
 
     members: dict[str, int] = field(default_factory=dict)
@@ -58,19 +57,16 @@ class Regions:
         return region.members[value] - region.low
 
     def can_join(self, first: str, second: str, apart: int) -> bool:
-        """Whether `second` may start `apart` bytes after `first`: no byte has two writers, and two
-        values that share a region already are that far apart.
-
-        Raises:
-            OpenSizeError: if that depends on the run.
+        """Whether `second` may start `apart` bytes after `first` for all sizes: no byte has two
+        writers, and two values that share a region already are that far apart.
         """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]
         if one is other:
             return shift == 0
-        if len(one.spans) < len(other.spans):
-            one, other, shift = other, one, -shift
-        return not any(_overlaps(one.spans, a + shift, b + shift) for a, b in other.spans)
+        return all(
+            disjoint(span, (a + shift, b + shift)) for a, b in other.spans for span in one.spans
+        )
 
     def join(self, first: str, second: str, apart: int) -> None:
         """Put `second` `apart` bytes after `first`.
@@ -91,10 +87,4 @@ class Regions:
             self._regions[value] = one
         one.low = smaller(one.low, other.low + shift)
         one.high = larger(one.high, other.high + shift)
-        for a, b in other.spans:
-            insort(one.spans, (a + shift, b + shift))
-
-
-def _overlaps(spans: list[tuple[int, int]], low: int, high: int) -> bool:
-    at = bisect_left(spans, (low, high))
-    return (at < len(spans) and spans[at][0] < high) or (at > 0 and spans[at - 1][1] > low)
+        one.spans += [(a + shift, b + shift) for a, b in other.spans]

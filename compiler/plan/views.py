@@ -15,7 +15,6 @@ memory-efficient concatenation, or concat elimination (TensorRT).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from tilewright.compiler.plan.layouts.options import Demand, LayoutChoice, chann
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES, Region, Regions
 from tilewright.compiler.plan.workload import Halo, stored_bytes
-from tilewright.compiler.sizes import OpenSizeError, typical
+from tilewright.compiler.sizes import disjoint, typical
 
 ROW = Placement()
 
@@ -214,7 +213,7 @@ class Views:
         placed: list[PlacedPiece] = []
         for slot, offset, in_place in zip(slots, known, direct, strict=True):
             value = slot.value
-            if not in_place or not can_join(self._regions, output, value, offset):
+            if not in_place or not self._regions.can_join(output, value, offset):
                 value = self._named(f"{output}.piece", value)
                 self._add(value, place, written=True)
             self._join(_Link(output, value, slot.start), offset)
@@ -269,15 +268,9 @@ class Views:
         direct = [False] * len(slots)
         for (_, shift), numbers in together.items():
             region = self._regions.of(slots[numbers[0]].value)
-            try:
-                reached = {
-                    number
-                    for low, high in region.spans
-                    for number in _overlapped(spans, low + shift, high + shift)
-                }
-            except OpenSizeError:  # which slots the region reaches into depends on the run
-                continue
-            if reached <= set(numbers):
+            others = [span for number, span in enumerate(spans) if number not in numbers]
+            moved = [(low + shift, high + shift) for low, high in region.spans]
+            if all(disjoint(span, other) for span in moved for other in others):
                 for number in numbers:
                     direct[number] = True
         return direct
@@ -322,18 +315,10 @@ class Views:
         for value in members:
             for link in self._links.get(value, ()):
                 apart = self._apart(link, places[link.whole])
-                if apart is None or not can_join(regions, link.whole, link.part, apart):
+                if apart is None or not regions.can_join(link.whole, link.part, apart):
                     return False
                 regions.join(link.whole, link.part, apart)
         return typical(zeros - copies) <= 0
-
-
-def can_join(regions: Regions, whole: str, part: str, apart: int) -> bool:
-    """As `Regions.can_join`, for all sizes."""
-    try:
-        return regions.can_join(whole, part, apart)
-    except OpenSizeError:  # that depends on the run
-        return False
 
 
 def view_offset(node: Node) -> int:
@@ -348,13 +333,6 @@ def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]
         if group.is_view and group.output in fixed:
             fixed.add(group.inputs[0])
     return fixed
-
-
-def _overlapped(slots: Sequence[tuple[int, int]], low: int, high: int) -> range:
-    """The slots, which are sorted and disjoint, that a span of bytes reaches into."""
-    first = bisect_left(slots, low, key=lambda slot: slot[1] - 1)
-    last = bisect_left(slots, high, key=lambda slot: slot[0])
-    return range(first, last)
 
 
 def union(first: Halo, second: Halo) -> Halo:
