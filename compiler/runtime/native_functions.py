@@ -14,7 +14,7 @@ from inspect import signature
 from math import prod
 
 from tilewright.compiler.dtypes import Combination, ElementKind
-from tilewright.compiler.sizes import always_less, is_open
+from tilewright.compiler.sizes import always_at_most, always_less, is_open
 
 PARAMETER_LIMIT = 1 << 40
 """No extent is larger; products of a few stay within Python's reach and checks see them. Of an open
@@ -53,7 +53,9 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
     make = _SIGNATURES.get(function)
     if make is None:
         raise ValueError(f"there is no native function '{function}'")
-    if any(value < 0 or not (is_open(value) or value < PARAMETER_LIMIT) for value in parameters):
+    numbers = [value for value in parameters if not is_open(value)]
+    signed = not all(always_at_most(0, value) for value in parameters)
+    if signed or any(value >= PARAMETER_LIMIT for value in numbers):
         raise ValueError(f"native function '{function}': a parameter is out of range")
     if len(parameters) != len(signature(make).parameters):
         raise ValueError(f"native function '{function}' takes no {len(parameters)} parameters")
@@ -86,7 +88,7 @@ def _top_k(
     kind: int, size: int, outer: int, extent: int, inner: int, k: int, largest: int
 ) -> NativeSignature:
     _check_element(kind, size)
-    if k > extent:
+    if not always_at_most(k, extent):
         raise ValueError(f"the first {k} of {extent} elements")
     return NativeSignature(
         (outer * extent * inner * size,),

@@ -32,7 +32,9 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.sizes import (
     Dimension,
+    always_at_most,
     dimensions,
+    disjoint,
     is_open,
     known_divisor,
     open_size,
@@ -54,8 +56,8 @@ def check_program(program: Program) -> None:
     A program with open sizes is checked for all of them.
 
     Raises:
-        ValueError: naming the instruction that does not.
-        OpenSizeError: if the ranges of the dimensions do not decide it.
+        ValueError: naming the instruction that does not, or of which the ranges of the dimensions
+            do not say that it does.
     """
     _check_numbers(program)
     _check_sizes(program)
@@ -69,9 +71,9 @@ def check_program(program: Program) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"program '{program.name}' gives one output twice, or a list in parts")
     for index, port in enumerate(program.outputs):
-        if index not in written and port.bytes:
+        if index not in written and port.bytes != 0:
             raise ValueError(f"program '{program.name}': nothing writes output '{port.name}'")
-        if port.counted is not None and index not in counted and port.bytes:
+        if port.counted is not None and index not in counted and port.bytes != 0:
             raise ValueError(f"program '{program.name}': nothing counts output '{port.name}'")
 
 
@@ -130,7 +132,8 @@ class _Instructions:
                     self._ref(trips, 8, False, f"{where}: loop")
                     self._ref(going, 1, False, f"{where}: loop")
                     numbered = is_open(most) or most <= ENDLESS
-                    if counter.space is BufferSpace.COUNT or most < 0 or not numbered:
+                    numbered = numbered and always_at_most(0, most)
+                    if counter.space is BufferSpace.COUNT or not numbered:
                         raise ValueError(f"{where}: a loop of at most {most} steps")
                     self.check(body, where, depth + 1)
                 case Branch(condition, then, otherwise):
@@ -244,7 +247,7 @@ class _Instructions:
         if slot is not None and other_slot is not None and slot != other_slot:
             return self._follows(max(slot, other_slot), min(slot, other_slot))
         start, other_start = self._within(ref)[0], self._within(other)[0]
-        return start + size <= other_start or other_start + other_size <= start
+        return disjoint((start, start + size), (other_start, other_start + other_size))
 
     def _follows(self, slot: int, other: int) -> bool:
         """Whether a slot lies after another one, of a lower number, or after others that do."""
@@ -256,11 +259,11 @@ class _Instructions:
 
     def _ref(self, ref: BufferRef, size: int, writes: bool, where: str) -> None:
         offset, limit = self._within(ref)
-        if offset < 0 or size < 0:
+        if not always_at_most(0, offset) or not always_at_most(0, size):
             raise ValueError(f"{where}: negative place or size")
         match ref.space:
             case BufferSpace.ARENA | BufferSpace.WEIGHTS:
-                if known_divisor(offset) % ALIGNMENT or offset + size > limit:
+                if known_divisor(offset) % ALIGNMENT or not always_at_most(offset + size, limit):
                     raise ValueError(
                         f"{where}: {size} bytes at {ref.offset} do not lie, aligned to "
                         f"{ALIGNMENT}, in the {limit} bytes of space '{ref.space}'"
@@ -271,12 +274,14 @@ class _Instructions:
                     if ref.space is BufferSpace.INPUT
                     else self._program.outputs
                 )
-                if ref.offset >= len(ports) or size > ports[ref.offset].bytes:
+                known = not is_open(ref.offset) and ref.offset < len(ports)
+                if not known or not always_at_most(size, ports[ref.offset].bytes):
                     raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
             case BufferSpace.COUNT:
                 ports = self._program.outputs
-                known = ref.offset < len(ports) and ports[ref.offset].counted is not None
-                if not writes or size != 8 or not known:
+                known = not is_open(ref.offset) and ref.offset < len(ports)
+                counted = known and ports[ref.offset].counted is not None
+                if not writes or size != 8 or not counted:
                     raise ValueError(f"{where}: output {ref.offset} is not counted")
             case _:
                 assert_never(ref.space)
@@ -315,7 +320,8 @@ def _check_room(program: Program, port: Port) -> None:
     if port.room is None:
         return
     axis, extent = port.room
-    if not 0 <= axis < len(port.shape) or port.shape[axis] > extent or port.counted is not None:
+    held = 0 <= axis < len(port.shape) and always_at_most(port.shape[axis], extent)
+    if not held or port.counted is not None:
         raise ValueError(f"program '{program.name}': '{port.name}' has no room of {port.room}")
 
 

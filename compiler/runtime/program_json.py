@@ -20,7 +20,6 @@ from tilewright.compiler.runtime.program import (
     slot_dimension,
 )
 from tilewright.compiler.runtime.program_check import check_program
-from tilewright.compiler.sizes import OpenSizeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,5 @@ def program_from_json(data: object) -> Program:
         slots=slots,
         slices=stored.slices,
     )
-    try:
-        check_program(program)
-    except OpenSizeError as error:
-        raise ValueError(f"program '{program.name}': {error}") from error
+    check_program(program)
     return program

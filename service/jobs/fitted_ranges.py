@@ -119,12 +119,9 @@ class FittedRanges:
         for name in [n for n in self.sizes if n in self.defaults]:
             for size in self._other_sizes(name, attempt):
                 tried.setdefault(name, []).append(size)
-                try:
-                    attempt({**self.sizes, name: size})
-                except OpenSizeError:
-                    pass  # a question about what is open
-                except CompilerError:
-                    continue
+                refusal = _refusal(attempt, {**self.sizes, name: size})
+                if refusal is not None and not isinstance(refusal, OpenSizeError):
+                    continue  # it is not a question about a dimension that is open
                 self.notes.append(
                     f"{name}={size}, since the model refuses {self.sizes[name]}: {error}"
                 )
@@ -144,18 +141,27 @@ class FittedRanges:
         """The size that an operator needs if the others have theirs, then sizes near the hint."""
         ranged, own = self.defaults[name], self.sizes[name]
         seen = {own}
-        try:
-            attempt({**self.sizes, name: ranged})
-        except OpenSizeError as error:
-            found = agreeing_size(error, {name: own})
+        refusal = _refusal(attempt, {**self.sizes, name: ranged})
+        if isinstance(refusal, OpenSizeError):
+            found = agreeing_size(refusal, {name: own})
             if found is not None and found[1] not in seen:
                 seen.add(found[1])
                 yield found[1]
-        except CompilerError:
-            pass  # each size may still be taken
         for power in range(1, FACTORS + 1):
             for wanted in (own << power, own >> power):
                 size = nearest_size(ranged, wanted)
                 if size not in seen:
                     seen.add(size)
                     yield size
+
+
+def _refusal(
+    attempt: Callable[[Mapping[str, int | Dimension]], object],
+    sizes: Mapping[str, int | Dimension],
+) -> CompilerError | None:
+    """The error of an attempt at sizes and ranges; None if it succeeds."""
+    try:
+        attempt(sizes)
+    except CompilerError as error:
+        return error
+    return None
