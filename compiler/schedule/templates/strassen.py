@@ -22,7 +22,7 @@ from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.schedule.kernel import Kernel, Transform
+from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.sharing import parallel_balance
 from tilewright.compiler.schedule.space import Knob
@@ -54,6 +54,8 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     Quadrants,
     Strassen,
     analyse,
+    combinations,
+    combined_weight,
     slowness,
 )
 from tilewright.compiler.sizes import is_open
@@ -180,7 +182,8 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
         if not _has_blocks(found, target):
             raise ScheduleError(f"'{schedule}' needs more rows, or caches for more of them")
         block = _block(found, target, tile, threads)
-    sums, weight = _sums_tensor(found, block), _combined_weight(found, width)
+    sums, weight = _sums_tensor(found, block), combined_weight(found, len(PRODUCTS), width)
+    combined = combinations(found, HALVES, [each.right for each in PRODUCTS])
     products = _products(
         found,
         lanes,
@@ -211,7 +214,7 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
         packed=(weight.tensor,),
         shared=(sums,) if block is None else (),
         scratch=() if block is None else (sums,),
-        transforms=((weight.tensor.name, _combinations(found)),),
+        transforms=((weight.tensor.name, combined),),
     )
 
 
@@ -227,40 +230,6 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
     step = tile if found.rows == found.tile else 1
     tiles = -(-found.rows.extent // step)
     return [LoopSpec(found.rows, -(-tiles // threads) * step)]
-
-
-# ---- the combinations of B
-
-
-@memo(1024)
-def _combined_weight(found: Strassen, width: int) -> Load:
-    """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
-    source = found.right
-    halved = [size // part for size, part in zip(source.tensor.shape, _parts(found), strict=True)]
-    (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
-    others = (d for d in range(1, len(halved) + 1) if d != column)
-    factors = (Factor(column, width), Factor(0), *map(Factor, others), Factor(column, 1, width))
-    tensor = replace(source.tensor, shape=(len(PRODUCTS), *halved), layout=Layout(factors), halo=())
-    return Load(tensor, (Affine(), *found.element(source, affine(found.rows)).index))
-
-
-def _parts(found: Strassen) -> tuple[int, ...]:
-    cut = {found.whole.lanes, found.whole.channel}
-    return tuple(2 if cut & set(index.axes()) else 1 for index in found.right.index)
-
-
-@memo(1024)
-def _combinations(found: Strassen) -> Transform:
-    """What is packed: the seven combinations of B's quadrants, B (K, N) or (N, K)."""
-    columns_first = next(
-        found.whole.lanes in index.axes()
-        for index in found.right.index
-        if {found.whole.lanes, found.whole.channel} & set(index.axes())
-    )
-    order = (0, 2, 1, 3) if columns_first else (0, 1, 2, 3)
-    matrix = tuple(tuple(float(p.right[q]) for q in order) for p in PRODUCTS)
-    dims = "abcdefgh"[: len(found.right.index)]
-    return Transform(f"sz,z{dims}->s{dims}", (matrix,), _parts(found))
 
 
 # ---- the combinations of A
@@ -413,7 +382,7 @@ def _last_body(found: Strassen, width: int, number: int) -> Expr:
 
 def _right(found: Strassen, width: int, number: int) -> Load:
     """A combination of B."""
-    weight = _combined_weight(found, width)
+    weight = combined_weight(found, len(PRODUCTS), width)
     return Load(weight.tensor, (Affine((), number), *weight.index[1:]))
 
 

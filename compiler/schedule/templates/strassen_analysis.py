@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -14,10 +15,12 @@ from tilewright.compiler.loops.expr import (
     finished,
     loads,
 )
-from tilewright.compiler.loops.index import Affine, Axis
+from tilewright.compiler.loops.index import Affine, Axis, affine
+from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
 from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.kernel import Transform
 from tilewright.compiler.schedule.problem import axes_of
 from tilewright.compiler.schedule.structure import unit_stride
 from tilewright.compiler.schedule.templates import contraction_analysis
@@ -74,9 +77,10 @@ For four of the products, by their number: what takes the place of `left` and of
 
 @dataclass(frozen=True, eq=False)
 class Strassen:
-    """A matrix product in quarters; `rows`, `columns` and `depth` are half the whole's axes.
+    """A matrix product in blocks, of which the sides of the whole have `parts` each.
 
-    There is one object for each workload, compared by identity: what no knob changes is made once.
+    `rows`, `columns` and `depth` are the axes of a block. There is one object for each workload and
+    number of parts, compared by identity: what no knob changes is made once.
 
     The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
     and `others` are the rest, the axis of the register tile last.
@@ -90,10 +94,11 @@ class Strassen:
     rows: Axis
     columns: Axis
     depth: Axis
+    parts: int = 2
 
     @cached_property
     def quarter(self) -> Contraction:
-        """The product of two quadrants, whose register tile is that of a plain product."""
+        """The product of two blocks, whose register tile is that of a plain product."""
         outer = (self.rows, *self.others[:-1]) if self.others else ()
         return replace(
             self.whole,
@@ -125,12 +130,12 @@ class Strassen:
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
-        """An element of an operand of the whole product: in which row, and in which halves."""
+        """An element of an operand of the whole product: in which row, and in which parts."""
         return load_at(load, self._positions(row, column, depth))
 
-    def row(self, half: int) -> Affine:
-        """A row of a quarter as one of the whole."""
-        return self.rows + half * self.rows.extent
+    def row(self, part: int) -> Affine:
+        """A row of a block as one of the whole."""
+        return self.rows + part * self.rows.extent
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:
         """The epilogue of a finished sum."""
@@ -143,6 +148,43 @@ class Strassen:
             self.whole.lanes: self.columns + column * self.columns.extent,
             self.whole.channel: self.depth + depth * self.depth.extent,
         }
+
+
+def weight_parts(found: Strassen) -> tuple[int, ...]:
+    """Into how many parts each dimension of B is cut."""
+    cut = {found.whole.lanes, found.whole.channel}
+    return tuple(found.parts if cut & {*index.axes()} else 1 for index in found.right.index)
+
+
+@memo(1024)
+def combined_weight(found: Strassen, products: int, width: int) -> Load:
+    """B[product, k, n] in panels: [panel][product][k][width], so that a panel is one stream."""
+    source = found.right
+    shape = [n // part for n, part in zip(source.tensor.shape, weight_parts(found), strict=True)]
+    (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
+    others = (d for d in range(1, len(shape) + 1) if d != column)
+    factors = (Factor(column, width), Factor(0), *map(Factor, others), Factor(column, 1, width))
+    tensor = replace(source.tensor, shape=(products, *shape), layout=Layout(factors), halo=())
+    return Load(tensor, (Affine(), *found.element(source, affine(found.rows)).index))
+
+
+def combinations(
+    found: Strassen, places: Sequence[tuple[int, int]], coefficients: Iterable[Sequence[int]]
+) -> Transform:
+    """What is packed: combinations of the blocks of B, which is (K, N) or (N, K).
+
+    `places` are the blocks as parts of K and N, `coefficients` theirs in each product.
+    """
+    columns_first = next(
+        found.whole.lanes in index.axes()
+        for index in found.right.index
+        if {found.whole.lanes, found.whole.channel} & {*index.axes()}
+    )
+    stored = [place[::-1] if columns_first else place for place in places]
+    order = sorted(range(len(places)), key=stored.__getitem__)
+    matrix = tuple(tuple(float(each[n]) for n in order) for each in coefficients)
+    dims = "abcdefgh"[: len(found.right.index)]
+    return Transform(f"sz,z{dims}->s{dims}", (matrix,), weight_parts(found))
 
 
 def slowness(core: CoreModel) -> float:

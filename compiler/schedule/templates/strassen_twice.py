@@ -17,16 +17,15 @@ What no combination changes is one loop over i: the code is that of one level. S
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor, finished
+from tilewright.compiler.loops.expr import Accumulator, Combiner, Expr, Load, Role, Tensor
 from tilewright.compiler.loops.index import Affine, Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, Node, Stage, Store, Tile
-from tilewright.compiler.loops.rewriting import load_at, reindex, substitute
 from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
@@ -42,7 +41,6 @@ from tilewright.compiler.schedule.structure import (
     parallel_stage,
 )
 from tilewright.compiler.schedule.templates import Template
-from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 from tilewright.compiler.schedule.templates.strassen import gains, signed
 from tilewright.compiler.schedule.templates.strassen_analysis import (
     HALVES,
@@ -50,6 +48,8 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     SUMS,
     Strassen,
     analyse,
+    combinations,
+    combined_weight,
 )
 from tilewright.compiler.sizes import is_open
 from tilewright.compiler.targets.target import Target
@@ -61,54 +61,15 @@ _LEVELS = 2
 _PARTS = 4
 """Parts of a side: halves of halves."""
 
+_FIRST = Axis("product", len(PRODUCTS))
+"""The products of the first level."""
+
 _LEAST_SIDE = 64
 """Rows, columns and depth of a block times four: shorter sums cost more than a product saves."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Blocks:
-    """A product in sixteenths; there is one object for each workload, compared by identity.
-
-    `rows`, `columns` and `depth` are those of a block.
-    """
-
-    one_level: Strassen
-    rows: Axis
-    columns: Axis
-    depth: Axis
-
-    @property
-    def whole(self) -> Contraction:
-        return self.one_level.whole
-
-    @property
-    def cut(self) -> Axis:
-        return self.one_level.cut
-
-    @property
-    def first(self) -> Axis:
-        """The products of the first level."""
-        return Axis("product", len(PRODUCTS))
-
-    def at(self, load: Load, row: int = 0, column: int = 0, depth: int = 0) -> Load:
-        """An element of an operand of the whole product: in which quarters of its sides."""
-        return load_at(load, self._places(row, column, depth))
-
-    def stored(self, total: Expr, row: int, column: int) -> Expr:
-        """The epilogue of a finished sum."""
-        here = reindex(self.whole.problem.epilogue, self._places(row, column, 0))
-        return substitute(here, {finished(self.whole.problem.reduction): total})
-
-    def _places(self, row: int, column: int, depth: int) -> dict[Axis, Affine]:
-        return {
-            self.cut: self.rows + row * self.rows.extent,
-            self.whole.lanes: self.columns + column * self.columns.extent,
-            self.whole.channel: self.depth + depth * self.depth.extent,
-        }
-
-
 @memo(256)
-def _blocks(workload: Workload) -> _Blocks | None:
+def _blocks(workload: Workload) -> Strassen | None:
     """The product of a matrix whose sides divide into quarters; None for anything else."""
     found = analyse(workload)
     if found is None or found.others:
@@ -120,12 +81,13 @@ def _blocks(workload: Workload) -> _Blocks | None:
     if any(f.mod for load in every for f in load.tensor.layout.resolved(len(load.tensor.shape))):
         return None
     rows, columns, depth = (Axis(a.name, a.extent // _PARTS) for a in sides)
-    return _Blocks(found, rows, columns, depth)
+    return replace(found, rows=rows, columns=columns, depth=depth, parts=_PARTS)
 
 
-def _preference(found: _Blocks, mode: Mode) -> float:
+def _preference(found: Strassen, mode: Mode) -> float:
     """Above one level, where that gains and caches hold the larger weights and sums."""
-    if not gains(found.one_level, mode):
+    one_level = analyse(found.whole.problem.workload)
+    if one_level is None or not gains(one_level, mode):
         return 0.8
     core = mode.target.core
     sides = (found.cut.extent, found.whole.lanes.extent, found.whole.channel.extent)
@@ -135,7 +97,7 @@ def _preference(found: _Blocks, mode: Mode) -> float:
     return 2.5 if fits and min(sides) >= _LEAST_SIDE else 0.8
 
 
-def _knobs(found: _Blocks, mode: Mode) -> tuple[Knob, ...]:
+def _knobs(found: Strassen, mode: Mode) -> tuple[Knob, ...]:
     target = mode.target
     lanes = target.lanes(DType.FLOAT32)
     offered = target.core.strassen_levels >= _LEVELS and _sums_are_near(found, target)
@@ -148,17 +110,17 @@ def _knobs(found: _Blocks, mode: Mode) -> tuple[Knob, ...]:
     )
 
 
-def _lowers(found: _Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+def _lowers(found: Strassen, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     return int(choice["tile"]) * int(choice["vectors"]) * int(choice["unroll"]) <= 300
 
 
-def _fits(found: _Blocks, mode: Mode, choice: Mapping[str, Choice]) -> bool:
+def _fits(found: Strassen, mode: Mode, choice: Mapping[str, Choice]) -> bool:
     target = mode.target
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     return _registers(target, tile, vectors) <= target.vector_registers
 
 
-def _sums_are_near(found: _Blocks, target: Target) -> bool:
+def _sums_are_near(found: Strassen, target: Target) -> bool:
     """Whether the third cache holds what is made of the rows, 3.9 times their memory, and the
     products of a panel: from memory they would come slower than the products save. A million rows
     would take gigabytes."""
@@ -174,7 +136,7 @@ def _registers(target: Target, tile: int, vectors: int) -> int:
     return tile * vectors + vectors + factors
 
 
-def _default(found: _Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
+def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """The tile with the fewest loads and tails beside its products."""
     target = mode.target
     tiles, sizes, unrolls = (knob.values for knob in knobs)
@@ -196,17 +158,17 @@ def _default(found: _Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     return Schedule.of("strassen2", tile=tile, vectors=vectors, unroll=most)
 
 
-def _lower(found: _Blocks, schedule: Schedule, mode: Mode) -> Kernel:
+def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
     if not _sums_are_near(found, mode.target):
         raise ScheduleError(f"'{schedule}' needs fewer rows, or caches for the sums of more")
     lanes = mode.target.lanes(DType.FLOAT32)
     tile, width = schedule.integer("tile"), schedule.integer("vectors") * lanes
     if found.rows.extent % tile or tile % lanes:
         raise ScheduleError(f"'{schedule}': tiles of {found.rows.extent} rows must be whole")
-    left, weight = _left_tensor(found, tile), _combined_weight(found, width)
+    left, weight = _left_tensor(found, tile), combined_weight(found, len(PRODUCTS) ** 2, width)
     parts = _products_tensor(found, width)
     panel = [
-        *nest([LoopSpec(found.first)], *_products(found, schedule, lanes, left, weight, parts)),
+        *nest([LoopSpec(_FIRST)], *_products(found, schedule, lanes, left, weight, parts)),
         *_results(found, lanes, parts),
     ]
     stages = (
@@ -230,67 +192,39 @@ def _quarter(first: int, second: int) -> tuple[int, int]:
     return 2 * row + inner_row, 2 * column + inner_column
 
 
-# ---- the combinations of B
-
-
-def _combined_weight(found: _Blocks, width: int) -> Load:
-    """B[product, k, n] in panels, [panel][product][k][width]; a product is 7 * first + second."""
-    source = found.one_level.right
-    shape = tuple(n // p for n, p in zip(source.tensor.shape, _parts(found), strict=True))
-    (column,) = (d for d, i in enumerate(source.index, 1) if found.whole.lanes in i.axes())
-    others = (d for d in range(1, len(shape) + 1) if d != column)
-    factors = (Factor(column, width), Factor(0), *map(Factor, others), Factor(column, 1, width))
-    tensor = replace(
-        source.tensor, shape=(len(PRODUCTS) ** 2, *shape), layout=Layout(factors), halo=()
-    )
-    return Load(tensor, (Affine(), *found.at(source).index))
-
-
-def _parts(found: _Blocks) -> tuple[int, ...]:
-    cut = {found.whole.lanes, found.whole.channel}
-    return tuple(_PARTS if cut & {*index.axes()} else 1 for index in found.one_level.right.index)
-
-
-@memo(1024)
-def _combinations(found: _Blocks) -> Transform:
-    """What is packed: the 49 combinations of B's sixteenths, B (K, N) or (N, K)."""
-    columns_first = next(
-        found.whole.lanes in index.axes()
-        for index in found.one_level.right.index
-        if {found.whole.lanes, found.whole.channel} & {*index.axes()}
-    )
-    places = [_quarter(first, second) for first, second in product(range(4), repeat=2)]
-    order = sorted(range(16), key=lambda n: places[n][::-1] if columns_first else places[n])
-    matrix = tuple(
-        tuple(float(outer.right[n // 4] * inner.right[n % 4]) for n in order)
+@memo(256)
+def _combinations(found: Strassen) -> Transform:
+    """The 49 combinations of B's sixteenths."""
+    blocks = [*product(range(4), repeat=2)]
+    coefficients = (
+        [outer.right[first] * inner.right[second] for first, second in blocks]
         for outer, inner in product(PRODUCTS, repeat=2)
     )
-    dims = "abcdefgh"[: len(found.one_level.right.index)]
-    return Transform(f"sz,z{dims}->s{dims}", (matrix,), _parts(found))
+    return combinations(found, [_quarter(*block) for block in blocks], coefficients)
 
 
 # ---- the combinations of A
 
 
-def _left_tensor(found: _Blocks, tile: int) -> Tensor:
+def _left_tensor(found: Strassen, tile: int) -> Tensor:
     """[product of the first level][quadrant or sum][row // tile][k][row % tile]."""
     shape = (len(PRODUCTS), 4 + len(SUMS), found.rows.extent, found.depth.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2, tile), Factor(3), Factor(2, 1, tile)))
     return Tensor("left", shape, layout=layout, role=Role.SHARED)
 
 
-def _left_at(found: _Blocks, left: Tensor, first: Affine, block: int) -> Load:
+def _left_at(found: Strassen, left: Tensor, first: Affine, block: int) -> Load:
     return Load(left, (first, Affine((), block), affine(found.rows), affine(found.depth)))
 
 
-def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[Stage, ...]:
+def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[Stage, ...]:
     """A's combinations in both levels: lanes change from k to rows on the way."""
     square = (Tile(found.rows), Tile(found.depth, lanes))
     combined: list[list[Compute]] = []
     for second in range(4):
         combined.append([])
         quadrants = tuple(
-            found.at(found.one_level.left, row, depth=depth)
+            found.element(found.left, found.row(row), depth=depth)
             for row, depth in (_quarter(first, second) for first in range(4))
         )
         for number, each in enumerate(PRODUCTS):
@@ -301,7 +235,7 @@ def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[S
             combined[-1].append(
                 Compute((store,), body, unroll=square, vector=found.depth, store_vector=found.rows)
             )
-    first = affine(found.first)
+    first = affine(_FIRST)
     quadrants = tuple(_left_at(found, left, first, n) for n in range(4))
     sums = tuple(
         Store(_left_at(found, left, first, 4 + n), signed(signs, quadrants))
@@ -311,7 +245,7 @@ def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[S
     points = (Tile(found.depth), Tile(found.rows, lanes))
     second_level = Compute(sums, sums[0].value, unroll=points, vector=found.rows)
     squares = [LoopSpec(found.rows, lanes), LoopSpec(found.depth, lanes)]
-    along = [LoopSpec(found.first), LoopSpec(found.rows, tile), LoopSpec(found.depth, steps)]
+    along = [LoopSpec(_FIRST), LoopSpec(found.rows, tile), LoopSpec(found.depth, steps)]
     # One block after the other: registers hold the squares of four quadrants.
     each_block = [nest(squares, *computes)[0] for computes in combined[1:]]
     return (
@@ -323,7 +257,7 @@ def _left_stages(found: _Blocks, lanes: int, tile: int, left: Tensor) -> tuple[S
 # ---- the products
 
 
-def _products_tensor(found: _Blocks, width: int) -> Tensor:
+def _products_tensor(found: Strassen, width: int) -> Tensor:
     """[product of the first level][quadrant][row][column of the panel]: a thread's own."""
     shape = (len(PRODUCTS), 4, found.rows.extent, found.columns.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2), Factor(3, 1, width)))
@@ -331,7 +265,7 @@ def _products_tensor(found: _Blocks, width: int) -> Tensor:
 
 
 def _products(
-    found: _Blocks, schedule: Schedule, lanes: int, left: Tensor, weight: Load, parts: Tensor
+    found: Strassen, schedule: Schedule, lanes: int, left: Tensor, weight: Load, parts: Tensor
 ) -> list[Node]:
     """Those of the second level, each added to one or two quadrants of one of the first."""
     step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
@@ -340,14 +274,14 @@ def _products(
     nodes: list[Node] = []
     for number, each in enumerate(PRODUCTS):
         block = 4 + SUMS.index(each.left) if each.left in SUMS else each.left.index(1)
-        which = found.first * len(PRODUCTS) + number
-        body = _left_at(found, left, affine(found.first), block) * Load(
+        which = _FIRST * len(PRODUCTS) + number
+        body = _left_at(found, left, affine(_FIRST), block) * Load(
             weight.tensor, (which, *weight.index[1:])
         )
         stores = []
         for quadrant, sign in enumerate(each.targets):
             if sign:
-                target = _part(found, parts, affine(found.first), quadrant)
+                target = _part(found, parts, affine(_FIRST), quadrant)
                 total: Expr = Accumulator(DType.FLOAT32)
                 if any(before.targets[quadrant] for before in PRODUCTS[:number]):
                     total = signed((1, sign), (target, total))
@@ -359,11 +293,11 @@ def _products(
     return nodes
 
 
-def _part(found: _Blocks, parts: Tensor, first: Affine, quadrant: int) -> Load:
+def _part(found: Strassen, parts: Tensor, first: Affine, quadrant: int) -> Load:
     return Load(parts, (first, Affine((), quadrant), affine(found.rows), affine(found.columns)))
 
 
-def _results(found: _Blocks, lanes: int, parts: Tensor) -> list[Node]:
+def _results(found: Strassen, lanes: int, parts: Tensor) -> list[Node]:
     """C's sixteenths from the products of the first level, with the epilogue."""
     nodes: list[Node] = []
     for second in range(4):
@@ -372,8 +306,9 @@ def _results(found: _Blocks, lanes: int, parts: Tensor) -> list[Node]:
         for first in range(4):
             row, column = _quarter(first, second)
             signs = [p.targets[first] for p in PRODUCTS]
-            target = found.at(found.whole.problem.output, row, column)
-            stores.append(Store(target, found.stored(signed(signs, added), row, column)))
+            at = found.row(row), column
+            target = found.element(found.whole.problem.output, *at)
+            stores.append(Store(target, found.stored(signed(signs, added), *at)))
         compute = Compute(
             tuple(stores),
             stores[0].value,
