@@ -1,129 +1,102 @@
-"""What plans other than the rules' are worth: `python -m benchmarks.plans resnet50 bert-base-128`.
+"""Plans that reverse one decision of the rules, each run as a whole model.
 
-For each model, the plans in doubt are tried as in a job of `--trials`, in a fresh database: kernels
-are untuned, and runs of the best few plans are interleaved with the rules'. Models measured before
-stay in the report, so that a long run can be split.
+`python -m benchmarks.plans MODEL ... --target x86-64-v3` races the most promising alternatives with
+the rules' plan on this machine, `--emulated neoverse-n1` counts their instructions under qemu (see
+`benchmarks.counted`). Kernels are untuned, one thread. Prints one line for each alternative.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
-import time
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import MODELS, build
-from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table
-from tilewright.service.jobs.builders import default_builders
-from tilewright.service.jobs.graph_choice import choose_plan
-from tilewright.service.jobs.job_spec import JobBudget
+import numpy as np
+
+from benchmarks.counted import OURS, _plugin, _run
+from benchmarks.models import MODELS, build, feeds
+from benchmarks.report import markdown_table
+from tests.devices.emulators import emulate
+from tests.devices.machines import CORTEX_A72, NEOVERSE_N1, Machine
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.program.artifacts import save_artifact
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.service.jobs.known_plan import planner_of
+from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.planning import ModelRequest, plan_model
-from tilewright.service.settings import Settings
-from tilewright.service.storage import open_storage
-from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.graph.alternatives import Alternative, alternatives
 
-NAME = "plans"
-
-BEST = 3
-"""Alternatives that the report shows of each model, those that were run as a whole first."""
+MACHINES = {machine.name: machine for machine in (NEOVERSE_N1, CORTEX_A72)}
 
 
-def measure(name: str, trials: int, origin: Origin) -> dict[str, Any]:
-    """The decision for one model, and what it took."""
-    with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
-        storage = open_storage(Settings(data_folder=Path(folder)))
-        builder = ProcessBuilder(default_builders())
-        started = time.monotonic()
-        try:
-            planned = plan_model(ModelRequest(build(name).SerializeToString()))
-            with LocalDevice() as device, ReferenceCache() as references:
-                chosen = choose_plan(
-                    planned,
-                    storage,
-                    builder,
-                    device,
-                    JobBudget(trials),
-                    job_id=NAME,
-                    token=CancelToken(),
-                    references=references,
-                )
-        finally:
-            builder.close()
-            storage.close()
-    return {
-        "origin": asdict(origin),
-        "wall_seconds": time.monotonic() - started,
-        "trials": trials - chosen.budget.trials,
-        "decision": chosen.planned.decision,
-    }
+def raced(
+    rule: GraphPlan, others: Sequence[Alternative], mode: Mode, repeats: int
+) -> list[list[str]]:
+    """Time of each alternative over the rules' plan, once for each repetition, loaded anew."""
+    kernels = KernelCache()
+    ratios: list[list[str]] = [[] for _ in others]
+    with LocalDevice() as device:
+        for _ in range(repeats):
+            builder = ProgramBuilder(None, mode, kernels=kernels)
+            for plan, shown in zip([each.plan for each in others], ratios, strict=True):
+                pair = ([of_compiled(builder.build(each))] for each in (rule, plan))
+                (found,) = device.race(pair, mode.threads).comparisons
+                shown.append(f"{found.ratio:.3f} {found.outcome.value}")
+    return ratios
 
 
-def report(found: dict[str, Any]) -> str:
-    """Markdown: a line a model, then the best alternatives of each."""
-    models, tries = [], []
-    for name, result in found.items():
-        decision = result["decision"] or {"name": "by rule", "reason": "", "tried": []}
-        tried = [each for each in decision["tried"] if each["new_seconds"] is not None]
-        whole = [each for each in tried if each["ratio"] is not None]
-        ratio = min((each["ratio"] for each in whole), default=None)
-        models.append(
-            [
-                name,
-                str(len(tried)),
-                str(len(whole)),
-                "-" if ratio is None else f"{ratio:.3f}",
-                decision["name"],
-                str(result["trials"]),
-                f"{result['wall_seconds']:.0f}",
-            ]
-        )
-        tried.sort(key=lambda t: (t["ratio"] is None, t["new_seconds"] - t["old_seconds"]))
-        for each in tried[:BEST]:
-            tries.append(
-                [
-                    name,
-                    each["name"],
-                    f"{1e6 * each['old_seconds']:,.0f}",
-                    f"{each['new_seconds'] / each['old_seconds']:.3f}",
-                    "-" if each["ratio"] is None else f"{each['ratio']:.3f} {each['outcome']}",
-                ]
-            )
-    header = ["model", "tried", "as a whole", "best ratio", "chosen", "trials for nothing", "s"]
-    details = ["model", "alternative", "replaces us", "kernels", "as a whole"]
-    lines = [
-        "# Plans against the rules' plan",
-        "",
-        "Untuned kernels, one thread; ratios below 1 are faster than the rules' plan.",
-        "",
-        markdown_table(header, models, 1),
-        "",
-        markdown_table(details, tries, 2),
-        "",
-    ]
-    return "\n".join(lines)
+def counted(
+    name: str, rule: GraphPlan, others: Sequence[Alternative], mode: Mode, machine: Machine
+) -> list[list[str]]:
+    """Instructions of each alternative over those of the rules' plan."""
+    kernels = KernelCache()
+    found: list[int] = []
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        plugin = _plugin(folder)
+        (folder / "machine").mkdir()
+        emulated = emulate(machine, folder / "machine")
+        for number, plan in enumerate((rule, *(each.plan for each in others))):
+            made = folder / str(number)
+            made.mkdir()
+            given: dict[str, Any] = feeds(name, build(name))
+            np.savez(made / "inputs.npz", **given)
+            builder = ProgramBuilder(None, mode, kernels=kernels)
+            save_artifact({(): plan}, builder, made / "artifact")
+            found.append(_run(made, OURS, emulated, plugin)[0])
+    return [[f"{count / found[0]:.3f}"] for count in found[1:]]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", choices=sorted(MODELS))
-    parser.add_argument("--trials", type=int, default=1000, help="of the job that it stands for")
-    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
-    arguments = parser.parse_args()
-    path = arguments.output / f"{NAME}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name in arguments.models:
-        found[name] = measure(name, arguments.trials, Origin.of(arguments))
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        (arguments.output / f"{NAME}.md").write_text(report(found))
-    print(report(found))
+    parser.add_argument("--target", default="host")
+    parser.add_argument("--emulated", choices=MACHINES)
+    parser.add_argument("--most", type=int, default=8, help="alternatives of a model")
+    parser.add_argument("--repeats", type=int, default=3, help="races of an alternative")
+    given = parser.parse_args()
+    machine = MACHINES.get(given.emulated)
+    mode = Mode(resolve_target(given.target if machine is None else machine.target))
+    for name in given.models:
+        planned = plan_model(ModelRequest(build(name).SerializeToString(), mode))
+        others = alternatives(planner_of(planned))[: given.most]
+        if machine is None:
+            found = raced(planned.plan, others, mode, given.repeats)
+        else:
+            found = counted(name, planned.plan, others, mode, machine)
+        rows = [
+            [name, mode.target.name, each.name, *shown]
+            for each, shown in zip(others, found, strict=True)
+        ]
+        header = ["model", "target", "alternative", *map(str, range(1, 1 + len(found[0])))]
+        print(markdown_table(header, rows, 3), flush=True)
 
 
 if __name__ == "__main__":
