@@ -145,20 +145,11 @@ def digest_model(model: str, target: Target) -> Found:
 def _digest_given(model: str, name: str, target: Target, found: Found) -> None:
     mode, given = Mode(target, **MODES[mode_of(model, target.name)]), _read(model, name)
     request = ModelRequest(cast(bytes, given), mode)  # a model that is read is passed on as it is
-    last: list[Graph] = []
-
-    def observe(name: str, graph: Graph) -> None:
-        if last and graph is not last[0]:
-            found.occurred.add(f"pass {name}")
-        last[:] = [graph]
-
-    with _without_llvm(), _imported_once(given):
+    with _without_llvm(), _imported_once(given), _passes_seen(found):
         try:
-            programs = plan_programs(request, DIGESTED[model].dims, observe)
+            programs = plan_programs(request, DIGESTED[model].dims)
             for planned in programs:
                 _digest_program(model, planned, found)
-                if planned.optimised and not any(n.bodies for n in planned.optimised.graph.nodes):
-                    found.occurred |= {f"pass {name}" for name in planned.optimised.changing}
             if programs[0].stages is not None:
                 found.texts["plan"].append(_json(_cuts(programs[0].stages)))
                 found.occurred.add("stages")
@@ -212,6 +203,26 @@ def _without_llvm() -> Iterator[None]:
         return BuiltKernel(b"", lowered.spec, lowered.nest, lowered.digest)
 
     with patch.object(kernels, "compile_lowered", uncompiled):
+        yield
+
+
+@contextmanager
+def _passes_seen(found: Found) -> Iterator[None]:
+    """Notes which passes change a graph that is optimised meanwhile, those of bodies left out."""
+    optimise = driver.optimise
+
+    def seen(graph: Graph, mode: Mode, observer: object = None, *more: Any, **named: Any) -> Graph:
+        last = graph
+
+        def observe(name: str, after: Graph) -> None:
+            nonlocal last
+            if after is not last:
+                found.occurred.add(f"pass {name}")
+            last = after
+
+        return optimise(graph, mode, observe, *more, **named)
+
+    with patch.object(driver, "optimise", seen):
         yield
 
 

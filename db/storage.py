@@ -23,7 +23,6 @@ from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.leases import MOST_FAILURES, LeaseStore
 from tilewright.db.stores.models import ModelStore
 from tilewright.db.stores.open_tasks import OpenTaskStore
-from tilewright.db.stores.plans import GraphPlanStore
 from tilewright.db.stores.rate_limits import RateLimitStore
 from tilewright.db.stores.record_ledger import RecordLedger
 from tilewright.db.stores.records import SqlRecordStore
@@ -34,6 +33,7 @@ from tilewright.db.stores.sweeps import SweepStore
 from tilewright.db.stores.tasks import TaskStore, WorkloadStore
 from tilewright.db.stores.tokens import TokenStore
 from tilewright.db.stores.trials import TrialStore
+from tilewright.db.stores.tuned_sizes import TunedSizesStore
 from tilewright.db.stores.verdicts import VerdictStore
 from tilewright.db.stores.workers import WorkerStore
 
@@ -56,7 +56,7 @@ class Storage:
     records: SqlRecordStore
     ledger: RecordLedger
     shapes: ShapeStore
-    plans: GraphPlanStore
+    tuned_sizes: TunedSizesStore
     verdicts: VerdictStore
     cost_models: CostModelStore
     runs: RunStore
@@ -113,7 +113,7 @@ class Storage:
             records=SqlRecordStore(engine, clock),
             ledger=RecordLedger(engine, clock),
             shapes=ShapeStore(engine),
-            plans=GraphPlanStore(engine, clock),
+            tuned_sizes=TunedSizesStore(engine),
             verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),
             runs=RunStore(engine, clock),

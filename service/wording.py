@@ -135,30 +135,14 @@ def ending_text(
     return line
 
 
-def decision_line(decision: Mapping[str, Any] | None) -> str:
-    """The plan and the reason for it, on one line."""
-    if decision is None:
-        return "plan: by rule; no job has compared it with others yet"
-    return f"plan: {decision['name']}; {decision['reason']}"
-
-
 def result_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
 
-    They say which ranges of sizes it serves, how its plan was chosen at each size, why it ended and
-    on which device, what is served and why, why nothing was tuned, and where the time went. The
-    last lines are what a user wants: the latency before and after, that of another engine, and
-    whether the artifact was verified.
+    They say which ranges of sizes it serves, why it ended and on which device, what is served and
+    why, why nothing was tuned, and where the time went. The last lines are what a user wants: the
+    latency before and after, that of another engine, and whether the artifact was verified.
     """
     lines = [*result.get("ranges", ())]
-    plans = result.get("plans", [{"sizes": {}, "plan": result.get("plan")}])
-    several = sum(each["plan"] is None for each in plans) > 1
-    for each in plans:
-        sizes = ", ".join(f"{name}={size}" for name, size in each["sizes"].items())
-        # a model of many stages has many plans by rule, which is said once
-        shown = f" ({sizes})" if sizes and not (several and each["plan"] is None) else ""
-        lines.append(decision_line(each["plan"]) + shown)
-    lines = [*dict.fromkeys(lines)]
     if "ended" in result:
         ended = ending_text(result["ended"], result.get("forecast"), result.get("forecast_error"))
         lines.append(ended)

@@ -1,7 +1,6 @@
 """Measures schedules that are known beforehand, once each and without a search.
 
-There are two uses. Before tuning, plans are compared by the defaults of their kernels. Records of
-workers' devices are measured a second time.
+Records of workers' devices are measured a second time.
 """
 
 from __future__ import annotations
@@ -52,11 +51,6 @@ class Wanted:
     phase: Phase
     origin: str
     serial: int | str = 0
-
-
-def default_of(task: Task) -> Wanted:
-    """The untuned default of a task. Its trial counts for the job that tunes the task."""
-    return Wanted(task, (task.space.default(),), Phase.SCREEN, "default")
 
 
 @dataclass(slots=True)

@@ -6,20 +6,14 @@ a `GraphChoice` reverses one of these decisions at one place; the empty choice f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import JsonForm, Via
 
 LayoutNames = tuple[str, ...]
 """How a group of nodes writes its output and reads its inputs: layouts as text, `any` for none."""
 
 
 @dataclass(frozen=True, slots=True)
-class GraphChoice(JsonValue):
+class GraphChoice:
     """Decisions that differ from the rule's.
 
     Attributes:
@@ -32,32 +26,11 @@ class GraphChoice(JsonValue):
         layouts: by the output of a group of nodes, how it reads and writes.
     """
 
-    json_form: ClassVar[JsonForm] = JsonForm(
-        "graph choice", InvalidArgumentError, sparse=("including",)
-    )
-
     without: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
-    layouts: Annotated[
-        tuple[tuple[str, LayoutNames], ...],
-        Via(
-            Mapping[str, LayoutNames],
-            lambda found, _: tuple(sorted(found.items())),
-            lambda layouts: dict(sorted(layouts)),
-        ),
-    ] = ()
+    layouts: tuple[tuple[str, LayoutNames], ...] = ()
     including: frozenset[str] = frozenset()
-
-    def __or__(self, other: GraphChoice) -> GraphChoice:
-        """The decisions of both; where both give a group a layout, that of `other` counts."""
-        return GraphChoice(
-            self.without | other.without,
-            self.kept | other.kept,
-            self.copied | other.copied,
-            tuple(sorted({**dict(self.layouts), **dict(other.layouts)}.items())),
-            self.including | other.including,
-        )
 
 
 RULE = GraphChoice()

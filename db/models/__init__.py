@@ -16,7 +16,7 @@ from tilewright.db.models.blobs import (
     ModelUploadRow,
     SampleUploadRow,
 )
-from tilewright.db.models.decisions import CostModelRow, GraphPlanRow, TuningRunRow, VerdictRow
+from tilewright.db.models.decisions import CostModelRow, TunedSizesRow, TuningRunRow, VerdictRow
 from tilewright.db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
 from tilewright.db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
 from tilewright.db.models.records import RecordRow, RecordUseRow, RetiredTrialsRow, TrialRow
@@ -30,7 +30,6 @@ __all__ = [
     "BlobRow",
     "CostModelRow",
     "EventRow",
-    "GraphPlanRow",
     "IdempotencyRow",
     "JobRow",
     "LeaseRow",
@@ -50,6 +49,7 @@ __all__ = [
     "TaskRow",
     "TokenRow",
     "TrialRow",
+    "TunedSizesRow",
     "TuningRunRow",
     "VerdictRow",
     "WorkerOutcomeRow",

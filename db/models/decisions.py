@@ -10,32 +10,25 @@ from tilewright.db.models.base import Base, Json
 from tilewright.db.types import SerialId
 
 
-class GraphPlanRow(Base):
-    __tablename__ = "graph_plans"
+class TunedSizesRow(Base):
+    """A combination of sizes at which a job tuned a model."""
+
+    __tablename__ = "tuned_sizes"
 
     model_digest: Mapped[str] = mapped_column(primary_key=True)
     target_key: Mapped[str] = mapped_column(primary_key=True)
     threads: Mapped[int] = mapped_column(primary_key=True)
     numerics: Mapped[str] = mapped_column(primary_key=True)
-    digest: Mapped[str] = mapped_column(primary_key=True)
-    plan: Mapped[Json]
-    run_seconds: Mapped[float | None]
-    created_at: Mapped[float]
-    dims: Mapped[str]
-    codegen_version: Mapped[str]
-    decision: Mapped[Json | None]
+    precision: Mapped[str] = mapped_column(primary_key=True)
+    sizes: Mapped[str] = mapped_column(primary_key=True)  # canonical JSON, by dimension
 
 
 class VerdictRow(Base):
-    """What was decided of a model by a race, and what became of that.
-
-    Of its tuned schedules: which are served. Of its plans: the digest of the one that is.
-    """
+    """Which of a model's tuned schedules are served by a race, and what became of that."""
 
     __tablename__ = "verdicts"
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
-    kind: Mapped[str]
     identity: Mapped[str] = mapped_column(index=True)
     job_id: Mapped[str]
     served: Mapped[str]

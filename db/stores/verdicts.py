@@ -1,4 +1,4 @@
-"""Verdicts of races end to end: which schedules of a model are served, and which of its plans.
+"""Verdicts of races end to end: which schedules of a model are served.
 
 They stand as records do (`db.standing`): the job that raced believes its own verdict, others
 one that a second race agreed with.
@@ -6,15 +6,12 @@ one that a second race agreed with.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.changes import lookups_change
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.models import VerdictRow
@@ -25,23 +22,14 @@ from tilewright.db.stores.witnesses import lost_second, witness
 _verdicts = table_of(VerdictRow)
 
 
-class VerdictKind(StrEnum):
-    """What a verdict is about."""
-
-    SCHEDULES = "schedules"
-    PLAN = "plan"
-
-
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
     """What was decided, by whom, and what became of it.
 
-    `served` is which schedules are, or the digest of the plan that is. `confirmation` is the
-    comparison of the second race.
+    `served` is which schedules are. `confirmation` is the comparison of the second race.
     """
 
     serial: int
-    kind: VerdictKind
     identity: str
     job_id: str
     served: str
@@ -63,7 +51,6 @@ class VerdictStore:
 
     def add(
         self,
-        kind: VerdictKind,
         identity: str,
         job_id: str,
         served: str,
@@ -77,7 +64,6 @@ class VerdictStore:
         with writing(self._engine) as connection:
             by = Witness("", "") if worker is None else witness(connection, worker)
             values = {
-                "kind": kind.value,
                 "identity": identity,
                 "job_id": job_id,
                 "served": served,
@@ -90,7 +76,6 @@ class VerdictStore:
                 "backing": (Backing.OWN if worker is None else Backing.ONCE).value,
             }
             row = connection.execute(sa.insert(_verdicts).values(values).returning(_verdicts)).one()
-            lookups_change(connection, [identity])  # a lookup by model is of the plan in use
         return _stored(row)
 
     def use(self, known: StoredVerdict, job_id: str) -> None:
@@ -107,7 +92,6 @@ class VerdictStore:
         ).where(_verdicts.c.serial == known.serial)
         with writing(self._engine) as connection:
             connection.execute(sa.insert(_verdicts).from_select(columns, row))
-            lookups_change(connection, [known.identity])
 
     def find(self, identity: str, job_id: str = "") -> StoredVerdict | None:
         """The newest verdict that a job may believe: one that was confirmed, or its own."""
@@ -145,7 +129,6 @@ class VerdictStore:
             connection.execute(_same(known).values(values))
             query = sa.select(_verdicts).where(_verdicts.c.serial == known.serial)
             row = connection.execute(query).first()
-            lookups_change(connection, [known.identity])
         return known if row is None else _stored(row)  # a job's retention may have taken it
 
     def dispute(self, known: StoredVerdict, comparison: Mapping[str, Any], reason: str) -> None:
@@ -157,45 +140,31 @@ class VerdictStore:
         }
         with writing(self._engine) as connection:
             connection.execute(_same(known).values(values))
-            lookups_change(connection, [known.identity])
 
-    def withdraw(self, workers: Collection[str], reason: str) -> Counter[VerdictKind]:
+    def withdraw(self, workers: Collection[str], reason: str) -> int:
         """Take back what these workers decided; what they confirmed of others is provisional
-        again. How many of which kind."""
-        taken: Counter[VerdictKind] = Counter()
-        touched = set[str]()
+        again. How many were taken back."""
+        taken = 0
         with writing(self._engine) as connection:
             for some in chunks(sorted(workers)):
                 update = sa.update(_verdicts).where(
                     _verdicts.c.worker.in_(some), _verdicts.c.state != Standing.WITHDRAWN.value
                 )
-                values = {"state": Standing.WITHDRAWN.value, "reason": reason}
-                gone = update.values(values).returning(_verdicts.c.kind, _verdicts.c.identity)
-                for kind, identity in connection.execute(gone):
-                    taken[VerdictKind(kind)] += 1
-                    touched.add(identity)
+                gone = update.values(state=Standing.WITHDRAWN.value, reason=reason)
+                taken += connection.execute(gone).rowcount
                 lost = lost_second(some, _verdicts).values(state=Standing.PROVISIONAL.value)
-                found = connection.execute(lost.returning(_verdicts.c.identity))
-                touched.update(found.scalars())
-            lookups_change(connection, touched)
+                connection.execute(lost)
         return taken
 
-    def forget(self, job_id: str) -> Counter[VerdictKind]:
-        """Remove the verdicts that a job's races gave; how many of which kind."""
+    def forget(self, job_id: str) -> int:
+        """Remove the verdicts that a job's races gave; how many."""
         with writing(self._engine) as connection:
             delete = sa.delete(_verdicts).where(_verdicts.c.job_id == job_id)
-            gone = delete.returning(_verdicts.c.kind, _verdicts.c.identity)
-            rows = connection.execute(gone).all()
-            lookups_change(connection, [row.identity for row in rows])
-            return Counter(VerdictKind(row.kind) for row in rows)
+            return connection.execute(delete).rowcount
 
     def counts(self) -> dict[str, int]:
         """How often which schedules were served, by the value of `served`."""
-        query = (
-            sa.select(_verdicts.c.served, sa.func.count())
-            .where(_verdicts.c.kind == VerdictKind.SCHEDULES.value)
-            .group_by(_verdicts.c.served)
-        )
+        query = sa.select(_verdicts.c.served, sa.func.count()).group_by(_verdicts.c.served)
         with reading(self._engine) as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
@@ -213,7 +182,6 @@ def _same(known: StoredVerdict) -> sa.Update:
 def _stored(row: sa.Row[Any]) -> StoredVerdict:
     return StoredVerdict(
         serial=row.serial,
-        kind=VerdictKind(row.kind),
         identity=row.identity,
         job_id=row.job_id,
         served=row.served,

@@ -10,14 +10,12 @@ from starlette.concurrency import run_in_threadpool
 
 from tilewright.compiler.mode import Mode
 from tilewright.db.storage import Storage
-from tilewright.db.types import canonical_json
 from tilewright.service.api.limiter import Limiter, counted_answer
 from tilewright.service.api.planning import Planning
 from tilewright.service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.api.served import ServedRecords
 from tilewright.service.jobs.addressee import is_described, resolve_addressee, target_key_of
-from tilewright.service.jobs.known_plan import chosen_plan, plan_identity, plan_key
 from tilewright.service.jobs.targets import is_target_key
 
 
@@ -73,14 +71,12 @@ async def lookup_model(
         storage.models.get(digest, sees)
         target = resolve_addressee(body.target, storage).target
         mode = Mode(target, body.threads, body.numerics, body.precision)
-        stored = chosen_plan(digest, mode, body.dims, storage)
-        return WorkloadsQuestion(digest, mode, body.dims, stored)
+        return WorkloadsQuestion(digest, mode, body.dims)
 
     question = await run_in_threadpool(known)
-    plan = plan_identity(digest, *plan_key(question.mode), canonical_json(body.dims))
     workloads = await counted_answer(question, planning, limiter)
     content = await _lookup(served, body, question.mode.target.key, workloads)
-    return LookupBytes(content, [digest, plan, *(workload.key for workload in workloads)])
+    return LookupBytes(content, [digest, *(workload.key for workload in workloads)])
 
 
 async def _lookup(

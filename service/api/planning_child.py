@@ -19,15 +19,13 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StorageError, StorageKind
-from tilewright.db.stores.plans import StoredPlan
 from tilewright.db.types import canonical_json
 from tilewright.service.api.errors import ApiProblem, compiler_problem, database_problem
 from tilewright.service.api.model_check import check_job, check_model_bytes
 from tilewright.service.api.remembered import held_bytes
 from tilewright.service.jobs.given_files import GivenFiles, SamplesFile, read_samples_file
 from tilewright.service.jobs.job_spec import JobSpec
-from tilewright.service.jobs.known_plan import with_plan
-from tilewright.service.jobs.model_graph import ModelGraph, chosen_by, model_graph
+from tilewright.service.jobs.model_graph import ModelGraph, model_graph
 from tilewright.service.jobs.planning import ModelRequest
 from tilewright.service.jobs.predicted import Predicted, predicted
 from tilewright.service.jobs.shown_code import ShownCode, shown_code
@@ -164,13 +162,11 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """Which workloads a model is cut into, at sizes or for ranges. `stored` is the plan that a job
-    chose for it, if any."""
+    """Which workloads a model is cut into, at sizes or for ranges."""
 
     digest: str
     mode: Mode
     dims: Mapping[str, int | str]
-    stored: StoredPlan | None
     path: Path = Path()
 
     MOST_BYTES = 32 << 20
@@ -183,15 +179,12 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
         return replace(self, path=path)
 
     def asks(self) -> tuple[object, ...]:
-        chosen = None if self.stored is None else (self.stored.digest, self.stored.created_at)
-        return (self.digest, self.mode.to_json(), self.dims, chosen)
+        return (self.digest, self.mode.to_json(), self.dims)
 
     def run(self) -> Sequence[PlannedWorkload]:
         model = _model(self.path, self.digest)
         request = ModelRequest(model, self.mode, digest=self.digest)
         planned = plan_first_program(request, {name: (size,) for name, size in self.dims.items()})
-        if planned.open is None:
-            planned = with_plan(planned, self.stored)
         return [
             PlannedWorkload(workload.key, workload_name(workload), count)
             for workload, count in planned.workloads
@@ -200,11 +193,9 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 
 @dataclass(frozen=True, slots=True)
 class GraphQuestion(ModelQuestion[ModelGraph]):
-    """How the model of a job is cut, drawn. `choice` is what the job chose among plans, if it did;
-    a model at several sizes is drawn at the first."""
+    """How the model of a job is cut, drawn; a model at several sizes is drawn at the first."""
 
     check: JobCheck
-    choice: Mapping[str, Any] | None = None
 
     MOST_BYTES = 128 << 20
 
@@ -217,12 +208,11 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
     def asks(self) -> tuple[object, ...]:
         check = self.check
-        return (check.digest, check.mode.to_json(), check.options, self.choice)
+        return (check.digest, check.mode.to_json(), check.options)
 
     def run(self) -> ModelGraph:
         spec = self.check.spec(_model(self.check.path, self.check.digest))
-        planned = plan_first_program(spec.request, spec.sizes)
-        return model_graph(chosen_by(planned, self.choice))
+        return model_graph(plan_first_program(spec.request, spec.sizes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ def withdraw_view(done: Withdrawal) -> WithdrawView:
         restored=list(done.withdrawn.restored),
         trials=done.withdrawn.trials,
         verdicts=done.verdicts,
-        plans=done.plans,
         jobs=list(done.told),
     )
 

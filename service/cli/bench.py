@@ -229,7 +229,7 @@ def _bench_on(
 ) -> None:
     from tilewright.compiler.mode import Mode
     from tilewright.service.cli.view import settled_line
-    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import ModelRequest, plan_model
     from tilewright.service.jobs.timing import time_model
     from tilewright.service.storage import open_storage
@@ -240,7 +240,7 @@ def _bench_on(
         with device_for(on, "host", storage) as (device, target):
             mode = Mode(target, threads, numerics.value, precision.value)
             planned = plan_model(ModelRequest(model, mode, dims))
-            settled = settle_known([planned], storage)
+            settled = settle([planned], storage)
             (served,) = settled.planned
             timing = time_model(served, settled.schedules, device)
             where = "" if device.facts is None else f" ({device.facts.model})"

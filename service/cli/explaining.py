@@ -76,11 +76,10 @@ def explain(
     from tilewright.compiler.mode import Mode
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
-    from tilewright.service.cli.plan_view import decision_view
     from tilewright.service.cli.view import settled_line, timings_table
     from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
     from tilewright.service.jobs.explain import explain as explain_model
-    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
     from tilewright.service.jobs.stage_planning import plan_first_program
@@ -108,7 +107,7 @@ def explain(
             )
             if planned.stages is not None:
                 complain(f"warning: {FIRST_STAGE}; 'tilewright profile' times all stages")
-            settled = settle_known([planned], storage)
+            settled = settle([planned], storage)
             (planned,) = settled.planned
             known = len(planned.workloads)
             for number in kernel or ():
@@ -142,7 +141,6 @@ def explain(
         for report in reports:
             out.print(report_view(report, legend=report is reports[-1]))
             out.print()
-        out.print(decision_view(reports[0].decision))
         out.print(settled_line(settled), soft_wrap=True, markup=False)
     for one in chosen.values() if kernel or nest or asm else ():
         out.print()

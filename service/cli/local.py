@@ -97,13 +97,10 @@ def inspect(
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.plan.costs import plan_summary
     from tilewright.service.cli.inspect_view import open_inputs, summary_view
-    from tilewright.service.cli.plan_view import decision_view
-    from tilewright.service.jobs.known_plan import known_plan
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
     from tilewright.service.jobs.stage_planning import plan_first_program
     from tilewright.service.jobs.workload_facts import workload_name
-    from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
     read = read_model(existing_file(model))
@@ -114,23 +111,15 @@ def inspect(
     lines = [*open_inputs(model_ports(read.proto.graph)), *range_lines([planned])]
     if planned.stages is not None:
         lines[-1] = FIRST_STAGE
-    storage = open_storage(load_settings())
-    try:
-        if planned.open is None:
-            planned = known_plan(planned, storage)
-    finally:
-        storage.close()
     summary = plan_summary(planned.plan)
     if as_json:
-        say_json({**summary.to_json(), "decision": planned.decision, "dynamic": lines})
+        say_json({**summary.to_json(), "dynamic": lines})
         return
     names = {w.key: workload_name(w) for w, _ in planned.plan.tasks()}
     out = console()
     for line in lines:
         out.print(line, soft_wrap=True, markup=False)
     out.print(summary_view(summary, names))
-    out.print()
-    out.print(decision_view(planned.decision))
 
 
 def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
@@ -187,7 +176,7 @@ def compile_(
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import settled_line, timings_table
-    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.shown_sizes import range_lines
     from tilewright.service.jobs.stage_planning import plan_programs
@@ -226,7 +215,7 @@ def compile_(
         )
     storage = open_storage(load_settings())
     try:
-        settled = settle_known(plans, storage)
+        settled = settle(plans, storage)
     finally:
         storage.close()
     plans = settled.planned

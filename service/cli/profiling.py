@@ -184,7 +184,7 @@ def _of_model(
     from tilewright.compiler.program.builder import build_program
     from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
     from tilewright.service.jobs.loadables import of_compiled
-    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import ModelRequest
     from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
     from tilewright.service.jobs.shown_sizes import shown_sizes
@@ -203,7 +203,7 @@ def _of_model(
             planned = plan_first_program(request, dims)
             if planned.stages is not None:
                 return _of_known_stages(request, compiled_for, dims, on)
-            settled = settle_known([planned], storage)
+            settled = settle([planned], storage)
             (planned,) = settled.planned
             plan = planned.served_plan
             every = shown_sizes(planned)

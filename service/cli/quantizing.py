@@ -101,7 +101,7 @@ def quantize(
     from tilewright.compiler.mode import Mode
     from tilewright.service.cli.quantize_view import report_view
     from tilewright.service.cli.steps_view import telling
-    from tilewright.service.jobs.no_regret import settle_known
+    from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import Planned
     from tilewright.service.quantize.errors import NothingToQuantizeError
     from tilewright.service.quantize.limit import parse_limit
@@ -129,7 +129,7 @@ def quantize(
     storage = open_storage(load_settings())
 
     def serve(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-        settled = settle_known([planned], storage)
+        settled = settle([planned], storage)
         return settled.planned[0], settled.schedules
 
     try:

@@ -17,9 +17,6 @@ from tilewright.service.wording import result_lines
 COLOURS = 8
 """Tasks that have a colour in the bars; the others share one."""
 
-TRIED = 10
-"""Alternatives to the plan that are shown; the others were slower."""
-
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
@@ -67,7 +64,6 @@ class JobFigures:
     bars: tuple[TimeBar, ...]
     outcomes: tuple[tuple[str, int], ...]
     lines: tuple[str, ...]
-    tried: tuple[dict[str, Any], ...]
     race: tuple[float, float] | None
     untuned: float | None
     best: float | None
@@ -91,7 +87,6 @@ class JobFigures:
             bars=_bars(rows),
             outcomes=(("ok", worked), *job.failures.items()) if progress.trials_done else (),
             lines=tuple(result_lines(job.result)) if job.result else (),
-            tried=_tried(job),
             race=race_interval(job),
             untuned=untuned,
             best=best,
@@ -171,13 +166,6 @@ def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest:
         segments.append(BarPart(left, width, colour, said))
         left += width
     return TimeBar(name, whole, tuple(segments))
-
-
-def _tried(job: JobView) -> tuple[dict[str, Any], ...]:
-    """The alternatives to the job's plan that were measured, the best first."""
-    decision = (job.result or {}).get("plan") or {}
-    tried = [each for each in decision.get("tried", ()) if each["new_seconds"] is not None]
-    return tuple(sorted(tried, key=lambda t: t["new_seconds"] - t["old_seconds"])[:TRIED])
 
 
 def race_interval(job: JobView) -> tuple[float, float] | None:

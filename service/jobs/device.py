@@ -144,12 +144,10 @@ class Device(Protocol):
         self,
         variants: Iterable[Variant],
         threads: int,
-        stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         """Run variants interleaved in pairs with the first one, the incumbent.
 
-        Each is asked for when it is its turn. Once it is `stopped`, variants that have not begun
-        are left out of the result.
+        Each is asked for when it is its turn.
 
         Raises:
             DeviceError: if the device cannot.

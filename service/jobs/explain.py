@@ -93,9 +93,8 @@ class KernelReport:
 class ModelReport:
     """The kernels that a run of a model needs at `sizes` of its open dimensions.
 
-    `seconds` is the time of all kernels in one run. `decision` says how its plan was chosen among
-    others; None if it is the rules' plan. `device` is the CPU that it was timed on, "" if it was
-    not timed.
+    `seconds` is the time of all kernels in one run. `device` is the CPU that it was timed on, "" if
+    it was not timed.
     """
 
     name: str
@@ -106,7 +105,6 @@ class ModelReport:
     precision: str
     kernels: tuple[KernelReport, ...]
     speeds: Speeds | None
-    decision: Mapping[str, Any] | None = None
     device: str = ""
 
     @property
@@ -191,7 +189,6 @@ def explain(
                 planned.mode.precision,
                 tuple(u.kernel.report(u, speeds) for u in _uses(plan, kernels, sizes, calls)),
                 speeds,
-                planned.decision,
                 where,
             )
         )

@@ -19,7 +19,7 @@ from tilewright.service.jobs.bounded_verification import BoundedVerifier, Verifi
 from tilewright.service.jobs.certificate import WrongProgramError
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.loadables import LoadableOf
-from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled, by_rules
+from tilewright.service.jobs.no_regret import FixedSchedules, Served, Settled
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.verification import Verification, Verifier
 from tilewright.service.jobs.withdrawal import withdraw_records
@@ -55,7 +55,7 @@ def deliver_verified(
             try:
                 deliver(settled, verifier.verify)
             except WrongProgramError as error:
-                if _is_untuned(settled):
+                if not settled.schedules.schedules:
                     raise
                 fallen.append((settled, str(error)))
                 settled = _without(settled, error)
@@ -81,12 +81,6 @@ def _verifier(
     return nullcontext(BoundedVerifier(planned, device, bound, more_seconds))
 
 
-def _is_untuned(settled: Settled) -> bool:
-    return not settled.schedules.schedules and settled.planned == tuple(
-        map(by_rules, settled.planned)
-    )
-
-
 def _without(settled: Settled, error: WrongProgramError) -> Settled:
     """What is served once the kernels at fault have their default schedules."""
     kept = dict(settled.schedules.schedules)
@@ -110,7 +104,6 @@ def _without(settled: Settled, error: WrongProgramError) -> Settled:
     )
     return replace(
         settled,
-        planned=settled.planned if kept else tuple(map(by_rules, settled.planned)),
         schedules=FixedSchedules(kept),
         verdict=verdict,
         records={key: one for key, one in settled.records.items() if key in kept},

@@ -24,11 +24,10 @@ from tilewright.db.stores.tasks import JobTask
 from tilewright.service.jobs.bounded_planning import given_bounded
 from tilewright.service.jobs.given_files import GivenFiles, SamplesFile, shown_name, stored_digests
 from tilewright.service.jobs.given_inputs import GivenInputs
-from tilewright.service.jobs.graph_choice import LEAST_SECONDS
 from tilewright.service.jobs.hold import Hold
 from tilewright.service.jobs.incomplete import untuned
 from tilewright.service.jobs.interrupts import Interrupted, JobCancelled, WorkerAbsent
-from tilewright.service.jobs.job_spec import JobSpec
+from tilewright.service.jobs.job_spec import LEAST_SECONDS, JobSpec
 from tilewright.service.jobs.leased_device import LeasedDevice
 from tilewright.service.jobs.planning import ModelRequest
 from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job

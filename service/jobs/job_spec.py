@@ -27,6 +27,10 @@ MORE_SECONDS = (2.0, 10.0)
 """How long a program for ranges is verified at sizes beside its hints: at least, and at most."""
 
 
+LEAST_SECONDS = 1.0
+"""At least so many seconds are left to a job, so that it ends in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobBudget:
     """How much a job may cost; it ends at the first limit that it meets.

@@ -25,12 +25,12 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import SizeRange
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.known_plan import known_plan, model_digest, tuned_sizes
 from tilewright.service.jobs.no_regret import Settled, settle
 from tilewright.service.jobs.planning import (
     ModelRequest,
     OpenPlan,
     Planned,
+    model_digest,
     planned_for_ranges,
     profiled,
 )
@@ -97,7 +97,7 @@ class KnownModel:
     def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
         """Sizes of the dimensions that `dims` leave open, of jobs that agree with its numbers."""
         given = {n: d for n, d in dims.items() if isinstance(d, int)}
-        known = tuned_sizes(self._model_digest(), self.mode, self.storage)
+        known = self.storage.tuned_sizes.list(self._model_digest(), self.mode)
         return [
             tuple(sorted((name, size) for name, size in each.items() if name not in given))
             for each in known
@@ -124,10 +124,7 @@ class KnownModel:
             planned = planned_for_ranges(request, open_plan)
         else:
             planned = Planned(request, graph, plan)
-        # no job chose among the plans of a stage
-        settled = settle(
-            [planned if sizes is None else known_plan(planned, self.storage)], self.storage
-        )
+        settled = settle([planned], self.storage)
         (served,) = settled.planned
         for workload, _ in served.workloads:
             schedule = settled.schedules.best(workload.key, self.mode)

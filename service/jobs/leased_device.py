@@ -5,7 +5,7 @@ The requests are those of `tuner.measure.run_wire`; `run_queue` waits for their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -277,18 +277,12 @@ class LeasedDevice:
         self,
         variants: Iterable[Variant],
         threads: int,
-        stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
-        """One request for each pair, so that it can be `stopped` in between.
-
-        So a device must hold only two variants at a time.
-        """
+        """One request for each pair, so that a device must hold only two variants at a time."""
         turns = iter(variants)
         incumbent = tuple(map(self._packed, next(turns)))
         found: list[Race] = []
         for variant in turns:
-            if stopped():
-                break
             found.append(self._race([incumbent, tuple(map(self._packed, variant))], threads))
         if not found:
             found.append(self._race([incumbent], threads))

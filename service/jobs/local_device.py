@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -117,7 +117,6 @@ class LocalDevice:
         self,
         variants: Iterable[Variant],
         threads: int,
-        stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         def loaded(variant: Variant) -> Run:
             executables = [one.load(threads) for one in variant]
@@ -127,7 +126,7 @@ class LocalDevice:
         with _in_memory():
             incumbent = loaded(next(turns))
             challengers = (partial(loaded, variant) for variant in turns)
-            return model_runs.race(incumbent, challengers, threads, stopped)
+            return model_runs.race(incumbent, challengers, threads)
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         with _in_memory():

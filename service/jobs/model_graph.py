@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 from operator import or_
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewright.compiler import ops
-from tilewright.compiler.errors import CompilerError, InvalidModelError
+from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.ops.registry import OpKind
-from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.plan import (
     BranchStep,
@@ -36,7 +35,6 @@ from tilewright.compiler.plan.plan import (
 )
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.problem import anchor
-from tilewright.service.jobs.known_plan import planner_of
 from tilewright.service.jobs.layered import Point, layered
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.workload_facts import workload_name
@@ -122,19 +120,6 @@ class ModelGraph:
     width: float
     height: float
     staged: bool = False
-
-
-def chosen_by(planned: Planned, choice: Mapping[str, Any] | None) -> Planned:
-    """The model with the plan that a job's choice leads to; as the rules cut it, where there is
-    none or another release made it."""
-    if choice is None or planned.open is not None or planned.stages is not None:
-        return planned
-    try:
-        made = GraphChoice.from_json(dict(choice))
-        plan = planned.plan if made == RULE else planner_of(planned).plan(made)
-    except (CompilerError, KeyError, TypeError, ValueError):
-        return planned
-    return Planned(planned.request, planned.graph, plan, planned.sizes)
 
 
 def model_graph(planned: Planned) -> ModelGraph:

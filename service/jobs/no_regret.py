@@ -10,7 +10,7 @@ What a worker raced is raced again before other jobs are served by it (`second_o
 contradict each other nothing is shown, and the defaults are served.
 
 `settle` is the one way from records to what is served. All code that compiles a model with records
-of the database calls it, or `settle_known` where nothing is run.
+of the database calls it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from functools import cached_property
 from typing import Any
 
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.choices import RULE
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.builder import ProgramBuilder
@@ -34,15 +33,12 @@ from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.db.standing import Backing, Standing
 from tilewright.db.storage import Storage
 from tilewright.db.stores.records import record_id
-from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service.jobs.device import Device, DeviceError, Variant
 from tilewright.service.jobs.families import related_records
-from tilewright.service.jobs.known_plan import known_plan, planner_of
 from tilewright.service.jobs.loadables import of_compiled
 from tilewright.service.jobs.planning import Planned
 from tilewright.service.jobs.second_opinion import race_again
 from tilewright.service.units import finite, speedup
-from tilewright.tuner.graph.search import RULE_NAME
 from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Comparison, Outcome
@@ -126,12 +122,11 @@ class FixedSchedules:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The plans and schedules that one model is built from, at one or several sizes, and why.
+    """The schedules that one model is built from, at one or several sizes, and why.
 
-    `planned` are the plans that were asked about, or the rules' plans if the untuned program is
-    served. `known` of the `workloads` have a record in the database, and `related` others have that
-    of a workload which differs in numbers alone; `records` are the ids of those that are served, by
-    the keys of workloads.
+    `known` of the `workloads` have a record in the database, and `related` others have that of a
+    workload which differs in numbers alone; `records` are the ids of those that are served, by the
+    keys of workloads.
     """
 
     planned: tuple[Planned, ...]
@@ -170,21 +165,13 @@ def settle(
     tuned = {k: r for k, r in found.items() if _differs(r, planned[0], untuned[k])}
     verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
     kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
-    plans = tuple(planned)
-    if verdict.served is Served.DEFAULT and tuned:
-        plans = tuple(by_rules(each) for each in planned)
     used = {
         key: record_id(one.key, one.schedule.digest, one.trial_id)
         for key, one in tuned.items()
         if key in kept
     }
     schedules = FixedSchedules(kept)
-    return Settled(plans, schedules, verdict, len(own), len(workloads), used, len(related))
-
-
-def settle_known(planned: Sequence[Planned], storage: Storage) -> Settled:
-    """`settle` without a device, for the plans that jobs chose where some did."""
-    return settle([known_plan(each, storage) for each in planned], storage)
+    return Settled(tuple(planned), schedules, verdict, len(own), len(workloads), used, len(related))
 
 
 def _verdict(
@@ -222,7 +209,7 @@ def _verdict(
         if not (worker or device.trusted):
             return replace(verdict, backing=Backing.ONCE)  # of several workers: nor is this kept
         said = (verdict.served.value, verdict.to_json(), None if device.trusted else worker)
-        known = storage.verdicts.add(VerdictKind.SCHEDULES, identity, job_id, *said)
+        known = storage.verdicts.add(identity, job_id, *said)
     wins = verdict.served is not Served.DEFAULT
     dropped = verdict.dropped if wins else ()
     kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
@@ -295,7 +282,7 @@ class _Programs:
 
     @cached_property
     def _untuned(self) -> Variant:
-        return _variant(self._builder, [by_rules(each) for each in self._planned])
+        return _variant(self._builder, self._planned)
 
 
 def _race(
@@ -357,21 +344,6 @@ def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
         for each in planned
         for program in each.programs(builder.build(each.served_plan))
     ]
-
-
-def by_rules(planned: Planned) -> Planned:
-    """The model with the rules' plan, whatever plan was chosen by measurements."""
-    if planned.decision is None or planned.decision["choice"] == RULE.to_json():
-        return planned
-    plan = planner_of(planned).plan()
-    decision = {
-        **planned.decision,
-        "choice": RULE.to_json(),
-        "name": RULE_NAME,
-        "reason": f"'{planned.decision['name']}' with its tuned kernels was not shown to be faster "
-        "than the untuned program",
-    }
-    return replace(planned, plan=plan, decision=decision)
 
 
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:

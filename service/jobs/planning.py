@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from tilewright.compiler import driver
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
@@ -31,7 +31,6 @@ from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.fitted_ranges import FittedRanges
 from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from tilewright.tuner.drawn_sizes import DrawnSizes, draw_sizes
-from tilewright.tuner.graph.planner import Optimised, optimise
 
 SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""
@@ -104,10 +103,6 @@ class Planned:
     plan: GraphPlan
     sizes: Sizes = ()
     """The sizes of the dimensions for which the request gives several, or a range."""
-    decision: Mapping[str, Any] | None = None
-    """How the plan was chosen among others (`tuner.graph.search.Decision`); None by the rules."""
-    optimised: Optimised | None = field(default=None, repr=False, compare=False)
-    """The graph after all passes: the start of every plan that leaves no pass out."""
     open: OpenPlan | None = None
     stages: DataCut[int] | None = field(default=None, repr=False, compare=False)
     """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
@@ -156,6 +151,14 @@ class Planned:
         )
 
 
+def model_digest(model: Path | bytes) -> str:
+    """The SHA-256 of a model's bytes, by which the database finds it."""
+    if isinstance(model, bytes):
+        return hashlib.sha256(model).hexdigest()
+    with model.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def plan_model(
     request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
 ) -> Planned:
@@ -166,9 +169,8 @@ def plan_model(
     """
     mode = request.mode
     graph = driver.load_for(request.model, dict(request.dims or {}), mode, timings)
-    optimised = optimise(graph, mode, observer, timings)
-    plan = driver.make_plan(optimised.graph, mode, timings)
-    return Planned(request, graph, plan, optimised=optimised)
+    optimised = driver.optimise(graph, mode, observer, timings)
+    return Planned(request, graph, driver.make_plan(optimised, mode, timings))
 
 
 def plan_sizes(
@@ -295,9 +297,8 @@ def _plan_ranges(
         imports += 1
         sizes: dict[str, SizeRange] = {**numbers, **fitted.sizes, **fitted.given, **ranges}
         graph = driver.load_graph(request.model, sizes, timings)
-        optimised = optimise(graph, mode, observer, timings)
-        plan = driver.make_plan(optimised.graph, mode, timings)
-        return graph, plan
+        optimised = driver.optimise(graph, mode, observer, timings)
+        return graph, driver.make_plan(optimised, mode, timings)
 
     def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
         ranges = {**numbers, **fitted.given, **fitted.left, **sizes}

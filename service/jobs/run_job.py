@@ -1,13 +1,12 @@
 """A job, from a model to a verified artifact, as one readable column.
 
-plan -> choose -> tune -> confirm -> settle -> verify -> artifact
+plan -> tune -> confirm -> settle -> verify -> artifact
 
 `tilewright tune` and the tuner process go this way. They differ in the device and in the watcher.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +16,9 @@ from time import monotonic
 from typing import Any
 
 from tilewright.compiler.process.bounded import Limits, Stop
-from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
-from tilewright.db.stores.open_tasks import OpenTask
 from tilewright.service.jobs.bounded_planning import plan_bounded
 from tilewright.service.jobs.bounded_verification import VerificationBound
 from tilewright.service.jobs.bounds import bounds_within
@@ -31,21 +28,14 @@ from tilewright.service.jobs.delivery import check_tools, deliver
 from tilewright.service.jobs.device import Device
 from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
 from tilewright.service.jobs.fallback import deliver_verified
-from tilewright.service.jobs.graph_choice import (
-    SHARE,
-    ChosenPlan,
-    choose_plan,
-    confirm_plan,
-)
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-from tilewright.service.jobs.known_plan import keep_plan, model_digest
 from tilewright.service.jobs.latency import Latency, latencies
 from tilewright.service.jobs.loadables import LoadableOf
 from tilewright.service.jobs.model_tasks import tasks_of
 from tilewright.service.jobs.no_regret import Settled, settle
 from tilewright.service.jobs.phases import phase_seconds
 from tilewright.service.jobs.planned_ports import open_ports
-from tilewright.service.jobs.planning import Planned
+from tilewright.service.jobs.planning import Planned, model_digest
 from tilewright.service.jobs.shared_tasks import UNSHARED, Sharing
 from tilewright.service.jobs.shown_sizes import range_lines
 from tilewright.service.jobs.stage_planning import plan_programs
@@ -160,8 +150,6 @@ class JobOutcome:
             "workloads_related": None if self.settled is None else self.settled.related,
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
-            "plan": self.served[0].decision,
-            "plans": [{"sizes": dict(p.sizes), "plan": p.decision} for p in self.served],
             "device": None
             if finished.ended is Ended.ABSENT
             else {
@@ -249,33 +237,21 @@ def _run(
 ) -> JobOutcome:
     storage, timings, limit = workshop.storage, workshop.timings, spec.weight_limit_bytes
     watcher.phase("planning")
-    carry_over(plans, storage, workshop.builder)
-    with timings.stage("compare plans"), sharing.alone(_choice_of(plans)):
-        chosen, budget = _choose(plans, spec, device, workshop, references, job_id, token)
-    plans = tuple(each.planned for each in chosen)
     for planned in plans:
         save_texts(planned, storage)
 
     with timings.stage("schedule spaces"):
-        carry_over(plans, storage, workshop.builder)  # others than the rules' plans have
+        carry_over(plans, storage, workshop.builder)
         tasks = tasks_of(*plans)
     again = SecondMeasurements(storage, workshop.builder, device, job_id, references, token)
     with timings.stage("confirm"):
         confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):
         workshop.builder.start()
-    kept = sum(each.reserve.trials for each in chosen if each.reserve is not None)
-    tracker = Tracker(tasks, spec.budget.trials, spec.budget.trials - budget.trials - kept)
+    tracker = Tracker(tasks, spec.budget.trials)
     watcher.tasks(tracker)
 
-    def tuned(tasks: list[Task], budget: JobBudget, watched: bool = False) -> Finished:
-        return sharing.tune(tasks, budget, partial(tuned_here, watched=watched))
-
-    def tuned_here(tasks: list[Task], budget: JobBudget, *, watched: bool) -> Finished:
-        def on_event(event: Event) -> None:
-            if watched:
-                watcher.event(event, tracker)
-
+    def tuned(tasks: list[Task], budget: JobBudget) -> Finished:
         nonlocal confirmed
         finished = tune_tasks(
             tasks,
@@ -284,7 +260,7 @@ def _run(
             device,
             budget,
             job_id=job_id,
-            on_event=on_event,
+            on_event=lambda event: watcher.event(event, tracker),
             token=token,
             references=references,
             bounds=bounds_within(spec.budget.seconds, tasks, device),
@@ -297,25 +273,9 @@ def _run(
         return finished
 
     with timings.stage("tune"):
-        chose = (spec.budget.seconds or 0.0) - (budget.seconds or 0.0)  # that is of the budget
-        left = budget.after(monotonic() - began - chose)
-        finished = tuned(tasks, left, watched=True)
+        finished = sharing.tune(tasks, spec.budget.after(monotonic() - began), tuned)
     outcome = JobOutcome(plans, tracker, finished, device)
     watcher.tuned(outcome)
-    if not finished.cancelled:
-        with timings.stage("compare plans"):
-            plans = tuple(
-                confirm_plan(
-                    each,
-                    storage,
-                    device,
-                    tuned,
-                    job_id=job_id,
-                    kernels=workshop.kernels,
-                    weight_limit_bytes=limit,
-                )
-                for each in chosen
-            )
     references.close()  # nothing is measured any more
     if token.cancelled and not finished.cancelled:
         outcome = replace(outcome, finished=replace(finished, ended=Ended.CANCELLED))
@@ -337,8 +297,9 @@ def _run(
                 break  # from now on the job is told when one of them is withdrawn
         timed = latencies(settled, device, workshop.kernels, limit)
     for planned in plans:
-        if planned.stages is None:
-            keep_plan(planned, storage)
+        sizes = planned.request.dims
+        if sizes and planned.open is None and planned.stages is None:
+            storage.tuned_sizes.add(planned.request.digest, planned.mode, sizes)
     outcome = replace(
         outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
     )
@@ -384,14 +345,6 @@ def _run(
     )
 
 
-def _choice_of(plans: tuple[Planned, ...]) -> OpenTask:
-    """The choice among the plans of a model: what one job measures for it another finds."""
-    first = plans[0]
-    digests = [first.request.digest, *sorted(str(each.sizes) for each in plans)]
-    key = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    return OpenTask(key, *first.mode.key, CODEGEN_VERSION)
-
-
 def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
     timings = workshop.timings
@@ -414,37 +367,3 @@ def _plan(spec: JobSpec, workshop: Workshop, stop: Stop) -> tuple[Planned, ...]:
         if spec.weight_limit_bytes is not None:
             check_weight_limit(plans, spec.weight_limit_bytes, workshop.kernels)
     return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)
-
-
-def _choose(
-    plans: tuple[Planned, ...],
-    spec: JobSpec,
-    device: Device,
-    workshop: Workshop,
-    references: ReferenceCache,
-    job_id: str,
-    token: CancelToken,
-) -> tuple[list[ChosenPlan], JobBudget]:
-    """The plan of each size, and the budget that is left after choosing them."""
-    chosen, budget = [], spec.budget
-    for planned in plans:
-        # one plan for all sizes, or for a stage, which no file's digest names: the rules' own
-        if planned.open is not None or planned.stages is not None:
-            chosen.append(ChosenPlan(planned, budget))
-            continue
-        found = choose_plan(
-            planned,
-            workshop.storage,
-            workshop.builder,
-            device,
-            budget,
-            job_id=job_id,
-            token=token,
-            references=references,
-            kernels=workshop.kernels,
-            weight_limit_bytes=spec.weight_limit_bytes,
-            share=SHARE / len(plans),
-        )
-        chosen.append(found)
-        budget = found.budget
-    return chosen, budget

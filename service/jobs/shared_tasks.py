@@ -10,17 +10,15 @@ get on, because its worker is sick. Then this one measures by itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask
-from tilewright.service.jobs.graph_choice import LEAST_SECONDS
 from tilewright.service.jobs.hold import Hold
-from tilewright.service.jobs.job_spec import JobBudget
+from tilewright.service.jobs.job_spec import LEAST_SECONDS, JobBudget
 from tilewright.tuner.events import Finished
 from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.tasks import Task
@@ -45,19 +43,12 @@ class Sharing(Protocol):
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         """Tune tasks with `tune`, but for those that another job tunes."""
 
-    def alone(self, what: OpenTask) -> AbstractContextManager[None]:
-        """A context in which no other job does the same, unless that one does not get on."""
-
 
 class Unshared:
     """A job that no other knows of: `tilewright tune`."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
-
-    @contextmanager
-    def alone(self, what: OpenTask) -> Iterator[None]:
-        yield
 
 
 UNSHARED = Unshared()
@@ -84,25 +75,6 @@ class SharedTasks:
         self._hold = hold
         self._waiting = waiting
         self._clock = clock
-
-    @contextmanager
-    def alone(self, what: OpenTask) -> Iterator[None]:
-        """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
-        self._take_all([what])
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _take_all(self, wanted: Sequence[OpenTask]) -> None:
-        began: float | None = None
-        while len(self._take(wanted)) < len(wanted):
-            if began is None:
-                self._waiting()
-                began = self._clock()
-            elif self._clock() - began >= QUIET_SECONDS:
-                return
-            self._look_again()
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""

@@ -36,7 +36,6 @@ from tilewright.service.jobs.planning import (
     profiled,
 )
 from tilewright.tuner.drawn_sizes import check_hinted
-from tilewright.tuner.graph.planner import optimise
 
 
 def plan_programs(
@@ -160,12 +159,12 @@ def _beginning(
         builder = ProgramBuilder(None, request.mode, kernels=kernels)
 
         def planned(graph: Graph, each_size: bool) -> Planned:
-            optimised = optimise(graph, request.mode, None, timings)
-            plan = driver.make_plan(optimised.graph, request.mode, timings)
+            optimised = driver.optimise(graph, request.mode, None, timings)
+            plan = driver.make_plan(optimised, request.mode, timings)
             if build:
                 builder.build(plan)
             if not graph.dimensions:
-                return Planned(request, graph, plan, optimised=optimised)
+                return Planned(request, graph, plan)
             known = {d.name for d in graph.dimensions}
             stated = {name: each for name, each in shares.items() if name in known}
             free = [d for d in graph.dimensions if d.name not in ranges]

@@ -23,12 +23,10 @@ class Tracker:
     Args:
         tasks: what is tuned.
         trials: as many as the job asked for.
-        before: how many of them the comparison of plans took.
     """
 
-    def __init__(self, tasks: list[Task], trials: int, before: int = 0) -> None:
+    def __init__(self, tasks: list[Task], trials: int) -> None:
         self._tasks = {task.key: task for task in tasks}
-        self._before = max(0, before)
         self._failures: dict[RecordKey, int] = {}
         self.rows: dict[RecordKey, JobTask] = {
             task.key: JobTask(
@@ -49,20 +47,19 @@ class Tracker:
             case events.Started():
                 self._bound(event.inputs)
                 changed = [self._status(status) for status in event.tasks]
-                done = sum(status.trials for status in event.tasks)
-                self._count(self._before + done, None)
+                self._count(sum(status.trials for status in event.tasks), None)
             case events.Progress():
                 changed = [self._status(event.task, event.task_gain)]
                 self.candidates_per_second = event.candidates_per_second
                 self._foresee(event.forecast)
-                self._count(self._before + event.trials_done, event.seconds_left)
+                self._count(event.trials_done, event.seconds_left)
             case events.Recorded():
                 changed = [self._recorded(event.task, event.record)]
                 self._count(self.progress.trials_done, None)
             case events.Finished():
                 changed = self._finished(event)
                 self._foresee(event.forecast)
-                self._count(self._before + event.trials_done, 0.0)
+                self._count(event.trials_done, 0.0)
             case _:
                 assert_never(event)
         return changed

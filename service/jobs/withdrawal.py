@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.record_ledger import Withdrawn
-from tilewright.db.stores.verdicts import VerdictKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,6 @@ class Withdrawal:
     withdrawn: Withdrawn
     told: tuple[str, ...]
     verdicts: int
-    plans: int
 
 
 def withdraw_records(
@@ -31,8 +29,8 @@ def withdraw_records(
     """Withdraw records by their ids, and everything that workers measured, by name or id.
 
     Each job that was built with such a record, or that the worker measured for, gets an event
-    `withdrawn`. Its race and its choice of a plan are forgotten, and so is what the workers decided
-    for any job: they are made anew.
+    `withdrawn`. Its race is forgotten, and so is what the workers decided for any job: the races
+    are run anew.
 
     Raises:
         NotFoundError: if there is no such record, or nobody by that name ever measured anything.
@@ -46,8 +44,7 @@ def withdraw_records(
     for job_id in done.jobs:
         decided += storage.verdicts.forget(job_id)
     told = tell(storage, done.jobs, reason, [one.id for one in done.records])
-    verdicts, plans = decided[VerdictKind.SCHEDULES], decided[VerdictKind.PLAN]
-    return Withdrawal(done, told, verdicts, plans)
+    return Withdrawal(done, told, decided)
 
 
 def tell(

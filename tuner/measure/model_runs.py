@@ -108,19 +108,14 @@ def race(
     incumbent: Run,
     challengers: Iterable[Callable[[], Run]],
     threads: int,
-    stopped: Callable[[], bool] = lambda: False,
     begin_round: Callable[[], None] = _nothing,
 ) -> Race:
     """Each challenger in pairs with the incumbent.
 
-    Once it is `stopped`, challengers that have not begun are left out. Each challenger is made just
-    before its race. `begin_round` is called before each round, outside of what is timed.
+    Each challenger is made just before its race. `begin_round` is called before each round, outside
+    of what is timed.
     """
-    found: list[Comparison] = []
-    for challenger in challengers:
-        if stopped():
-            break
-        found.append(compare_runs(challenger(), incumbent, threads, begin_round))
+    found = [compare_runs(each(), incumbent, threads, begin_round) for each in challengers]
     begin_round()
     return Race(fastest_seconds(incumbent, threads), tuple(found))
 

@@ -15,7 +15,7 @@ solve it for convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -27,13 +27,7 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
 from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
-from tilewright.compiler.plan.layouts.options import (
-    ESTIMATES,
-    LayoutChoice,
-    LayoutCosts,
-    Option,
-    Options,
-)
+from tilewright.compiler.plan.layouts.options import LayoutChoice, Option, Options, copied
 from tilewright.compiler.plan.layouts.quadratic import Quadratic
 from tilewright.compiler.plan.placement import Placement
 
@@ -66,14 +60,12 @@ class Assignment:
         groups: Sequence[Group],
         lanes: int,
         choice: GraphChoice = RULE,
-        costs: LayoutCosts = ESTIMATES,
         weight_macs: float = WEIGHT_MACS,
     ) -> None:
         self._graph = graph
         self._types = graph.typical().types
         self._inputs = frozenset(graph.inputs)
         self._groups = groups
-        self._costs = costs
         options = Options(graph, lanes, choice.copied, weight_macs)
         chosen = dict(choice.layouts)
         self.options = [
@@ -90,9 +82,9 @@ class Assignment:
         for value, readers in self._readers.items():
             self._connect(value, makers.get(value), readers)
 
-    def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
-        """The number of the chosen option of each group; `fixed` states those of some groups."""
-        return self._problem.solve(fixed)[: len(self._groups)]
+    def solve(self) -> list[int]:
+        """The number of the chosen option of each group."""
+        return self._problem.solve()[: len(self._groups)]
 
     def choices(self, numbers: Sequence[int]) -> tuple[LayoutChoice, ...]:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
@@ -118,21 +110,20 @@ class Assignment:
 
         These add a halo to an input of the graph, and make an output of the graph row-major.
         """
-        types, group = self._types, self._groups[number]
-        cost = self._costs.kernel(group, option)
+        types, group, cost = self._types, self._groups[number], option.cost
         if self._graph.returns(group.output):
             cost += self._copy(types[group.output], option.choice.output, ROW_MAJOR)
         for value, wish in option.choice.demands.items():
             if value in self._inputs and wish.halo and wish.layout == ROW_MAJOR:
                 padded = Placement(ROW_MAJOR, wish.halo)
-                cost += self._costs.copy(types[value], Placement(), padded)
+                cost += copied(types[value], Placement(), padded)
         return cost
 
     def _copy(self, kind: TensorType, source: Layout, target: Layout | None) -> float:
         """What a copy from one layout to another costs; `target=None` takes any layout."""
         if target is None or target == source:
             return 0.0
-        return self._costs.copy(kind, Placement(source), Placement(target))
+        return copied(kind, Placement(source), Placement(target))
 
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
         """Charge the copies of a value.

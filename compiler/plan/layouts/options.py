@@ -12,7 +12,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import Protocol
 
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
@@ -84,31 +83,6 @@ def fits_block(channels: int, groups: int, block: int) -> bool:
     if groups > 1 and each > 1:
         return each % block == 0
     return channels >= block and -channels % block <= PADDING_LIMIT * channels
-
-
-class LayoutCosts(Protocol):
-    """What layouts cost, in any unit: estimated, or measured if measurements are known."""
-
-    def kernel(self, group: Group, option: Option) -> float:
-        """The cost of a group's kernel with this option, without copies before and after it."""
-
-    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        """The cost of a copy of a value from one placement to another."""
-
-
-class EstimatedCosts:
-    """Operations and bytes, as far as a graph shows them (`costs.py`)."""
-
-    def kernel(self, group: Group, option: Option) -> float:
-        """The operations of the option, traffic included."""
-        return option.cost
-
-    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        """The bytes read once and written once; nothing if both placements are the same bytes."""
-        return _copied(kind, source, target)
-
-
-ESTIMATES = EstimatedCosts()
 
 
 class Options:
@@ -377,7 +351,9 @@ def _layouts(
 
 
 @memo(4096)
-def _copied(kind: TensorType, source: Placement, target: Placement) -> float:
+def copied(kind: TensorType, source: Placement, target: Placement) -> float:
+    """The cost of a copy of a value: its bytes read and written once, none if both placements are
+    the same bytes."""
     if same_bytes(kind.shape, source, target):
         return 0.0
     return costs.moved(kind, source.layout) + costs.moved(kind, target.layout)

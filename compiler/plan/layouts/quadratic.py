@@ -10,7 +10,7 @@ and Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic P
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,28 +52,16 @@ class Quadratic:
                     total += float(costs[options[first], options[second]])
         return total
 
-    def solve(self, fixed: Mapping[int, int] | None = None) -> list[int]:
+    def solve(self) -> list[int]:
         """The number of the option chosen for each node.
 
         The choice is the cheapest of all if every node could be folded. If not, it costs no more
-        than a greedy walk over the nodes in order. `fixed` states the options of some nodes.
+        than a greedy walk over the nodes in order.
         """
-        if fixed:
-            return self._with(fixed).solve()
         found, exact = _Reduction(self._costs, self._edges).run()
         if exact:
             return found
         return min(self._improved(found), self._improved(self._in_order()), key=self.total)
-
-    def _with(self, fixed: Mapping[int, int]) -> Quadratic:
-        """The problem in which these nodes' other options cannot be taken."""
-        other = Quadratic()
-        other._costs, other._edges = list(self._costs), self._edges
-        for node, option in fixed.items():
-            costs = np.full_like(self._costs[node], np.inf)
-            costs[option] = self._costs[node][option]
-            other._costs[node] = costs
-        return other
 
     def _in_order(self) -> list[int]:
         options: list[int] = []

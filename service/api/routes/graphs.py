@@ -27,7 +27,7 @@ async def get_graph(
     job_id: str, storage: StorageDep, planning: PlanningDep, limiter: LimiterDep, token: Reader
 ) -> Response:
     """The model of a job after fusion: its kernels, what lies between them, and the ONNX nodes
-    behind each. With the plan that the job chose, once it did; of several sizes, at the first."""
+    behind each. Of several sizes, at the first."""
     question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)
 
@@ -40,8 +40,7 @@ async def get_graph(
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
     """What the drawing of a job's model is made by. Raises NotFoundError for the job."""
     job = storage.jobs.get(job_id, token.sees)
-    check = JobCheck(job.model_digest, mode_of(job, storage), dict(job.options))
-    return GraphQuestion(check, ((job.result or {}).get("plan") or {}).get("choice"))
+    return GraphQuestion(JobCheck(job.model_digest, mode_of(job, storage), dict(job.options)))
 
 
 def graph_view(graph: ModelGraph) -> GraphView:

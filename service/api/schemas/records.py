@@ -68,7 +68,6 @@ class WithdrawView(View):
     restored: list[Id]
     trials: int
     verdicts: int
-    plans: int
     jobs: list[Id]
 
 

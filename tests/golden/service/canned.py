@@ -102,7 +102,6 @@ VERDICT = {
 }
 
 RESULT = {
-    "plans": [{"sizes": {"batch": 4}, "plan": {"name": "by rule", "reason": "nothing is faster"}}],
     "ended": "gain",
     "forecast": {"gain": 0.004, "seconds": 60.0, "trials": 100, "model_seconds": 1.0},
     "forecast_error": {"expected": 0.012, "gained": 0.01},

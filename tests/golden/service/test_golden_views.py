@@ -28,7 +28,6 @@ from tilewright.service.cli.cost_model import _table as cost_model_table
 from tilewright.service.cli.devices import device_table
 from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
 from tilewright.service.cli.inspect_view import summary_view
-from tilewright.service.cli.plan_view import decision_view
 from tilewright.service.cli.terminal import console
 from tilewright.service.cli.tune_view import LineWatcher, tell
 from tilewright.service.cli.view import rate_line, timings_table
@@ -79,26 +78,11 @@ CHEAP = replace(
 )
 UNTIMED = replace(CHEAP, seconds=None, bound=None)
 SPEEDS = Speeds(1.234e11, (Level("L1", 1 << 15, 4.5e11), Level("memory", 0, 1.25e10)))
-REPORT = ModelReport(
-    "net", {}, "x86-64-v3", 2, "fast", "float32", (CHEAP, DEAR), SPEEDS, None, "a CPU"
-)
+REPORT = ModelReport("net", {}, "x86-64-v3", 2, "fast", "float32", (CHEAP, DEAR), SPEEDS, "a CPU")
 OF_RANGE = replace(
     REPORT, sizes={"rows": 200}, kernels=(CHEAP, replace(DEAR, serves={"rows": "129..512"}))
 )
 ABROAD = replace(REPORT, threads=1, precision="bfloat16", kernels=(UNTIMED,), speeds=None)
-
-TRIED = {"new_seconds": 3e-4, "old_seconds": 2e-4, "kernels": 4, "ratio": None, "outcome": ""}
-DECISION = {
-    "name": "relu apart",
-    "reason": "takes less",
-    "tried": [
-        {**TRIED, "name": "slower"},
-        {**TRIED, "name": "faster [red]", "new_seconds": 1e-4, "ratio": 0.9, "outcome": "faster"},
-        {**TRIED, "name": "of nothing", "old_seconds": 0.0},
-        {**TRIED, "name": "not run", "new_seconds": None},
-        *({**TRIED, "name": f"other {n}", "new_seconds": 4e-4 + n / 1e5} for n in range(9)),
-    ],
-}
 
 SUMMARY = PlanSummary(
     name="net [red]",
@@ -237,7 +221,7 @@ def sentences() -> list[str]:
         progress_line(waiting, {"candidates_per_second": 3, "workers": 1}),  # type: ignore[arg-type]
         *result_lines(RESULT),
         *result_lines({**RESULT, "not_verified": "it is away", "workloads": None}),
-        *result_lines({"plan": None, "end_to_end": {**VERDICT, "device": ""}}),
+        *result_lines({"end_to_end": {**VERDICT, "device": ""}}),
     ]
 
 
@@ -287,7 +271,7 @@ def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **tol
     watcher = LineWatcher(console(), None, store, "job", device, CancelToken())
     watcher.event(Progress(state, 5, 40, None, 1.0, 90.0, 12.5), tracker)
     finished = Finished((state,), (None,), 5, 61.23, **told)
-    served: Any = SimpleNamespace(decision=None, sizes={}, stages=None, open=None, notes=())
+    served: Any = SimpleNamespace(sizes={}, stages=None, open=None, notes=())
     checked: Any = Verification(1e-6, ()) if output else None
     outcome = JobOutcome((served,), tracker, finished, device, verification=checked)
     watcher.tuned(outcome)
@@ -305,9 +289,6 @@ VIEWS: dict[str, Callable[[], RenderableType]] = {
     "assembly": lambda: assembly_text(DEAR),
     "inspect": lambda: summary_view(SUMMARY, {"a" * 64: "the [dear] one"}),
     "inspect, with control flow": lambda: summary_view(replace(SUMMARY, natives=2, controls=3), {}),
-    "decision": lambda: decision_view(DECISION),
-    "decision without alternatives": lambda: decision_view({**DECISION, "tried": []}),
-    "no decision": lambda: decision_view(None),
     "devices": lambda: device_table(DEVICES),
     "cost models": lambda: cost_model_table(COST_MODELS, {"a" * 64: "x86-64-v3"}),  # type: ignore[arg-type]
     "timings": lambda: timings_table([StageTime("import", 0.0123, 2)]),

@@ -28,7 +28,6 @@ from tilewright.db.stores.records import SqlRecordStore, record_id
 from tilewright.db.stores.retention import Retention, RetentionStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tokens import Scope, TokenStore
-from tilewright.db.stores.verdicts import VerdictKind, VerdictStore
 from tilewright.db.stores.workers import WorkerStore
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
@@ -225,27 +224,10 @@ def test_what_a_second_worker_takes_from_a_record_is_told(engine: sa.Engine) -> 
     with_changes(engine, run)
 
 
-def test_what_a_lookup_by_model_is_made_of_is_told(
+def test_a_model_that_is_forgotten_is_told(
     engine: sa.Engine, model_digest: str, clock: Any
 ) -> None:
-    verdicts = VerdictStore(engine, clock)
-
     async def run(changes: LookupChanges) -> None:
-        async def heard(act: Callable[[], Any]) -> Any:
-            done = act()
-            assert set(await changes.read() or ()) == {"plan"}
-            return done
-
-        known = await heard(lambda: verdicts.add(VerdictKind.PLAN, "plan", "job", "p", {}, "w"))
-        await heard(lambda: verdicts.confirm(known, {}, "v"))
-        await heard(lambda: verdicts.use(known, "other"))
-        await heard(lambda: verdicts.withdraw(["v"], "bad"))
-        await heard(lambda: verdicts.withdraw(["w"], "bad"))
-        known = await heard(lambda: verdicts.add(VerdictKind.PLAN, "plan", "job", "p", {}, None))
-        await heard(lambda: verdicts.dispute(known, {}, "slower"))
-        await heard(lambda: verdicts.forget("job"))
-        verdicts.forget("job")
-        assert await changes.read() == ()
         clock.advance(10 * 86400.0)
         assert RetentionStore(engine, clock).apply(Retention(models=1.0))["models"] == 1
         assert await changes.read() == {model_digest}

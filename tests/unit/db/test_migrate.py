@@ -21,6 +21,7 @@ from tilewright.db.errors import SchemaVersionError
 from tilewright.db.migrate import current_revision, head_revision, upgrade
 from tilewright.db.models import Base
 from tilewright.db.stores.tokens import TokenStore
+from tilewright.db.stores.verdicts import VerdictStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -169,15 +170,55 @@ def test_rows_of_the_first_revision_survive_every_upgrade(fresh: sa.Engine, tmp_
     tables = sa.MetaData()
     with writing(fresh) as connection:
         tables.reflect(connection)
-        tables.remove(tables.tables["alembic_version"])
+        for gone in ("alembic_version", "graph_plans"):
+            tables.remove(tables.tables[gone])
         for table in tables.sorted_tables:
             connection.execute(sa.insert(table).values(_blank(table)))
     before = rows(fresh, tables)
     upgrade(fresh)
     assert current_revision(fresh) == head_revision()
-    assert rows(fresh, tables) == before
+    (verdict,) = before["verdicts"]
+    del verdict["kind"]
+    now = sa.MetaData()
+    with reading(fresh) as connection:
+        now.reflect(connection, only=tables.tables.keys())
+    assert rows(fresh, now) == before
     assert {name: len(found) for name, found in before.items()} == dict.fromkeys(before, 1)
-    assert len(before) == 31
+    assert len(before) == 30
+
+
+def test_the_sizes_of_plans_and_the_verdicts_of_schedules_stay(
+    fresh: sa.Engine, tmp_path: Path
+) -> None:
+    revisions_to("0036", fresh, tmp_path / "later")
+    tables = sa.MetaData()
+    plans = [
+        ("fast", "a", '{"rows":8}'),
+        ("fast", "b", '{"rows":8}'),
+        ("strict bfloat16", "a", '{"rows":4}'),
+        ("fast", "c", "{}"),
+        ("fast", "d", '{"rows":"1..64"}'),
+    ]
+    with writing(fresh) as connection:
+        tables.reflect(connection)
+        plan, verdict = (tables.tables[name] for name in ("graph_plans", "verdicts"))
+        for numerics, digest, dims in plans:
+            made = {"numerics": numerics, "digest": digest, "dims": dims, "model_digest": "m"}
+            connection.execute(sa.insert(plan).values({**_blank(plan), **made}))
+        for serial, kind in enumerate(("schedules", "plan")):
+            made = {"kind": kind, "identity": kind, "serial": serial, "state": "confirmed"}
+            connection.execute(
+                sa.insert(verdict).values({**_blank(verdict), **made, "backing": "own"})
+            )
+    upgrade(fresh)
+    with reading(fresh) as connection:
+        found = connection.execute(sa.select(Base.metadata.tables["tuned_sizes"])).all()
+    assert sorted(row[3:] for row in found) == [
+        ("fast", "float32", '{"rows":8}'),
+        ("strict", "bfloat16", '{"rows":4}'),
+    ]
+    verdicts = VerdictStore(fresh)
+    assert verdicts.find("schedules") is not None and verdicts.find("plan") is None
 
 
 def rows(engine: sa.Engine, tables: sa.MetaData) -> dict[str, list[Any]]:

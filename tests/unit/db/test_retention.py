@@ -25,7 +25,7 @@ from tilewright.db.stores.retention import DAY_SECONDS, Retention, RetentionStor
 from tilewright.db.stores.runs import RunStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import JobTask, TaskStore
-from tilewright.db.stores.verdicts import VerdictKind, VerdictStore
+from tilewright.db.stores.verdicts import VerdictStore
 from tilewright.tuner.measure.measurement import Phase, Trial
 
 ALL = Retention(**{one.name: 1.0 for one in fields(Retention)})
@@ -150,9 +150,9 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     failed = jobs.create(model_digest, "host").id
     jobs.cancel(failed)
     for name in (*old, *new):
-        verdicts.add(VerdictKind.SCHEDULES, f"race of {name}", name, "tuned", {"of": name})
+        verdicts.add(f"race of {name}", name, "tuned", {"of": name})
     for name in (old[0], new[0]):
-        verdicts.add(VerdictKind.SCHEDULES, "asked again", name, "tuned", {})
+        verdicts.add("asked again", name, "tuned", {})
     clock.advance(2 * DAY_SECONDS)
     assert keep.apply(Retention(artifacts=1)) == {**NOTHING, "artifacts": len(kinds)}
     assert {job.id for job in jobs.list() if job.artifact_digest} == set(new)
@@ -160,7 +160,7 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     assert keep.apply(ALL) == {**NOTHING, "jobs": len(kinds) + 1}
     assert {job.id for job in jobs.list()} == set(new)
     assert all(verdicts.find(f"race of {name}") for name in (*old, *new))
-    assert verdicts.forget(old[0]).total() == 1, "what a newer one took the place of is gone"
+    assert verdicts.forget(old[0]) == 1, "what a newer one took the place of is gone"
     blobs.sweep(60)
     artifacts = {jobs.get(name).artifact_digest for name in new}
     assert set(blobs.digests()) == {model_digest, *artifacts}

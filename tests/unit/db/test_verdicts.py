@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.db.standing import Backing, Standing, Witness
-from tilewright.db.stores.verdicts import StoredVerdict, VerdictKind, VerdictStore
+from tilewright.db.stores.verdicts import StoredVerdict, VerdictStore
 from tilewright.db.stores.workers import WorkerStore
 
-SCHEDULES = VerdictKind.SCHEDULES
 SAID = {"comparisons": [{"ratio": 0.9}]}
 
 
@@ -19,20 +18,19 @@ def believed(verdicts: VerdictStore, identity: str = "a", job: str = "") -> Any:
 
 def test_what_our_own_machine_raced_is_believed_at_once(verdicts: VerdictStore) -> None:
     assert verdicts.find("a") is None and verdicts.counts() == {}
-    verdicts.add(SCHEDULES, "a", "job", "default", {"ratio": 1.01})
-    verdicts.add(SCHEDULES, "b", "job", "tuned", {})
-    verdicts.add(SCHEDULES, "a", "", "tuned", {"ratio": 0.9})
+    verdicts.add("a", "job", "default", {"ratio": 1.01})
+    verdicts.add("b", "job", "tuned", {})
+    verdicts.add("a", "", "tuned", {"ratio": 0.9})
     assert believed(verdicts) == ("tuned", Backing.OWN)
-    verdicts.add(VerdictKind.PLAN, "p", "job", "digest", {})
-    assert verdicts.counts() == {"default": 1, "tuned": 2}, "a plan is not counted with them"
+    assert verdicts.counts() == {"default": 1, "tuned": 2}
 
 
 def test_a_worker_is_believed_by_the_job_alone_until_another_agrees(
     verdicts: VerdictStore, workers: WorkerStore
 ) -> None:
     one, other = (workers.register(n, [], {}, owner=n).id for n in ("one", "other"))
-    verdicts.add(SCHEDULES, "a", "before", "default", {})
-    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, one)
+    verdicts.add("a", "before", "default", {})
+    made = verdicts.add("a", "mine", "tuned", {}, one)
     assert made.witness == Witness(one, "one") and made.state is Standing.PROVISIONAL
     assert believed(verdicts, job="mine") == ("tuned", Backing.ONCE)
     assert believed(verdicts, job="another") == believed(verdicts) == ("default", Backing.OWN)
@@ -44,7 +42,7 @@ def test_a_worker_is_believed_by_the_job_alone_until_another_agrees(
 def test_a_verdict_says_whose_word_it_is(verdicts: VerdictStore, workers: WorkerStore) -> None:
     first, second = (workers.register(n, [], {}, owner="mean").id for n in ("one", "two"))
     honest = workers.register("honest", [], {}, owner="honest").id
-    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, first)
+    made = verdicts.add("a", "mine", "tuned", {}, first)
     for worker, backing in (
         (first, Backing.ONE_WORKER),
         (second, Backing.ONE_OWNER),
@@ -57,10 +55,10 @@ def test_a_verdict_says_whose_word_it_is(verdicts: VerdictStore, workers: Worker
 
 
 def test_what_is_disputed_nobody_believes(verdicts: VerdictStore) -> None:
-    made = verdicts.add(SCHEDULES, "a", "mine", "tuned", {}, "liar")
+    made = verdicts.add("a", "mine", "tuned", {}, "liar")
     verdicts.confirm(made, SAID, "liar")
     verdicts.use(made, "another")
-    honest = verdicts.add(SCHEDULES, "a", "third", "default", {}, "honest")
+    honest = verdicts.add("a", "third", "default", {}, "honest")
     verdicts.dispute(made, SAID, "why")
     assert believed(verdicts, job="mine") is believed(verdicts, job="another") is None
     assert believed(verdicts, job="third") == ("default", Backing.ONCE)
@@ -72,16 +70,16 @@ def test_what_a_worker_decided_and_what_it_confirmed_is_taken_back(
     verdicts: VerdictStore,
 ) -> None:
     def confirmed(identity: str, first: str, second: str) -> StoredVerdict:
-        made = verdicts.add(SCHEDULES, identity, "job", "tuned", {}, first)
+        made = verdicts.add(identity, "job", "tuned", {}, first)
         return verdicts.confirm(made, SAID, second)
 
     confirmed("a", "liar", "honest")
     confirmed("b", "honest", "liar")
     confirmed("c", "honest", "other")
     verdicts.use(confirmed("d", "liar", "honest"), "another")
-    assert verdicts.withdraw(["liar"], "its clock stands still") == {SCHEDULES: 3}
+    assert verdicts.withdraw(["liar"], "its clock stands still") == 3
     assert believed(verdicts, "a", "job") is believed(verdicts, "d", "another") is None
     assert believed(verdicts, "b") is None
     assert believed(verdicts, "b", "job") == ("tuned", Backing.ONCE), "one word is left"
     assert believed(verdicts, "c") == ("tuned", Backing.ONE_OWNER)
-    assert verdicts.withdraw(["liar"], "again") == {}
+    assert verdicts.withdraw(["liar"], "again") == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,17 +16,12 @@ from tilewright.compiler.driver import compile_plan, make_plan, optimise, unsuit
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.plan.choices import RULE, GraphChoice
-from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layouts.assignment import Assignment, assign_layouts
-from tilewright.compiler.plan.layouts.options import Option
 from tilewright.compiler.plan.partition import fused
-from tilewright.compiler.plan.placement import Placement
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
@@ -153,14 +148,10 @@ def test_products_of_bytes_are_included_where_the_rule_leaves_them_out() -> None
         (product,) = [node for node in graph.nodes if node.op == "matmul"]
         return product.attr("accumulator") == "int32"
 
-    including, without = (
-        GraphChoice(including=frozenset({name})),
-        GraphChoice(without=frozenset({name})),
-    )
-    assert [multiplies_bytes(bare, c) for c in (RULE, including, including | without)] == [
-        *(False, True, False)
-    ]
-    assert [multiplies_bytes(able, c) for c in (RULE, including, without)] == [True, True, False]
+    including = GraphChoice(including=frozenset({name}))
+    neither = replace(including, without=frozenset({name}))
+    assert [multiplies_bytes(bare, c) for c in (RULE, including, neither)] == [False, True, False]
+    assert [multiplies_bytes(able, c) for c in (RULE, including, neither)] == [True, True, False]
     planned(scaled_bytes(), including)
 
 
@@ -179,53 +170,20 @@ def chain() -> Graph:
     return g.graph(g("conv", g("relu", y, name="z"), g.weight("w1", 32, 32, 1, 1), **POINT))
 
 
-class Rigged:
-    """Kernels that write blocks cost 1, others 10; copies cost what is said."""
-
-    def __init__(self, copy: float) -> None:
-        self._copy = copy
-
-    def kernel(self, group: Group, option: Option) -> float:
-        return 10.0 if option.choice.output == ROW_MAJOR else 1.0
-
-    def copy(self, kind: TensorType, source: Placement, target: Placement) -> float:
-        return self._copy
-
-
-@pytest.mark.parametrize(("copy", "last"), [(1.0, blocked(4, 1, LANES)), (100.0, ROW_MAJOR)])
-def test_layouts_follow_the_costs_that_are_given(copy: float, last: object) -> None:
-    """The last kernel writes rows itself where a copy to rows costs more than it saves."""
-    graph, groups = fused(chain())
-    made = Assignment(graph, groups, LANES, RULE, Rigged(copy))
-    found = [choice.output for choice in made.choices(made.solve())]
-    assert found == [blocked(4, 1, LANES), last]
-
-
 def test_chosen_layouts_make_the_plan_again() -> None:
     graph, groups = fused(chain())
-    made = Assignment(graph, groups, LANES, RULE, Rigged(1.0))
-    chosen = made.choices(made.solve())
+    made = Assignment(graph, groups, LANES)
+    best = made.solve()
+    others = [(number + 1) % len(o) for number, o in zip(best, made.options, strict=True)]
+    chosen = made.choices(others)
+    assert chosen != made.choices(best)
     names = {g.output: c.names(g) for g, c in zip(groups, chosen, strict=True)}
     choice = GraphChoice(layouts=tuple(sorted(names.items())))
     assert assign_layouts(graph, groups, LANES, choice) == chosen
-    assert planned(chain(), choice).placements["z"].layout == blocked(4, 1, LANES)
+    planned(chain(), choice)
 
 
 def test_layouts_that_are_no_option_are_refused() -> None:
     choice = GraphChoice(layouts=(("z", ("2 3 0 1", "row")),))
     with pytest.raises(InvalidArgumentError, match="'z' cannot be written and read as 2 3 0 1"):
         make_plan(optimise(chain(), Mode(HOST)), Mode(HOST), choice=choice)
-
-
-def test_a_choice_is_read_as_it_was_written() -> None:
-    choice = GraphChoice(
-        frozenset({"pool_first"}), frozenset({"a", "b"}), frozenset({"c"}), (("z", ("row", "any")),)
-    )
-    assert GraphChoice.from_json(json.loads(json.dumps(choice.to_json()))) == choice
-    more = choice | GraphChoice(including=frozenset({"quantised_products"}))
-    assert GraphChoice.from_json(json.loads(json.dumps(more.to_json()))) == more != choice
-    assert "including" not in choice.to_json()  # as earlier releases wrote it
-    assert choice | RULE == RULE | choice == choice
-    for wrong in ({}, RULE.to_json() | {"layouts": []}, RULE.to_json() | {"kept": None}):
-        with pytest.raises(InvalidArgumentError, match="graph choice"):
-            GraphChoice.from_json(wrong)

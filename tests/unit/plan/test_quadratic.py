@@ -43,13 +43,6 @@ def test_series_parallel_problems_are_solved_exactly(data: st.DataObject) -> Non
             edges.append((node, second))
     made = problem(sizes, edges, data.draw(st.integers(0, 1000)))
     assert made.total(made.solve()) == best(made, sizes)
-    node = data.draw(st.integers(0, len(sizes) - 1))
-    option = data.draw(st.integers(0, sizes[node] - 1))
-    found = made.solve({node: option})
-    others = (each for each in product(*map(range, sizes)) if each[node] == option)
-    least = min(made.total(each) for each in others)
-    if least < np.inf:
-        assert found[node] == option and made.total(found) == least
 
 
 @settings(max_examples=examples(60))

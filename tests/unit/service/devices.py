@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,7 +88,6 @@ class FakeDevice:
         self,
         variants: Iterable[Variant],
         threads: int,
-        stopped: Callable[[], bool] = lambda: False,
     ) -> Race:
         self._fail()
         challengers = list(variants)[1:]

@@ -9,9 +9,8 @@ import json
 import os
 import platform
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import onnx
@@ -19,26 +18,18 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.unit.service.command_line import data_folder, expected, inputs, model, run
-from tilewright.compiler.driver import make_plan, optimise
-from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.choices import GraphChoice
-from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import host_target
 from tilewright.compiler.targets.target import known_targets
-from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service import cli
 from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.cli.common import _who_runs_this
 from tilewright.service.cli.inspect_view import quantity, size
 from tilewright.service.cli.view import origins_line
-from tilewright.service.jobs.known_plan import keep_choice, model_digest, plan_identity
-from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.units import milliseconds
 from tilewright.service.worker import process
 from tilewright.service.worker.check import DeviceFinding, Grade
-from tilewright.tuner.graph.search import Decision, Tried
 
 __all__ = ["data_folder", "inputs", "model"]  # fixtures
 
@@ -69,7 +60,6 @@ def test_inspect_shows_operators_and_workloads(
     assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["macs"] == 2 * 4 * 4
-    assert summary["decision"] is None and "plan: by rule; no job has compared it" in text
 
 
 def test_inspect_tells_the_names_and_hints_of_open_dimensions(
@@ -93,80 +83,6 @@ def test_inspect_tells_the_names_and_hints_of_open_dimensions(
     told = json.loads(capsys.readouterr().out)
     assert "[2,3,5,4]" in str(told["inputs"])
     assert told["dynamic"][-1] == "dynamic: x[2]=5 (1..9); tuned at these sizes"
-
-
-def test_a_plan_that_was_chosen_is_shown_and_used(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    storage = open_storage(Settings())
-    request = ModelRequest(model, Mode(), {"batch": 2})
-    planned = plan_model(request)
-    (kernel,) = planned.plan.kernels
-    assert kernel.workload.operators == ("matmul", "relu")
-    (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
-    choice = GraphChoice(kept=frozenset({product}))
-    tried = Tried("relu apart", choice, 3, 2e-6, 1e-6, 0.9, "faster")
-    apart = make_plan(
-        optimise(planned.graph, Mode(planned.target), choice=choice),
-        Mode(planned.target),
-        choice=choice,
-    )
-    decision = Decision(choice, apart, "relu apart", "takes less", 3e-6, 2e-6, (tried,))
-    chosen = replace(planned, plan=apart, decision=decision.to_json())
-    keep_choice(chosen, storage, 2e-6, job_id="", worker=None)
-    storage.close()
-
-    assert run("inspect", model, "--dim", "batch=2") == 0
-    text = capsys.readouterr().out
-    assert "plan: relu apart; takes less" in text and "1.11x faster" in text
-    assert "2 kernels of 2 workloads" in text
-    assert run("explain", "--dim", "batch=2", model, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert len(report["kernels"]) == 2 and report["decision"]["reason"] == "takes less"
-    assert run("explain", "--dim", "batch=2", model, "--json", "--kernel", 2) == 0
-    assert [one["number"] for one in json.loads(capsys.readouterr().out)["kernels"]] == [2]
-    assert run("plans", model) == 0
-    (row,) = [line for line in capsys.readouterr().out.splitlines() if "batch=2" in line]
-    assert " ".join(row.split()).endswith("batch=2 2 0.002 ms relu apart in use")
-    assert run("inspect", model, "--dim", "batch=3") == 0  # at other sizes nothing is known
-    assert "no job has compared it" in capsys.readouterr().out
-
-
-def test_the_plans_of_a_model_and_which_is_in_use(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("plans", model) == 0
-    assert "no job has planned this model yet" in capsys.readouterr().out
-    storage = open_storage(Settings())
-    old = {"name": "by rule"}
-
-    def put(plan: int, seconds: float | None, decision: Any = None, code: str = "") -> None:
-        of, code = (model_digest(model), "t" * 64, 2, "fast"), code or CODEGEN_VERSION
-        steps = {"steps": [{"kernel": "k"}] * plan + [{"view": []}]}
-        digest = storage.plans.put(*of, steps, seconds, codegen_version=code, decision=decision)
-        if decision is not None and code == CODEGEN_VERSION:
-            storage.verdicts.add(VerdictKind.PLAN, plan_identity(*of, "{}"), "", digest, {})
-
-    put(1, 0.004, old, "0")
-    put(2, 0.003, old)
-    put(3, 0.002, {"name": "relu apart"})
-    put(4, None)
-    storage.close()
-    assert run("plans", model) == 0
-    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:]]
-    assert sorted(rows) == [
-        "tttttttttttt 2 fast - 1 4.000 ms by rule of code generation 0",
-        "tttttttttttt 2 fast - 2 3.000 ms by rule",
-        "tttttttttttt 2 fast - 3 2.000 ms relu apart in use",
-        "tttttttttttt 2 fast - 4 - -",
-    ]
-    assert run("plans", model, "--json") == 0
-    told = {row["kernels"]: row for row in json.loads(capsys.readouterr().out)}
-    assert [told[n]["seconds"] for n in (1, 2, 3, 4)] == [0.004, 0.003, 0.002, None]
-    assert [n for n, row in told.items() if row["in_use"]] == [3]
-    assert [n for n, row in told.items() if not row["codegen_is_current"]] == [1]
-    assert run("plans", "nowhere.onnx") == 1
-    assert "nowhere.onnx" in capsys.readouterr().err
 
 
 def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +159,7 @@ def test_every_command_compiles_in_the_precision_asked_for(
         assert 0 < error < 2 * step
 
 
-def test_a_tuned_model_is_known_by_its_precision(
+def test_a_model_is_tuned_in_a_precision(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = two_products(tmp_path / "two.onnx")
@@ -251,8 +167,6 @@ def test_a_tuned_model_is_known_by_its_precision(
     command = ("tune", model, "--trials", "2", "--precision", "bfloat16", "-o", folder)
     assert run(*command) == 0
     assert "verified: by steps: " in capsys.readouterr().out
-    assert run("plans", model) == 0
-    assert "fast bfloat16" in capsys.readouterr().out
 
 
 def test_run_computes_the_outputs(model: Path, inputs: Path, tmp_path: Path) -> None:

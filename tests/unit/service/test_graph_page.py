@@ -18,7 +18,7 @@ from tilewright.db.stores.tasks import JobTask, TaskStatus
 from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.dashboard.graph_figures import GraphFigures
 from tilewright.service.jobs import model_graph as graphs
-from tilewright.service.jobs.model_graph import DrawnKind, ModelGraph, chosen_by, model_graph
+from tilewright.service.jobs.model_graph import DrawnKind, ModelGraph, model_graph
 from tilewright.service.jobs.planning import ModelRequest, plan_model
 
 TARGET = resolve_target("x86-64-v3")
@@ -78,12 +78,6 @@ def test_edges_lead_from_what_makes_a_value_to_what_reads_it(drawn: ModelGraph) 
     assert all(edge.start < edge.end for edge in drawn.edges)
     read = {edge.end for edge in drawn.edges}
     assert read == set(range(1, len(drawn.steps)))
-
-
-def test_a_choice_that_is_none_leaves_the_plan_of_the_rules() -> None:
-    planned = plan_model(ModelRequest(branched(), Mode(TARGET)))
-    for choice in (None, {}, {"nonsense": 1}):
-        assert chosen_by(planned, choice).plan == planned.plan
 
 
 def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

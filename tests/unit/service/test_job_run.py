@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import onnx
 import pytest
 
 from tests.unit.service.tuners import LocalWorker, loop, model_bytes, work_once
-from tilewright.compiler.plan.choices import RULE
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.job_states import JobState
@@ -21,9 +20,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job
 from tilewright.service.jobs import job_run, run_job
 from tilewright.service.jobs.device import Checked
-from tilewright.service.jobs.known_plan import keep_choice
 from tilewright.service.jobs.leased_device import LeasedDevice
-from tilewright.service.jobs.planning import ModelRequest, plan_model
 from tilewright.service.jobs.remote_runner import RemoteRunner
 from tilewright.service.jobs.run_queue import JobCancelled
 from tilewright.service.jobs.tuner_process import TunerProcess
@@ -50,21 +47,7 @@ def test_a_job_without_trials_becomes_an_artifact(
     assert kinds[0] == "state"
     assert "progress" in kinds
     assert storage.workloads.workload(storage.tasks.list(job.id)[0].workload_key)
-    assert storage.plans.list(job.model_digest)
     assert not work_once(tuner)
-
-
-def test_a_job_tunes_the_plan_that_is_known(
-    storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decision = {"choice": RULE.to_json(), "name": "by rule", "reason": "nothing is faster"}
-    planned = replace(plan_model(ModelRequest(model_bytes())), decision=decision)
-    keep_choice(planned, storage, 1.0, job_id="", worker=None)
-    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    assert work_once(tuner)
-    done = storage.jobs.get(job.id)
-    assert done.result is not None and done.result["plan"] == decision
-    assert storage.records.count_trials(job.id)[Status.OK] == 0
 
 
 def test_the_same_artifact_has_the_same_digest(
@@ -247,7 +230,8 @@ def test_a_job_may_have_several_sizes(
     done = storage.jobs.get(job.id)
     assert (done.state, done.error) == (JobState.SUCCEEDED, None)
     assert done.result is not None and done.result["verified"]
-    assert len(done.result["plans"]) == (2 if several else 1)
+    kept = storage.tuned_sizes.list(digest, Mode())
+    assert kept == [{"rows": n} for n in (sizes if several else [sizes]) if isinstance(n, int)]
     assert done.artifact_digest is not None
     with tarfile.open(fileobj=io.BytesIO(storage.blobs.get(done.artifact_digest))) as tar:
         stored = tar.extractfile("manifest.json")

@@ -15,10 +15,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.choices import GraphChoice
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
@@ -26,16 +24,20 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
 from tilewright.db.standing import Backing
 from tilewright.db.storage import Storage
-from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service.cli import run as run_cli
 from tilewright.service.cli.view import settled_line
 from tilewright.service.jobs.device import Device, DeviceError
 from tilewright.service.jobs.known_model import KnownModel
-from tilewright.service.jobs.known_plan import keep_plan
 from tilewright.service.jobs.local_device import LocalDevice
 from tilewright.service.jobs.model_tasks import tasks_of
 from tilewright.service.jobs.no_regret import Served, Verdict, settle
-from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model, plan_sizes
+from tilewright.service.jobs.planning import (
+    ModelRequest,
+    Planned,
+    model_digest,
+    plan_model,
+    plan_sizes,
+)
 from tilewright.service.jobs.tuning import build_artifact
 from tilewright.service.jobs.verification import verify_artifact
 from tilewright.service.wording import verdict_text
@@ -321,29 +323,6 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
     assert storage.verdicts.counts() == {}, "what nobody raced is no verdict"
 
 
-def test_the_untuned_program_is_that_of_the_rules_plan(storage: Storage) -> None:
-    """Another plan, chosen by measurements, whose tuned program then does not win."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Relu", ["h"], ["y"]),
-    ]
-    planned = plan_model(ModelRequest(_model(nodes, ROWS)))
-    (product,) = [n.output for n in planned.plan.graph.nodes if n.op == "matmul"]
-    choice = GraphChoice(kept=frozenset({product}))
-    graph = optimise(planned.graph, Mode(planned.target), choice=choice)
-    chosen = replace(
-        planned,
-        plan=make_plan(graph, Mode(planned.target), choice=choice),
-        decision={"choice": choice.to_json(), "name": "apart", "reason": "takes less"},
-    )
-    _record(storage, chosen, 0, _other(chosen, 0), ratio=0.99)
-    (served,) = settle([chosen], storage, ours([1.0])).planned
-    assert served.plan == planned.plan != chosen.plan
-    assert served.decision is not None and "'apart'" in served.decision["reason"]
-    # whoever asks later, without a race of its own, is served the same
-    assert settle([chosen], storage).planned == (served,)
-
-
 def _reloaded(
     storage: Storage, planned: Planned, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
@@ -404,9 +383,9 @@ def test_sizes_that_jobs_tuned_are_settled_when_they_are_met(
     """Two sizes of one model: a race found one of them not to win. All others have one program."""
     model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
     plans = {rows: plan_model(ModelRequest(model, dims={"rows": rows})) for rows in (32, 64)}
-    for planned in plans.values():
+    for rows, planned in plans.items():
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
-        keep_plan(planned, storage)
+        storage.tuned_sizes.add(model_digest(model), planned.mode, {"rows": rows})
     settle([plans[64]], storage, ours([1.0]))
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
@@ -426,12 +405,11 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
     model = _model([helper.make_node("MatMul", ["x", "w"], ["y"])], "rows")
     (planned,) = plan_sizes(ModelRequest(model), {"rows": ("1..64",)})
     _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
-    keep_plan(planned, storage)
     known = KnownModel(model, storage)
     executable = known.compile({"rows": "1..64"})
     (workload, _), *_ = planned.workloads
     assert known.best(workload.key, planned.mode) == _other(planned, 0)
-    size = dict(planned.sizes)["rows"]  # the typical one, at which the plan is kept
+    size = dict(planned.sizes)["rows"]  # the typical one, at which it is planned
     for rows in (size, 64, 3):
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
         np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
@@ -464,7 +442,7 @@ def test_verdicts_read_back_and_speak() -> None:
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:
     for served in ("tuned", "default", "partly", "default"):
-        storage.verdicts.add(VerdictKind.SCHEDULES, "i", "j", served, {})
+        storage.verdicts.add("i", "j", served, {})
     text = client.get("/v1/metrics").text
     assert "tilewright_fallbacks_total 3.0" in text
     assert 'tilewright_served_total{served="default"} 2.0' in text

@@ -28,10 +28,6 @@ RESULT: dict[str, Any] = {
     "largest_error": 2e-6,
     "unverified": [],
     "not_verified": "",
-    "plans": [
-        {"sizes": {"rows": 4}, "plan": {"name": "by rule", "reason": "nothing is faster"}},
-        {"sizes": {"rows": 8}, "plan": None},
-    ],
     "device": {"name": "board", "facts": {"model": "Cortex"}},
     "end_to_end": VERDICT,
 }
@@ -50,8 +46,6 @@ def test_an_answer_says_what_where_and_how_sure() -> None:
     }
     assert result_lines(result) == [
         "dynamic: rows=4 (1..64)",
-        "plan: by rule; nothing is faster (rows=4)",
-        "plan: by rule; no job has compared it with others yet (rows=8)",
         "little is left to gain; another 60 s is expected to gain 0.4 % end to end",
         "device: board, Cortex",
         "end to end: the tuned schedules are served; tuned: 1.11x untuned "
@@ -89,10 +83,10 @@ def test_what_was_not_verified_is_said(changes: dict[str, Any], line: str) -> No
 
 
 def test_results_of_an_earlier_release_are_told_as_far_as_they_go() -> None:
-    assert result_lines({"end_to_end": None}), "as little as that"
-    older = {k: v for k, v in RESULT.items() if k not in ("plans", "device", "not_verified")}
-    lines = result_lines({**older, "plan": {"name": "by rule", "reason": "nothing is faster"}})
-    assert lines[0] == "plan: by rule; nothing is faster"
+    assert result_lines({"end_to_end": None}) == []
+    older = {k: v for k, v in RESULT.items() if k not in ("device", "not_verified")}
+    lines = result_lines(older)
+    assert lines[0].startswith("little is left to gain")
     assert not any(line.startswith("device") for line in lines)
 
 
@@ -135,13 +129,6 @@ def test_devices_are_shown_with_their_size_and_speed() -> None:
     for part in ("32 KiB, 1.5 MiB", "8 of 4", "8 GiB", "performance", "0.69x", "here"):
         assert part in text
     assert "armv8, " in text and " more" in text and "armv9.4" not in text
-
-
-def test_that_many_plans_are_by_rule_is_said_once() -> None:
-    plans = [{"sizes": {"count": size}, "plan": None} for size in (1, 2, 3)]
-    assert result_lines({"plans": plans}) == [
-        "plan: by rule; no job has compared it with others yet"
-    ]
 
 
 @pytest.mark.parametrize(

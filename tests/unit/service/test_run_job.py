@@ -203,7 +203,7 @@ def test_several_sizes_and_padding_go_the_same_way(
     artifact = read_artifact(tmp_path / "a")
     assert [dict(p.sizes) for p in artifact.programs] == [{"rows": 4}, {"rows": 16}]
     assert artifact.ports.pad and len(outcome.served) == 2
-    assert [plan["sizes"] for plan in outcome.report()["plans"]] == [{"rows": 4}, {"rows": 16}]
+    assert [dict(each.sizes) for each in outcome.served] == [{"rows": 4}, {"rows": 16}]
 
 
 def test_a_weight_limit_that_cannot_be_met_is_said_before_tuning(

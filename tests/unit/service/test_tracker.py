@@ -169,12 +169,3 @@ def test_a_record_of_another_release_keeps_its_time_and_its_schedule() -> None:
     plain = replace(kept, measurement=replace(kept.measurement, comparison=None))
     (row,) = tracker.take(Recorded(snapshot(first), plain))
     assert (row.facts or {})["comparison"] is None
-
-
-def test_trials_that_chose_the_plan_count_among_those_that_were_asked_for() -> None:
-    first, second = tasks()
-    tracker = Tracker([first, second], 1000, 15)
-    tracker.take(Started((snapshot(first), snapshot(second)), 985))
-    assert (tracker.progress.trials_done, tracker.progress.trials_budget) == (15, 1000)
-    tracker.take(Finished((snapshot(first), snapshot(second)), (None, None), 985, 1.0))
-    assert (tracker.progress.trials_done, tracker.progress.trials_budget) == (1000, 1000)

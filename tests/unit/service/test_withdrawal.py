@@ -8,7 +8,6 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.records import record_id
-from tilewright.db.stores.verdicts import VerdictKind
 from tilewright.service.jobs.withdrawal import withdraw_records
 from tilewright.tuner.measure.measurement import (
     Measurement,
@@ -26,8 +25,7 @@ def job(storage: Storage, name: str) -> str:
     digest, size = storage.blobs.put_stream(iter([name.encode()]))
     storage.models.register(digest, size, name, None)
     made = storage.jobs.create(digest, "x86-64-v3", target_key=KEY.target_key)
-    for kind in VerdictKind:
-        storage.verdicts.add(kind, f"{kind} of {name}", made.id, "tuned", {})
+    storage.verdicts.add(f"race of {name}", made.id, "tuned", {})
     return made.id
 
 
@@ -43,15 +41,14 @@ def test_jobs_are_told_and_their_decisions_forgotten(storage: Storage) -> None:
 
     done = withdraw_records(storage, "its clock stands still", workers=["board"])
 
-    assert set(done.told) == {measured, built} and done.verdicts == 2 and done.plans == 2
+    assert set(done.told) == {measured, built} and done.verdicts == 2
     for name in (measured, built):
         (event,) = [e for e in storage.events.since(name) if e.kind == "withdrawn"]
         assert event.data["reason"] == "its clock stands still"
         assert event.data["records"] == [record_id(KEY, schedule.digest, "trial")]
     assert not [e for e in storage.events.since(other) if e.kind == "withdrawn"]
-    for kind in VerdictKind:
-        assert storage.verdicts.find(f"{kind} of built") is None
-        assert storage.verdicts.find(f"{kind} of other") is not None
+    assert storage.verdicts.find("race of built") is None
+    assert storage.verdicts.find("race of other") is not None
     assert storage.records.best_record(KEY) is None
 
 

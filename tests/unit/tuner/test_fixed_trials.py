@@ -11,7 +11,7 @@ import pytest
 from tests.unit.tuner.fakes import FakeReferences, FakeTask, World
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted, default_of
+from tilewright.tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted
 from tilewright.tuner.measure.measurement import Phase, Status, Trial
 from tilewright.tuner.measure.wire import MeasureResult
 from tilewright.tuner.options import TuneOptions
@@ -34,7 +34,10 @@ def measure(
     world: World, tasks: Iterable[FakeTask], stopped: Callable[[], bool] = lambda: False
 ) -> list[Trial]:
     """The defaults of tasks."""
-    wanted = (default_of(task) for task in tasks)  # type: ignore[arg-type]
+    wanted = (
+        Wanted(task, (task.space.default(),), Phase.SCREEN, "default")  # type: ignore[arg-type]
+        for task in tasks
+    )
     return fixed(world).measure(wanted, stopped)
 
 

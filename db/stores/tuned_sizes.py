@@ -1,0 +1,48 @@
+"""At which sizes of their dimensions jobs tuned a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from tilewright.compiler.mode import Mode
+from tilewright.db.engine import reading, writing
+from tilewright.db.models import TunedSizesRow
+from tilewright.db.stores.statements import table_of, upsert
+from tilewright.db.types import canonical_json
+
+_sizes = table_of(TunedSizesRow)
+
+
+class TunedSizesStore:
+    """One row for each combination of sizes, by the model's digest and the mode."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
+        """Note that a job tuned the model at these sizes of its named dimensions."""
+        row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
+        with writing(self._engine) as connection:
+            insert = upsert(connection, _sizes).values(row)
+            connection.execute(insert.on_conflict_do_nothing())
+
+    def list(self, model_digest: str, mode: Mode) -> Sequence[Mapping[str, int]]:
+        """All sizes at which jobs tuned the model in this mode."""
+        same = [_sizes.c[name] == value for name, value in _key(model_digest, mode).items()]
+        query = sa.select(_sizes.c.sizes).where(*same).order_by(_sizes.c.sizes)
+        with reading(self._engine) as connection:
+            return [json.loads(sizes) for sizes in connection.execute(query).scalars()]
+
+
+def _key(model_digest: str, mode: Mode) -> dict[str, str | int]:
+    target_key, threads, numerics = mode.key
+    return {
+        "model_digest": model_digest,
+        "target_key": target_key,
+        "threads": threads,
+        "numerics": numerics,
+        "precision": mode.precision,
+    }

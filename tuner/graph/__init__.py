@@ -1,1 +1,0 @@
-"""Chooses for a whole graph, by measurement: fusion, passes and layouts."""
