@@ -8,7 +8,7 @@ import {createHash} from "node:crypto";
 import {mkdirSync, readFileSync, realpathSync, renameSync, rmSync, writeFileSync} from "node:fs";
 import {readFile} from "node:fs/promises";
 import {connect, createServer} from "node:net";
-import {availableParallelism, cpus, homedir, hostname, tmpdir, totalmem} from "node:os";
+import {availableParallelism, cpus, homedir, hostname, loadavg, tmpdir, totalmem} from "node:os";
 import {join} from "node:path";
 import {parseArgs} from "node:util";
 import {Worker} from "node:worker_threads";
@@ -129,6 +129,7 @@ const worker = new MeasurementWorker({
   targets,
   spawn,
   ...(await identity()),
+  condition: () => ({temperature_celsius: null, load: process.platform === "win32" ? null : loadavg()[0], clock_ratio: null, governor: ""}),
   tell({state, worker, task, text}) {
     if (worker !== known) log(`registered as ${(known = worker)}`);
     const line = [state, task, text].filter(Boolean).join(": ");

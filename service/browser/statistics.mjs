@@ -54,9 +54,28 @@ export function shuffle(list) {
   }
 }
 
+const ARITHMETIC_LIMIT = 1.1;
+const MEMORY_LIMIT = 1.5;
+const THROTTLED_SECONDS = 30;
+
+/** How disturbed a reading is: at most 1 where it is not. */
+export const excess = (speed) => Math.max(speed.arithmetic_ratio / ARITHMETIC_LIMIT, speed.memory_ratio / MEMORY_LIMIT);
+
 /** The readings of the reference work, each beside the best so far. */
 export class SpeedWatch {
   #parts = [[], []];
+  #since = null; // when the device began to be disturbed without a break
+  #last = null;
+
+  /** Whether the device is disturbed for long: to measure again would only take twice the time. */
+  get throttled() {
+    return this.#since !== null && Date.now() / 1000 - this.#since >= THROTTLED_SECONDS;
+  }
+
+  /** The last reading, as a heartbeat holds it; null before the first. */
+  get status() {
+    return this.#last && {...this.#last, throttled: this.throttled};
+  }
 
   /** What a measurement says of the device's speed. */
   take(seconds) {
@@ -66,12 +85,14 @@ export class SpeedWatch {
       const best = [...part].sort((a, b) => a - b)[Math.floor(part.length / 10)];
       return best > 0 ? seconds[i] / best : 1;
     });
-    return {
+    const speed = {
       arithmetic_seconds: seconds[0],
       memory_seconds: seconds[1],
       arithmetic_ratio: ratios[0],
       memory_ratio: ratios[1],
-      disturbed: ratios[0] > 1.1 || ratios[1] > 1.5,
+      disturbed: ratios[0] > ARITHMETIC_LIMIT || ratios[1] > MEMORY_LIMIT,
     };
+    this.#since = speed.disturbed ? (this.#since ?? Date.now() / 1000) : null;
+    return (this.#last = speed);
   }
 }

@@ -15,14 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.unit.service.added_arrays import measure
-from tests.unit.service.leased import K, N, compile_program, loadable
-from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.codegen.link import link_shared
+from tests.unit.service.leased import compile_program, loadable
+from tests.unit.service.test_harnesses_alike import module_of
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
@@ -32,8 +29,6 @@ from tilewright.service.api.worker_page import FOLDER
 from tilewright.service.jobs.device import DeviceError
 from tilewright.service.jobs.leased_device import LeasedDevice
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import Phase, Status
-from tilewright.tuner.measure.model_runs import draw_inputs
 
 SEED = 5
 NODE = shutil.which("node")
@@ -41,22 +36,6 @@ needs_node = pytest.mark.skipif(
     NODE is None or importlib.util.find_spec("ziglang") is None,
     reason="modules are linked by zig and run in Node",
 )
-
-KERNELS = """
-#define KERNEL(name) \\
-  void name(void *const *buffers, void *scratch, const long long *sizes, long long lo, long long hi)
-#define ADD \\
-  (void)scratch, (void)sizes, (void)lo, (void)hi; \\
-  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2]; \\
-  for (int i = 0; i < 256; i++) out[i] = a[i] + b[i];
-KERNEL(good) { ADD }
-KERNEL(also_good) { ADD out[0] = a[0] + b[0]; }
-KERNEL(wrong) { ADD out[7] += 1.0f; }
-KERNEL(unfinished) { ADD out[9] = ((const float *)scratch)[0]; }
-KERNEL(traps) { ADD __builtin_trap(); }
-KERNEL(beyond) { ADD *(volatile float *)0xfffffff0u = 1.0f; }
-KERNEL(hangs) { ADD for (volatile int r = 0; r < 1; ) {} }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -92,37 +71,12 @@ def worker(server: Any, storage: Storage, tmp_path: Path) -> Iterator[None]:
     assert gone.health is Health.GONE and not storage.leases.in_hand()
 
 
-def module_of(target: Target, source: str, folder: Path) -> bytes:
-    """C as a module of kernels."""
-    (folder / "kernels.c").write_text(source)
-    wasm_toolchain(target).compile(folder, "kernels.c", "kernels.o", ["-Wno-error"])
-    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.wasm")
-    return (folder / "kernels.wasm").read_bytes()
-
-
 @needs_node
 @pytest.mark.usefixtures("worker")
-def test_whole_programs_are_checked_raced_and_profiled(
+def test_a_run_that_a_module_cannot_do_is_refused(
     device: LeasedDevice, target: Target, tmp_path: Path
 ) -> None:
     model = loadable(compile_program(target))
-    x = draw_inputs(model.program.inputs, SEED)["x"]
-    rng = np.random.default_rng(3)
-    w1 = rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5)
-    w2 = rng.standard_normal((N, 10), dtype=np.float32) / np.float32(N**0.5)
-    expected = np.maximum(x @ w1, 0) @ w2
-    checked = device.check(model, 1, SEED, {"y": expected}, ["y"])
-    assert checked.errors["y"] < 1e-5
-    assert np.allclose(checked.fetched["y"], expected, atol=1e-4)
-    assert device.check(model, 1, SEED, {"y": expected + 1}).errors["y"] > 0.1
-
-    race = device.race([[model], [model]], 1)
-    assert race.incumbent_seconds > 0 and len(race.comparisons[0].ratios) >= 8
-    assert all(seconds > 0 for seconds in device.profile(model, 1, 3))
-    speeds = device.speeds(target)
-    assert speeds.flops_per_second > 1e8 and [level.name for level in speeds.levels] == ["memory"]
-    assert device.facts is not None and device.facts.system == "Node"
-
     with pytest.raises(DeviceError, match="is for 2 threads, this worker has one"):
         device.check(model, 2, SEED, {})
     other = module_of(target, "void other(void);\nvoid other(void) {}", tmp_path)
@@ -317,43 +271,6 @@ def test_a_blob_that_always_arrives_damaged_is_given_up(tmp_path: Path) -> None:
     assert NODE is not None
     said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
     assert said.stdout == b"service blob 1 arrived damaged 4 times 8\n"
-
-
-@needs_node
-@pytest.mark.usefixtures("worker")
-def test_a_candidate_harms_nobody_but_itself(
-    device: LeasedDevice, target: Target, tmp_path: Path
-) -> None:
-    library = module_of(target, KERNELS, tmp_path)
-    names = ("good", "wrong", "traps", "unfinished", "hangs", "beyond", "absent", "also_good")
-    measured = measure(device, target, library, names, Phase.SCREEN)
-    assert {name: m.status for name, m in measured.items()} == {
-        "good": Status.OK,
-        "wrong": Status.WRONG_ANSWER,
-        "traps": Status.CRASH,
-        "unfinished": Status.WRONG_ANSWER,
-        "hangs": Status.RUN_TIMEOUT,
-        "beyond": Status.CRASH,
-        "absent": Status.RUN_ERROR,
-        "also_good": Status.OK,
-    }
-    good = measured["good"]
-    assert good.run_seconds is not None and good.checks == 1
-    assert good.device["system"] == "Node" and good.speed is not None
-    assert measured["hangs"].error == "no answer within 1 seconds"
-
-
-@needs_node
-@pytest.mark.usefixtures("worker")
-def test_finalists_are_paired_with_the_incumbent(
-    device: LeasedDevice, target: Target, tmp_path: Path
-) -> None:
-    measured = measure(
-        device, target, module_of(target, KERNELS, tmp_path), ("good", "also_good"), Phase.FINAL
-    )
-    compared = measured["also_good"].comparison
-    assert compared is not None and compared.against == "good" and len(compared.ratios) > 1
-    assert measured["good"].comparison is None
 
 
 def test_the_page_loads_nothing_but_its_own_files(anonymous: TestClient) -> None:
