@@ -33,6 +33,7 @@ from tilewright.service.jobs.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.worker import local_harness as worker_module
+from tilewright.service.worker.harness_build import build, host_compiler
 from tilewright.service.worker.options import WorkerOptions
 
 
@@ -208,3 +209,11 @@ def tuner(settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch)
     for limits in ("planning_limits", "verification_limits"):
         monkeypatch.setattr(tuner_process, limits, lambda settings: None)
     return process
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The harness in C."""
+    output = tmp_path_factory.mktemp("harness") / "harness"
+    build([*host_compiler(), "-O0", "-Wall", "-Wextra", "-Werror"], output)
+    return output

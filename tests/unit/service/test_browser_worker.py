@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.unit.service.kernel_code import module_of
 from tests.unit.service.leased import compile_program, loadable
-from tests.unit.service.test_harnesses_alike import module_of
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage

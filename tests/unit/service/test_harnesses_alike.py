@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 
 from tests.unit.service.added_arrays import measure
+from tests.unit.service.kernel_code import library_of, module_of
 from tests.unit.service.leased import K, N, compile_program, loadable
-from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
-from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
@@ -29,7 +28,7 @@ from tilewright.db.stores.workers import Health
 from tilewright.service.api.worker_page import FOLDER
 from tilewright.service.jobs.device import DeviceError
 from tilewright.service.jobs.leased_device import LeasedDevice
-from tilewright.service.worker.harness_build import build, harness_path, host_compiler
+from tilewright.service.worker.harness_build import harness_path
 from tilewright.service.worker.via import target_of
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status
@@ -76,32 +75,6 @@ class Bench:
     def measured(self, *names: str, phase: Phase = Phase.SCREEN) -> dict[str, Measurement]:
         """Kernels of KERNELS, as the harness measured them."""
         return measure(self.device, self.target, self.link(KERNELS), names, phase)
-
-
-def library_of(source: str, folder: Path) -> bytes:
-    """C as a library of kernels, as the service links them."""
-    (folder / "kernels.c").write_text(source)
-    command = [*host_compiler(), "-O1", "-fPIC", "-ffreestanding", "-w", "-c", "-DBEYOND=16"]
-    subprocess.run([*command, "kernels.c", "-o", "kernels.o"], cwd=folder, check=True)
-    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.so")
-    return (folder / "kernels.so").read_bytes()
-
-
-def module_of(target: Target, source: str, folder: Path) -> bytes:
-    """C as a module of kernels."""
-    (folder / "kernels.c").write_text(source)
-    options = ["-Wno-error", "-DBEYOND=0xfffffff0u"]
-    wasm_toolchain(target).compile(folder, "kernels.c", "kernels.o", options)
-    link_shared([(folder / "kernels.o").read_bytes()], folder / "kernels.wasm")
-    return (folder / "kernels.wasm").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The harness in C."""
-    output = tmp_path_factory.mktemp("harness") / "harness"
-    build([*host_compiler(), "-O0", "-Wall", "-Wextra", "-Werror"], output)
-    return output
 
 
 def command_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.added_arrays import adding, measure, submit
-from tests.unit.service.test_harnesses_alike import library_of
+from tests.unit.service.kernel_code import library_of
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.host import host_target
 from tilewright.db.storage import Storage
