@@ -79,12 +79,10 @@ class Cluster:
         return process
 
 
-def stretched(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-) -> Mapping[str, Any]:
+def stretched(text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> Mapping[str, Any]:
     """A build as on a machine that takes a second longer.
 
     Dask's workers import it by name, and know no names of the program that is run.
     """
     time.sleep(1.0)
-    return compile_with_compiler(text, schedule, target, threads)
+    return compile_with_compiler(text, schedule, mode)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.native import check_threads
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
@@ -18,7 +20,7 @@ PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(JsonValue):
     """How code is generated.
 
     Attributes:
@@ -35,10 +37,12 @@ class Mode:
         InvalidArgumentError: if an option has an impossible value.
     """
 
+    json_form: ClassVar[JsonForm] = JsonForm("mode", InvalidArgumentError)
+
     target: Target = field(default_factory=lambda: resolve_target("host"))
     threads: int = 1
     numerics: str = "fast"
-    precision: str = DType.FLOAT32
+    precision: Annotated[str, Via(DType, lambda found, _: found, DType)] = DType.FLOAT32
     in_place: bool = True
 
     def __post_init__(self) -> None:
@@ -58,8 +62,3 @@ class Mode:
         part of the key.
         """
         return self.target.key, self.threads, self.numerics
-
-    def to_json(self) -> dict[str, Any]:
-        """All that distinguishes the mode, as JSON types; the target by its key."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**values, "target": self.target.key}

@@ -64,12 +64,12 @@ def product(threads: int, dtype: DType = DType.FLOAT32) -> Workload:
 
 
 def without_the_activation(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """A compiler with a bug: it leaves out the relu."""
     wrong = text.replace("relu(", "neg(")
     assert wrong != text
-    return compile_with_compiler(wrong, schedule, target, threads)
+    return compile_with_compiler(wrong, schedule, mode)
 
 
 @pytest.fixture(scope="module")

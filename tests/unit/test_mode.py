@@ -59,10 +59,12 @@ def test_a_record_key_holds_target_threads_and_numerics() -> None:
         {"in_place": False},
     ],
 )
-def test_modes_that_differ_have_different_json(other: dict[str, Any]) -> None:
+def test_modes_that_differ_have_different_json_that_reads_back(other: dict[str, Any]) -> None:
     mode = Mode(TARGET)
     assert set(mode.to_json()) == {"target", "threads", "numerics", "precision", "in_place"}
-    assert replace(mode, **other).to_json() != mode.to_json()
+    changed = replace(mode, **other)
+    assert changed.to_json() != mode.to_json()
+    assert Mode.from_json(changed.to_json()) == changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def test_a_new_option_reaches_templates_and_caches_by_itself(
         **Mode(TARGET, precision="bfloat16").to_json(),
         "unrolled": True,
     }
+    assert Wider.from_json(planned.mode.to_json()) == wanted, "builders of candidates read it"
     asks = [
         WorkloadsQuestion("d", each, {}, None).key() for each in (wanted, spec.mode, Mode(TARGET))
     ]

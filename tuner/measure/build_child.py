@@ -28,14 +28,13 @@ class BuildChild:
         self,
         text: str,
         schedule: Mapping[str, Any],
-        target: Mapping[str, Any],
-        threads: int,
+        mode: Mapping[str, Any],
         limit_seconds: float,
     ) -> Mapping[str, Any]:
         """Build one candidate; the errors are those of `BuildFuture.result`."""
         child = self._ready()
         try:
-            child.pipe.send((self._compile, text, schedule, target, threads))
+            child.pipe.send((self._compile, text, schedule, mode))
             late = not child.pipe.poll(limit_seconds)
             answer: Any = None if late else child.pipe.recv()
         except (EOFError, OSError):

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from tilewright.compiler.errors import CompilerError, memory_text
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.measure.measurement import Status
@@ -58,8 +59,8 @@ class Built:
     spills: str = ""
 
 
-Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any], int], Mapping[str, Any]]
-"""(workload text, schedule JSON, target JSON, threads) -> {object, spec, digest, spills, stages}.
+Compile = Callable[[str, Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+"""(workload text, schedule JSON, mode JSON) -> {object, spec, digest, spills, stages}.
 
 `spills` is that of `Built`, `stages` the seconds of each step by its name; both may be left out.
 
@@ -124,38 +125,35 @@ class CachingBuilder(ABC):
     def __init__(self, timings: Timings | None = None) -> None:
         """`timings` counts what the steps of a build take, all processes together."""
         self._timings = timings
-        self._cache: OrderedDict[tuple[str, str, int, str], Built] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, Mode, str], Built] = OrderedDict()
         self._lock = threading.Lock()
 
     @abstractmethod
-    def begin(
-        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-    ) -> BuildFuture:
+    def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:
         """Start to build one candidate; the arguments are those of `Compile`."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""
-        key = task.key
-        text, target = task.workload.text(), task.mode.target.to_json()
+        key, text, mode = task.key, task.workload.text(), task.mode.to_json()
         parts: list[Built | _Pending] = []
         for schedule in schedules:
-            identity = key.workload_key, key.target_key, key.threads, schedule.digest
+            identity = key.workload_key, task.mode, schedule.digest
             found = self._known(identity)
             if found is not None:
                 parts.append(found)
                 continue
-            future = self.begin(text, schedule.to_json(), target, key.threads)
+            future = self.begin(text, schedule.to_json(), mode)
             parts.append(_Pending(schedule, identity, future))
         return _CachingTicket(parts, self._remember, self._timings)
 
-    def _known(self, identity: tuple[str, str, int, str]) -> Built | None:
+    def _known(self, identity: tuple[str, Mode, str]) -> Built | None:
         with self._lock:
             found = self._cache.get(identity)
             if found is not None:
                 self._cache.move_to_end(identity)
             return found
 
-    def _remember(self, identity: tuple[str, str, int, str], built: Built) -> None:
+    def _remember(self, identity: tuple[str, Mode, str], built: Built) -> None:
         with self._lock:
             self._cache[identity] = built
             while len(self._cache) > CACHE_ENTRIES:
@@ -189,12 +187,8 @@ class ProcessBuilder(CachingBuilder):
         # To ask a pool whether it is active starts it.
         assert self._pool.active
 
-    def begin(
-        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-    ) -> BuildFuture:
-        return _PooledBuild(
-            lambda: self._scheduled(text, schedule, target, threads), lambda: self._closed
-        )
+    def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:
+        return _PooledBuild(lambda: self._scheduled(text, schedule, mode), lambda: self._closed)
 
     def close(self) -> None:
         """Stop all processes. What is not built yet is cancelled."""
@@ -204,7 +198,7 @@ class ProcessBuilder(CachingBuilder):
         self._pool.join()
 
     def _scheduled(
-        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+        self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
     ) -> tuple[ProcessPool, ProcessFuture]:
         with self._lock:
             if self._closed:
@@ -218,7 +212,7 @@ class ProcessBuilder(CachingBuilder):
                 self._pool = self._new_pool()
             future = self._pool.schedule(
                 timed_compile,
-                args=(self._compile, text, schedule, target, threads),
+                args=(self._compile, text, schedule, mode),
                 timeout=self._limit_seconds,
             )
             return self._pool, future
@@ -311,7 +305,7 @@ class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
 @dataclass(frozen=True, slots=True)
 class _Pending:
     schedule: Schedule
-    identity: tuple[str, str, int, str]
+    identity: tuple[str, Mode, str]
     future: BuildFuture
 
 
@@ -319,7 +313,7 @@ class _CachingTicket:
     def __init__(
         self,
         parts: list[Built | _Pending],
-        remember: Callable[[tuple[str, str, int, str], Built], None],
+        remember: Callable[[tuple[str, Mode, str], Built], None],
         timings: Timings | None,
     ) -> None:
         self._parts = parts
@@ -377,12 +371,12 @@ class _CachingTicket:
 
 
 def compile_with_compiler(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Compile with the compiler, which only a builder process imports."""
     from tilewright.tuner.measure.candidate import compile_candidate
 
-    return compile_candidate(text, schedule, target, threads)
+    return compile_candidate(text, schedule, mode)
 
 
 def _prepare(with_compiler: bool, parent: int) -> None:
@@ -413,10 +407,9 @@ def timed_compile(
     compile_candidate: Compile,
     text: str,
     schedule: Mapping[str, Any],
-    target: Mapping[str, Any],
-    threads: int,
+    mode: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What the compiler gives, and the seconds that it took."""
     started = time.perf_counter()
-    made = compile_candidate(text, schedule, target, threads)
+    made = compile_candidate(text, schedule, mode)
     return {**made, "build_seconds": time.perf_counter() - started}

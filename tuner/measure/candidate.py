@@ -31,7 +31,7 @@ def warm_up() -> None:
 
 
 def compile_candidate(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+    text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Compile a workload with a schedule.
 
@@ -43,12 +43,11 @@ def compile_candidate(
         CompilerError: if the schedule does not fit, or LLVM refuses the code.
     """
     timings = Timings()
-    chosen = Target.from_json(target)
-    parsed = Schedule.from_json(dict(schedule))
-    lowered = lower_workload(_workload(text), parsed, Mode(chosen, threads), timings)
+    chosen, parsed = Mode.from_json(mode), Schedule.from_json(dict(schedule))
+    lowered = lower_workload(_workload(text), parsed, chosen, timings)
     code = _objects.get(lowered.digest)
     if code is None:
-        code = _objects[lowered.digest] = _compile(lowered, chosen, timings)
+        code = _objects[lowered.digest] = _compile(lowered, chosen.target, timings)
         while len(_objects) > KEPT_OBJECTS:
             _objects.popitem(last=False)
     stages = {stage.stage: stage.seconds for stage in timings.stages}

@@ -35,7 +35,7 @@ def versions_here() -> dict[str, str]:
 
 def build_on_worker(
     compile_candidate: Compile,
-    arguments: tuple[str, Mapping[str, Any], Mapping[str, Any], int],
+    arguments: tuple[str, Mapping[str, Any], Mapping[str, Any]],
     limit_seconds: float,
     expected: Versions,
 ) -> dict[str, Any]:

@@ -94,10 +94,8 @@ class DaskBuilder(CachingBuilder):
                 raise BuilderError(f"Dask worker '{worker}' is of another version: {different}")
         self._started = True
 
-    def begin(
-        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-    ) -> BuildFuture:
-        arguments = text, schedule, target, threads
+    def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:
+        arguments = text, schedule, mode
         with self._cluster_lock:
             client = self._connected()
         if client is None:
@@ -114,13 +112,13 @@ class DaskBuilder(CachingBuilder):
         return _Remote(self, remote, arguments)
 
     def begin_here(
-        self, text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
+        self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]
     ) -> BuildFuture:
         """Build on this machine."""
         with self._cluster_lock:
             if self._local is None:
                 self._local = self._make_local()
-        return self._local.begin(text, schedule, target, threads)
+        return self._local.begin(text, schedule, mode)
 
     def close(self) -> None:
         """Leave the cluster, and stop what builds here."""
@@ -184,7 +182,7 @@ class _Remote:
         self,
         builder: DaskBuilder,
         remote: Any,
-        arguments: tuple[str, Mapping[str, Any], Mapping[str, Any], int],
+        arguments: tuple[str, Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
         self._builder = builder
         self._remote = remote

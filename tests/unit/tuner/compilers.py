@@ -12,9 +12,7 @@ from typing import Any
 from tilewright.compiler.errors import ScheduleError
 
 
-def pretend(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-) -> Mapping[str, Any]:
+def pretend(text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> Mapping[str, Any]:
     """A compiler whose fate hangs on the algorithm's name."""
     match schedule["algorithm"]:
         case "refused":
@@ -25,14 +23,12 @@ def pretend(
             time.sleep(60)
         case "bug":
             raise IndexError("off by one")
-    code = f"{text} {schedule} {target} {threads} {os.getpid()} {time.time_ns()}".encode()
+    code = f"{text} {schedule} {mode} {os.getpid()} {time.time_ns()}".encode()
     digest, stages = str(schedule["algorithm"]), {"lower": 0.25, "codegen": 2.0}
     return {"object": code, "spec": {"name": text}, "digest": digest, "stages": stages}
 
 
-def patient(
-    text: str, schedule: Mapping[str, Any], target: Mapping[str, Any], threads: int
-) -> Mapping[str, Any]:
+def patient(text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> Mapping[str, Any]:
     """A compiler that leaves a note in the folder `text`, and waits for the file `go` in it."""
     folder = Path(text)
     (folder / f"by-{os.getppid()}").touch()

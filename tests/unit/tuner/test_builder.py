@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ from pebble import ProcessFuture, ProcessPool
 from pebble.pool.process import WorkerManager
 
 from tests.unit.tuner.compilers import pretend
+from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import StageTime, Timings
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.measurement import RecordKey, Status
@@ -32,20 +34,7 @@ class Text:
         return self.value
 
 
-@dataclass(frozen=True)
-class Arch:
-    name: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name}
-
-
-TWO_THREADS = RecordKey("conv", "x", 2)
-
-
-@dataclass(frozen=True)
-class FakeMode:
-    target: Arch
+TWO_THREADS = Mode(resolve_target("x86-64-v3"), 2)
 
 
 @dataclass(frozen=True)
@@ -53,8 +42,11 @@ class FakeTask:
     """As much of a task as a builder looks at."""
 
     workload: Text = Text("conv")
-    mode: FakeMode = FakeMode(Arch("x"))
-    key: RecordKey = TWO_THREADS
+    mode: Mode = TWO_THREADS
+
+    @property
+    def key(self) -> RecordKey:
+        return RecordKey(self.workload.value, *self.mode.key)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +78,10 @@ def test_each_failure_is_its_own(builder: ProcessBuilder) -> None:
     ]
     assert "tile does not divide" in results[1].error
     assert "IndexError" in results[3].error
-    assert results[0].spec == {"name": "conv"} and b"'x'} 2" in results[0].object
+    assert (
+        results[0].spec == {"name": "conv"}
+        and str(TWO_THREADS.to_json()).encode() in results[0].object
+    )
     assert results[0].object_digest == "good" and results[0].build_seconds >= 0
 
 
@@ -107,7 +102,7 @@ def test_what_was_built_is_not_built_again(builder: ProcessBuilder) -> None:
     first = builder.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
     second = builder.submit(FakeTask(), schedules).results()  # type: ignore[arg-type]
     assert first == second
-    other = FakeTask(key=RecordKey("conv", "x", 1))
+    other = FakeTask(mode=replace(TWO_THREADS, threads=1))
     third = builder.submit(other, schedules).results()  # type: ignore[arg-type]
     assert third[0].object != first[0].object
 

@@ -187,7 +187,7 @@ class TestBuildChild:
         made.close()
 
     def build(self, child: BuildChild, name: str, seconds: float = 60.0) -> Any:
-        return child.build("conv", {"algorithm": name, "choices": []}, {}, 1, seconds)
+        return child.build("conv", {"algorithm": name, "choices": []}, {}, seconds)
 
     def test_what_kills_it_or_hangs_is_told_and_the_next_is_built(self, child: BuildChild) -> None:
         first = self.build(child, "good")
