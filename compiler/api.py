@@ -37,9 +37,9 @@ def compile_model(
     """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
 
     If dimensions stay open, one program serves all sizes of their ranges; those without a range
-    have 1 to 4096, or less if the model needs it. Where such a program serves a part of the ranges,
-    or none can be made, and for sizes outside of a range that nobody gave, the compiled model
-    compiles a program when it first meets them, and keeps it.
+    have 1 to 4096. If what the compiler does depends on a size, it splits the range there, and
+    compiles the part that holds the size hints. Other parts, and sizes outside of a range that
+    nobody gave, are compiled when a run first needs them, and kept.
 
     If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
     program runs from cut to cut.

@@ -45,6 +45,7 @@ from tilewright.compiler.plan.choices import RULE, GraphChoice
 from tilewright.compiler.plan.layouts.assignment import assign_layouts
 from tilewright.compiler.plan.partition import plan_graph
 from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.profile import size_hints
 from tilewright.compiler.program.artifacts import save_artifact
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder, build_program
 from tilewright.compiler.program.kernels import ScheduleSource
@@ -58,22 +59,19 @@ from tilewright.compiler.program.sliced_batch import (
 from tilewright.compiler.program.slices import cache_budget, slices_of
 from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.runtime.executable import Executable
-from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, OpenPorts, sizes_text
 from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
-from tilewright.compiler.sizes import Dimension, OpenSizeError, open_size, typical
-from tilewright.compiler.sizes.hinted_ranges import hinted_shares
+from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes.hinted_ranges import Shares, hinted_shares
 from tilewright.compiler.sizes.ranges import (
     SizeRange,
-    decides_text,
     default_ranges,
-    narrowed,
-    narrower_text,
-    within_defaults,
 )
 from tilewright.compiler.specialise.jit import Stager
+from tilewright.compiler.specialise.splits import make_first, make_stage
 from tilewright.compiler.targets.host import check_runs_here
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
@@ -89,10 +87,6 @@ SPARE = 8
 """A model with open dimensions has one block of weights for all sizes. The block is so many times
 as large as the first sizes need. Most sizes pack weights alike, and untouched pages take no
 memory."""
-
-_MOST_NARROWINGS = 16
-"""How often the ranges of dimensions are narrowed: each time the model is imported again, and one
-with a table of another length in each node would be as often as it has nodes."""
 
 
 def load_graph(
@@ -329,66 +323,61 @@ def _compile_whole(
     with timed(timings, "read"), enough_memory_for("to read the model"):
         read[0] = source = with_tensors(read[0])
 
-    def make(
-        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable]:
+    first = DataCut[Executable](_reads(source, ports, ranges, hints), whole=True)
+    first.own = frozenset(first.reads.at(dict(sizes)) for sizes in options.own_sizes)
+    saving = [into]
+
+    def compiled(facts: Facts) -> DataStage[Executable]:
         sizes = {**given, **dict(facts.sizes)}
-        try:
-            with enough_memory_for("to compile the model"):
+        with enough_memory_for("to compile the model"):
+            if facts.open:
+                graph = load_graph(source, {**sizes, **{d.name: d for d in facts.open}}, timings)
+                program = _executable(options, graph, builder, sizes, SPARE, saving[0], ports)
+            else:
                 graph = _fixed(source, sizes, options)
                 program = _executable(options, graph, builder, sizes, SPARE)
+        return DataStage(program, tuple(ports.outputs), None)
+
+    def make(
+        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
+    ) -> DataStage[Executable] | None:
+        exact = cut.reads.exact(values) if facts.open else facts
+        try:
+            return make_stage(cut, facts, exact, lambda: compiled(facts))
         except InvalidModelError as error:
             text = sizes_text(tuple(sorted(facts.sizes)))
             raise InvalidModelError(f"at {text}: {error}") from error
-        stage = cut.made[facts] = DataStage(program, tuple(ports.outputs), None)
-        return stage
 
-    def for_ranges() -> tuple[Executable | None, str]:
-        """A program for the sizes of the ranges, and the reason why it serves a part of them, or
-        why there is none."""
-        unstated = free_dimensions(source.proto.graph)
-        absent = [n for n in ports.fixed(dict.fromkeys(ranges, 1)).open if n in unstated]
-
-        def attempt(stated: Mapping[str, Dimension]) -> Executable:
-            def within(defaults: Mapping[str, Dimension]) -> Executable:
-                whole: dict[str, SizeRange] = {**stated, **defaults}
-                graph = load_graph(source, whole, timings)
-                return _executable(options, graph, builder, given, SPARE, into, ports)
-
-            return within_defaults(default_ranges(absent, hints), within, empty)
-
-        empty, stated = cache_lengths(source.proto.graph), ranges
-        asked, reason = "", ""
-        for _ in range(_MOST_NARROWINGS):
-            try:
-                with enough_memory_for("to compile the model"):
-                    return attempt(stated), asked and f"{asked}{decides_text(ranges, stated)}"
-            except OutOfMemoryError:
-                raise
-            except CompilerError as error:  # each size may still compile
-                asked = asked or str(error)
-                reason = reason or f"{error}{narrower_text(ranges, error)}"
-                # what a part of the sizes decides is one program for that part
-                fewer = narrowed(stated, error) if isinstance(error, OpenSizeError) else None
-                if fewer is None:
-                    break
-                stated = fewer
-        return None, reason
-
-    ranged, reason = for_ranges()
-    if ranged is None:
-        free = free_dimensions(source.proto.graph)
-        sizes = {**default_ranges(free, hints), **ranges}
+    known = {**first.reads.defaults, **ranges}
+    sizes = size_hints(ports, known.values())
+    sizes |= {name: max(shares, key=shares.__getitem__) for name, shares in hints.items()}
+    make_first(first, make, sizes)
+    saving[0] = None
+    if not first.made:
         try:
-            load_graph(source, {**given, **{n: typical(open_size(d)) for n, d in sizes.items()}})
+            load_graph(source, {**given, **sizes})
         except UnsupportedOperatorError as error:
             if error.waits_for:  # no size says what the data decide
                 raise
         except CompilerError:
             pass  # other sizes may compile
-    reads = Reads(input_crossings(source.proto.graph, ports), ranges)
-    first = whole_cut(reads, ports, ranged, own=options.own_sizes, reason=reason)
     return GuardedModel(ports, first, make)
+
+
+def _reads(
+    source: ReadModel,
+    ports: OpenPorts,
+    ranges: Mapping[str, Dimension],
+    hints: Shares,
+) -> Reads:
+    """The inputs of a model, with the ranges that its dimensions have."""
+    graph = source.proto.graph
+    free = free_dimensions(graph)
+    defaults = default_ranges((n for n in ports.open if n in free and n not in ranges), hints)
+    for name in cache_lengths(graph) & defaults.keys():
+        defaults[name] = replace(defaults[name], low=0)
+    derived = frozenset(ports.open) - ranges.keys() - defaults.keys()
+    return Reads(input_crossings(graph, ports), ranges, defaults, derived)
 
 
 def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions) -> Graph:

@@ -125,7 +125,12 @@ class GuardedModel(Model):
     def reasons(self) -> tuple[str, ...]:
         """Why programs serve one combination of sizes each, where they do, or a part of the ranges
         that were given."""
-        return tuple(dict.fromkeys(cut.reason for cut in self._first.walk() if cut.reason))
+        said = (
+            text
+            for cut in self._first.walk()
+            for text in (cut.reason, *map(str, cut.refused.values()))
+        )
+        return tuple(dict.fromkeys(filter(None, said)))
 
     @property
     def reason(self) -> str:
@@ -302,7 +307,7 @@ class GuardedModel(Model):
         if not facts.open or stage.program is None:
             return None
         # dimensions that the program expresses by others: it does not know what ranges they had
-        known = {dimension.name for dimension in stage.program.dimensions}
+        known = {d.name for d in stage.program.dimensions} | dict(facts.sizes).keys()
         return (
             None if any(n in self.ranges and n not in known for n in self.open) else stage.program
         )
@@ -545,6 +550,7 @@ def whole_cut(
         own=frozenset(reads.at(dict(sizes)) for sizes in own),
         served=None if listed_ is None else (*listed_, *made),
         whole=True,
+        ranged=False,
     )
 
 

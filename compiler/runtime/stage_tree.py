@@ -109,7 +109,7 @@ def _cut(stored: _StoredCut) -> DataCut[int]:
         )
         for each in stored.stages
     }
-    return DataCut(reads, ends, made, stored.reason)
+    return DataCut(reads, ends=ends, made=made, reason=stored.reason)
 
 
 def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPorts) -> None:

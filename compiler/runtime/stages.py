@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import lcm, prod
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.errors import CompilerError, InvalidInputError
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, ranges_text
@@ -111,11 +111,18 @@ class Facts:
 class Reads:
     """The values that are read behind a cut, in order.
 
-    `ranges` are of the open dimensions that extents are; elements have none.
+    Attributes:
+        crossings: the values.
+        ranges: of the dynamic dimensions of extents, by name: a run has no other sizes. Elements
+            have none.
+        defaults: ranges that are tried first for dimensions without a given one, by name.
+        derived: dimensions that the model expresses by others, by name: these say their sizes.
     """
 
     crossings: tuple[Crossing, ...]
     ranges: Mapping[str, Dimension]
+    defaults: Mapping[str, Dimension] = field(default_factory=dict)
+    derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> Facts:
         """What is known of one run: each size is one number."""
@@ -140,21 +147,30 @@ class Reads:
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
         return Facts(tuple((name, sizes[name]) for name in ordered))
 
-    def around(self, exact: Facts, ends: Mapping[str, Sequence[int]]) -> Facts:
+    def around(
+        self, exact: Facts, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
+    ) -> Facts:
         """What a program is for that also serves other sizes: all above 0 stay open.
 
         Args:
             exact: what is known of a run that it serves.
             ends: the sizes that a range must not reach across, by name.
+            steps: ranges have multiples of these numbers alone, by name; other sizes have programs
+                of their own.
         """
         opened = self._open(dict(exact.sizes))
-        fixed = tuple((name, size) for name, size in exact.sizes if name not in opened)
-        ranges = (
-            self._around(name, size, ends.get(name, ()))
-            for name, size in exact.sizes
-            if name in opened
-        )
-        return Facts(fixed, exact.known, tuple(ranges))
+        fixed: list[tuple[str, int]] = []
+        ranges: list[Dimension] = []
+        for name, size in exact.sizes:
+            if name in self.derived:
+                continue
+            step = steps.get(name, 1)
+            whole = self._around(name, size, ends.get(name, ()), step)
+            if name not in opened or size % step or whole.low == whole.high:
+                fixed.append((name, size))
+            else:
+                ranges.append(whole)
+        return Facts(tuple(fixed), exact.known, tuple(ranges))
 
     def parted(self, inputs: Mapping[str, Dims]) -> Reads:
         """The same values with other dimensions, which have the ranges of the old ones."""
@@ -184,7 +200,7 @@ class Reads:
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
         """The sizes that a range of them can stand for, by name."""
-        found = {name for name, size in sizes.items() if size > 0}
+        found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
             if crossing.deciding:
                 elements = {n for n in found if n.startswith(f"{crossing.label}_")}
@@ -195,16 +211,22 @@ class Reads:
                 found -= elements - few
         return found
 
-    def _around(self, name: str, size: int, ends: Sequence[int]) -> Dimension:
+    def _range(self, name: str) -> Dimension:
+        """The sizes of a dimension that a first program is for."""
+        return self.ranges.get(name) or self.defaults.get(name) or default_range(name)
+
+    def _around(self, name: str, size: int, ends: Sequence[int], step: int) -> Dimension:
         """The largest range that holds a size and does not reach across the ends."""
-        whole = self.ranges.get(name) or default_range(name)
+        whole = self._range(name)
         if size not in whole:
             whole = Dimension(name, 1)
-        if whole.multiple > 1 or not ends:
-            return whole
-        low = max([whole.low, *(end for end in ends if end <= size)])
-        high = min([end - 1 for end in ends if end > size], default=whole.high)
-        return Dimension(name, low, high if whole.high is None else min(high or 0, whole.high))
+        multiple = lcm(whole.multiple, step)
+        low = max([whole.low * whole.multiple, *(end for end in ends if end <= size)])
+        above = [end - 1 for end in ends if end > size]
+        if whole.high is not None:
+            above.append(whole.high * whole.multiple)
+        high = min(above) // multiple if above else None
+        return Dimension(name, -(-low // multiple), high, multiple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,21 +250,26 @@ class DataCut(Generic[P]):
         reads: the values that are read behind the cut.
         ends: sizes that no range reaches across, by name: a question of the compiler about a size
             has one answer up to there and another one from there on.
+        steps: ranges have multiples of these numbers alone, by name.
         made: the stages, by what they are for.
         reason: why no program serves ranges of sizes; empty while one may.
+        refused: ranges that no program serves, and why: each of their sizes may have one.
         own: sizes that get programs of their own, within the range of another program or not.
         served: what an artifact has stages for; None if others can be compiled.
-        whole: whether each stage is the whole model: none has a cut behind it. What no stage
-            serves gets a program for its sizes alone.
+        whole: whether each stage is the whole model: none has a cut behind it.
+        ranged: whether new stages are for ranges; else each is for one combination of sizes.
     """
 
     reads: Reads
     ends: dict[str, list[int]] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)
     made: dict[Facts, DataStage[P]] = field(default_factory=dict)
     reason: str = ""
+    refused: dict[Facts, CompilerError] = field(default_factory=dict)
     own: frozenset[Facts] = frozenset()
     served: tuple[Facts, ...] | None = None
     whole: bool = False
+    ranged: bool = True
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
         """What the stage is for that serves these values, or that is to be made for them."""
@@ -261,9 +288,10 @@ class DataCut(Generic[P]):
 
     def wanted(self, exact: Facts) -> Facts:
         """What a new stage that serves one run is for."""
-        if self.reason or self.whole:
+        if self.reason or not self.ranged:
             return exact
-        return self.reads.around(exact, self.ends)
+        facts = self.reads.around(exact, self.ends, self.steps)
+        return exact if facts in self.refused else facts
 
     def walk(self) -> Iterator[DataCut[P]]:
         """This cut and all behind it, each before those behind it."""

@@ -157,11 +157,6 @@ def _has_solutions(error: OpenSizeError) -> bool:
     return is_open(error.unequal) and not error.may_differ
 
 
-def narrowed(ranges: Mapping[str, Dimension], error: OpenSizeError) -> dict[str, Dimension] | None:
-    """The best of `narrowings`; None if there are none."""
-    return next(iter(narrowings(ranges, error)), None)
-
-
 def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[dict[str, Dimension]]:
     """Ranges within these that decide what was asked, those with the most sizes first.
 
@@ -188,18 +183,6 @@ def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[di
         if each is not None and {**ranges, **each} not in narrower:
             narrower.append({**ranges, **each})
     return sorted(narrower, key=_choices, reverse=True)
-
-
-def narrower_text(ranges: Mapping[str, Dimension], error: Exception) -> str:
-    """What to add to an error about ranges: which narrower ones answer the question, if any do."""
-    narrower = narrowed(ranges, error) if isinstance(error, OpenSizeError) else None
-    return "" if narrower is None else decides_text(ranges, narrower)
-
-
-def decides_text(ranges: Mapping[str, Dimension], narrower: Mapping[str, Dimension]) -> str:
-    """What to add to an error about ranges that narrower ones avoid."""
-    changed = [f"--dim {n}={d.range_text}" for n, d in narrower.items() if d != ranges[n]]
-    return f"; {' '.join(changed)} decides it"
 
 
 def _choices(ranges: Mapping[str, Dimension]) -> float:

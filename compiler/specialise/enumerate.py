@@ -18,7 +18,8 @@ from tilewright.compiler.errors import CompilerError, InvalidArgumentError, OutO
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
 from tilewright.compiler.sizes.ranges import default_range
-from tilewright.compiler.specialise.jit import PROGRAMS_LIMIT, RestCut, Stager
+from tilewright.compiler.specialise.jit import RestCut, Stager
+from tilewright.compiler.specialise.splits import PROGRAMS_LIMIT
 
 P = TypeVar("P")
 T = TypeVar("T")

@@ -6,39 +6,26 @@ A stage is made when a run first needs it, or all that can be foreseen are made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from tilewright.compiler.errors import (
-    CompilerError,
-    InvalidInputError,
-    InvalidModelError,
-    OutOfMemoryError,
-    enough_memory_for,
-)
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError, enough_memory_for
 from tilewright.compiler.frontend.model_file import ReadModel, with_tensors
 from tilewright.compiler.frontend.onnx_import import ModelImport, importing
 from tilewright.compiler.frontend.stages import Rest, input_crossings
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.profile import agreeing_size
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
-from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, is_open
-from tilewright.compiler.sizes.ranges import narrowed, turning_point
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.specialise.splits import make_stage
 
 P = TypeVar("P")
 
 Compile = Callable[[Graph, bool], P]
 """Compiles a graph. The second argument says whether each size has a program like this one, so that
 they should have packed weights in common."""
-
-PROGRAMS_LIMIT = 64
-"""Programs that are kept behind one cut; the oldest gives way."""
-
-ENDS_LIMIT = 8
-"""A dimension's range is parted at so many sizes at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,25 +77,13 @@ class Stager(Generic[P]):
             CompilerError: if the stage does not compile.
         """
         assert isinstance(cut, RestCut)
+        exact = cut.reads.exact(values) if values else facts
         try:
-            stage = self._compiled(cut, facts, values)
-        except OutOfMemoryError:
-            raise
-        except OpenSizeError as error:
-            if not _part(cut, facts, error):
-                cut.reason = str(error)
-            return None
-        except CompilerError as error:
-            if facts.open:
-                cut.reason = str(error)
-                return None
-            if isinstance(error, InvalidModelError) and not cut.is_first:
-                raise InvalidInputError(f"for what the data decide, {error}") from error
-            raise
-        while len(cut.made) >= PROGRAMS_LIMIT:
-            del cut.made[next(iter(cut.made))]
-        cut.made[facts] = stage
-        return stage
+            return make_stage(cut, facts, exact, lambda: self._compiled(cut, facts, values))
+        except InvalidModelError as error:
+            if cut.is_first:
+                raise
+            raise InvalidInputError(f"for what the data decide, {error}") from error
 
     def _compiled(self, cut: RestCut[P], facts: Facts, values: Mapping[str, Array]) -> DataStage[P]:
         rest, compile_ = cut.rest, cut.compile
@@ -126,36 +101,3 @@ class Stager(Generic[P]):
             if left is not None:
                 behind = RestCut(left.reads, rest=left, compile=self._compiling())
             return DataStage(program, makes, behind)
-
-
-def _part(cut: RestCut[P], facts: Facts, error: OpenSizeError) -> bool:
-    """Add ends to a cut where a question about its ranges has another answer; False if there are
-    none."""
-    added = False
-    for name, end in _ends(cut, facts, error):
-        ends = cut.ends.setdefault(name, [])
-        if end not in ends and len(ends) < ENDS_LIMIT:
-            ends.append(end)
-            added = True
-    return added
-
-
-def _ends(cut: RestCut[P], facts: Facts, error: OpenSizeError) -> Iterator[tuple[str, int]]:
-    """Where the answer to a question changes: dimensions, and the first size of each new part.
-
-    What depends on several sizes together, such as a product that is to fit into 32 bits, has the
-    same answer up to an end of all of them. Behind such ends it is asked again, and then each size
-    has a program of its own: a first range that serves most runs is enough.
-    """
-    ranges = {d.name: d for d in facts.open}
-    if point := turning_point(error.undecided):
-        yield point[0].name, point[1]
-    elif is_open(error.undecided) and not cut.made:
-        for name, narrower in (narrowed(ranges, error) or {}).items():
-            if narrower.high is not None and narrower.multiple == ranges[name].multiple == 1:
-                yield name, narrower.high + 1
-    elif len(dimensions(error.unequal)) == 1 and not error.may_differ:
-        least = {name: max(d.low, 1) for name, d in ranges.items() if d.multiple == 1}
-        name, size = agreeing_size(error, least) or ("", 0)
-        if name in least:
-            yield from ((name, end) for end in (size, size + 1) if end > least[name])

@@ -91,9 +91,10 @@ def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
         inputs = feeds(batch, sequence)
         check(model, inputs, executable.run(inputs)[0])
     assert executable.made == ()
-    inputs = feeds(1, 4097)  # nobody gave a range: what lies outside of the default is compiled
-    check(model, inputs, executable.run(inputs)[0])
-    assert executable.made == ((("batch", 1), ("sequence", 4097)),)
+    for sequence in (4097, 4099):  # nobody gave a range: one beyond the default is compiled
+        inputs = feeds(1, sequence)
+        check(model, inputs, executable.run(inputs)[0])
+    assert executable.made == () and executable.programs == 2
 
 
 def refusing_ranges(error: Exception) -> Callable[..., GraphPlan]:
@@ -166,16 +167,19 @@ def test_a_default_range_has_the_multiples_that_a_model_can_take() -> None:
     assert executable.made == ()
 
 
-def test_a_reason_names_dimensions_and_ranges_that_would_do() -> None:
+def test_one_program_serves_the_multiples_and_others_refuse() -> None:
     given = {"height": "2..64", "width": "4..64:4"}
     executable = tilewright.compile_model(halved(), dims=given)
     assert isinstance(executable, GuardedModel)
-    assert executable.reason == (
-        "Concat 'join': whether 2*((height)//2) is height is known at run time only "
-        "(height 2..64); --dim height=2..64:2 decides it"
-    )
+    assert executable.reason == ""
     assert executable.ranged is not None, "one program serves these"
     assert [d.range_text for d in executable.ranged.dimensions] == ["2..64:2", "4..64:4"]
+    odd = np.ones((1, 3, 7, 8), np.float32)
+    with pytest.raises(tilewright.InvalidModelError, match=r"^at height=7, width=8: Concat 'join'"):
+        executable.run({"x": odd})
+    even = np.random.default_rng(0).random((1, 3, 6, 8), np.float32)
+    check(halved(), {"x": even}, executable.run({"x": even})[0])
+    assert executable.programs == 1
 
 
 def table_part(last: str) -> onnx.ModelProto:
@@ -203,11 +207,11 @@ def table_part(last: str) -> onnx.ModelProto:
 def test_a_range_that_ends_beyond_a_table(last: str) -> None:
     """One program serves as many rows as there are; behind them a part ends with the table."""
     model = table_part(last)
-    executable = tilewright.compile_model(model, dims={"n": "1..40"})
+    executable = tilewright.compile_model(model, dims={"n": "1..40@9"})
     assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None
     assert [d.range_text for d in executable.ranged.dimensions] == ["1..20"]
-    assert executable.reason.endswith("; --dim n=1..20 decides it")
+    assert executable.reason == ""
     for n in (1, 7, 20):
         x = np.ones((n, 4), np.float32)
         check(model, {"x": x}, executable.run({"x": x})[0])
@@ -219,8 +223,8 @@ def test_a_range_that_ends_beyond_a_table(last: str) -> None:
                 executable.run({"x": x})
             continue
         check(model, {"x": x}, executable.run({"x": x})[0])
-    made = {dict(sizes)["n"] for sizes in executable.made}
-    assert made == (set() if last == "Add" else {21, 40})
+    assert executable.made == () and executable.programs == (1 if last == "Add" else 2)
+    assert ("Add 'last'" in executable.reason) == (last == "Add")
     with pytest.raises(tilewright.InvalidInputError, match=r"\('n'\) is 41, expected 1\.\.40"):
         executable.run({"x": np.ones((41, 4), np.float32)})
 
@@ -246,29 +250,36 @@ def several_tables(rows: Sequence[int]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def test_the_reason_says_which_part_is_served() -> None:
-    """Not the one that decides the first question alone."""
+@pytest.mark.parametrize(("hint", "served"), [(3, "1..10"), (12, "11..15"), (30, "21..40")])
+def test_the_part_that_holds_the_hint_is_compiled_first(hint: int, served: str) -> None:
     model = several_tables([20, 10, 15])
-    executable = tilewright.compile_model(model, dims={"n": "1..40"})
+    executable = tilewright.compile_model(model, dims={"n": f"1..40@{hint}"})
     assert isinstance(executable, GuardedModel)
     assert executable.ranged is not None
-    assert [d.range_text for d in executable.ranged.dimensions] == ["1..10"]
-    assert executable.reason.startswith("Slice 'p0': whether n-1 < 20 ")
-    assert executable.reason.endswith("; --dim n=1..10 decides it")
-    for n in (10, 12):
+    assert [d.range_text for d in executable.ranged.dimensions] == [served]
+    for n in (3, 10, 12, 15, 18, 30, 4, 13):
         x = np.ones((n, 4), np.float32)
         check(model, {"x": x}, executable.run({"x": x})[0])
+    assert executable.made == () and executable.programs == 4
 
 
-def test_ranges_are_narrowed_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_split_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     imports: list[object] = []
     load = driver.load_graph
     monkeypatch.setattr(driver, "load_graph", lambda *given: imports.append(given) or load(*given))
-    executable = tilewright.compile_model(several_tables(range(50, 20, -1)), dims={"n": "1..60"})
+    model = several_tables(range(50, 20, -1))
+    executable = tilewright.compile_model(model, dims={"n": "1..60@5"})
     assert isinstance(executable, GuardedModel)
-    assert executable.ranged is None
-    assert executable.reason.endswith("; --dim n=1..50 decides it")
+    assert "is known at run time only" in executable.reason
     assert len(imports) < 20
+    assert executable.ranged is not None
+    (part,) = executable.ranged.dimensions
+    assert 5 not in part, "the part of the hint was split too often"
+    for n in (5, 6, 55):
+        x = np.ones((n, 4), np.float32)
+        check(model, {"x": x}, executable.run({"x": x})[0])
+    assert [dict(sizes)["n"] for sizes in executable.made] == [5, 6]
+    assert executable.programs == 3
 
 
 def test_a_kernel_that_no_schedule_takes_is_named_by_the_model(

@@ -156,7 +156,7 @@ def test_shapes_that_are_computed_are_sizes_behind_the_cut() -> None:
 
 
 def test_programs_behind_a_cut_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.compiler.specialise.jit.PROGRAMS_LIMIT", 3)
+    monkeypatch.setattr("tilewright.compiler.specialise.splits.PROGRAMS_LIMIT", 3)
     node = helper.make_node
     proto = model(
         [node("Range", ["none", "limit", "step"], ["y"])],

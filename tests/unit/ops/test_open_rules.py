@@ -16,7 +16,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.sizes import Dimension, OpenSizeError
-from tilewright.compiler.sizes.ranges import narrowed
+from tilewright.compiler.sizes.ranges import narrowings
 
 UNDECIDED = {
     "broadcasting, where 1 and other extents differ": (
@@ -43,8 +43,8 @@ UNDECIDED = {
 def is_served_when_narrower(proto: ModelProto, extent: int, error: OpenSizeError) -> bool:
     """Whether narrower ranges do, or only one extent means anything."""
     ranges = {"n": Dimension("n", min(extent, 1), 2 * extent + 1)}
-    while (narrower := narrowed(ranges, error)) is not None:
-        ranges = narrower
+    while narrower := narrowings(ranges, error):
+        ranges = narrower[0]
         if ranges["n"].low == ranges["n"].high:
             break
         try:
