@@ -1,8 +1,8 @@
-"""What a register tile takes of a core: registers, loads, the latency of its sums, and its tails.
+"""Register tiles by the model of a core: registers, loads, latency of the sums, waste in tails.
 
 A tile of `rows` by `vectors` sums multiplies at each step a row of a panel, which is `vectors`
-long, with one number of each of its rows. Templates whose tiles are others (a window, a product
-without a panel) count their own registers.
+long, with one number of each of its rows. Templates with other tiles (a window, a product without
+a panel) count their own registers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilewright.compiler.targets.target import Target
 
 
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
-    """Registers of a step: sums, a row of the panel, and what it is multiplied with.
+    """Registers of a step: sums, a row of the panel, and the factors of that row.
 
     `each` is the number of registers that a vector takes.
     """
@@ -29,10 +29,14 @@ def work_share(*sides: tuple[int, int]) -> float:
 def tile_rate(
     target: Target, useful: float, sums: int, loads: float, wanted: float | None = None
 ) -> float:
-    """The share of the peak that a tile of so many sums reaches, of which `useful` is work.
+    """The share of the peak that a tile reaches.
 
-    So many `loads` at each step are hidden but for a part; fewer sums than `wanted` wait for each
-    other, by default for the core's share of all registers.
+    Args:
+        useful: the share of its sums that is work.
+        sums: vectors of sums in the tile.
+        loads: loads at each step, most of which multiply-adds hide.
+        wanted: sums from which on none waits for another; by default the core's share of all
+            registers (`CoreModel.sums_share`).
     """
     core = target.core
     enough = core.sums_share * target.vector_registers if wanted is None else wanted
@@ -42,7 +46,7 @@ def tile_rate(
 def step_loads(
     target: Target, scalars: float, rows: int, vectors: int, *, near: bool = True
 ) -> float:
-    """Loads of a step of a register tile, by what they cost beside its multiply-adds.
+    """Loads of a step of a register tile, weighted by the time that multiply-adds do not hide.
 
     A number that is not spread by its load takes two. Code without instructions of three operands
     copies a vector that is multiplied again, so that loading it costs nothing more. Of a panel that

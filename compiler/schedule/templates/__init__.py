@@ -48,8 +48,8 @@ class Template(Generic[Found]):
         analyse: the structure on which the other functions work; None where it does not apply.
         preference: orders templates that apply, before anything is measured: larger is tried first.
         knobs: its knobs; one without values where it offers nothing in this mode.
-        default: the schedule for a workload that nobody has tuned, from structure, mode and knobs;
-            None where no schedule fits.
+        default: the schedule of an untuned workload, from structure, mode and knobs; None where no
+            schedule fits.
         lower: the loop nest of a schedule; raises ScheduleError where it does not fit.
         form: whether loops fit together and code has a size that compiles, on any machine.
         machine: whether the target has the registers and caches, and tails waste little.
@@ -57,8 +57,8 @@ class Template(Generic[Found]):
             with True, that of one kernel whose rows are open.
         transforms: whether it executes other operations than the workload's definition names. They
             round differently, so that strict numerics leaves the template out.
-        mixes: whether it adds up rows and columns which the definition keeps apart. Errors are then
-            relative to the largest element of a whole matrix, not of a row or column (Higham,
+        mixes: whether it adds up rows and columns that the definition keeps separate. Errors are
+            then relative to the largest element of a whole matrix, not of a row or column (Higham,
             Accuracy and Stability of Numerical Algorithms, 23.2.2).
     """
 

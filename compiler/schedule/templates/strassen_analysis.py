@@ -171,7 +171,7 @@ def combined_weight(found: Strassen, products: int, width: int) -> Load:
 def combinations(
     found: Strassen, places: Sequence[tuple[int, int]], coefficients: Iterable[Sequence[int]]
 ) -> Transform:
-    """What is packed: combinations of the blocks of B, which is (K, N) or (N, K).
+    """The packed weights: combinations of the blocks of B, which is (K, N) or (N, K).
 
     `places` are the blocks as parts of K and N, `coefficients` theirs in each product.
     """
