@@ -25,6 +25,7 @@ from tilewright.compiler.frontend.model_file import write_model
 from tilewright.compiler.package import run_module
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.specialise.store import KeptModels, own_folder
+from tilewright.service.cli.mode_options import mode_words
 from tilewright.service.jobs.known_model import KnownModel
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
@@ -102,8 +103,7 @@ class BackgroundTuner:
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         words += ["tune", str(path)]
         words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
-        words += ["--threads", str(options.mode.threads), "--numerics", options.mode.numerics]
-        words += ["--precision", str(options.mode.precision)]
+        words += mode_words(options.mode)
         for name, size in options.dims.items():
             shown = as_hinted(name, size).text
             words += ["--dim", f"{name}={shown}"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from tilewright.compiler.mode import Mode
 from tilewright.db.storage import Storage
 from tilewright.service.api.limiter import Limiter, counted_answer
 from tilewright.service.api.planning import Planning
@@ -70,8 +69,7 @@ async def lookup_model(
     def known() -> WorkloadsQuestion:
         storage.models.get(digest, sees)
         target = resolve_addressee(body.target, storage).target
-        mode = Mode(target, body.threads, body.numerics, body.precision)
-        return WorkloadsQuestion(digest, mode, body.dims)
+        return WorkloadsQuestion(digest, body.mode(target), body.dims)
 
     question = await run_in_threadpool(known)
     workloads = await counted_answer(question, planning, limiter)

@@ -12,12 +12,7 @@ import typer
 
 from tilewright.service.cli.common import (
     JsonOption,
-    Numerics,
-    NumericsOption,
-    Precision,
-    PrecisionOption,
     RangesOption,
-    ThreadsOption,
     UserError,
     existing_file,
     load_settings,
@@ -27,6 +22,7 @@ from tilewright.service.cli.common import (
 from tilewright.service.cli.feeds import Feed, feeds_of
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
 from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.units import milliseconds, speedup
@@ -52,7 +48,7 @@ class Peer(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(bench)
+    app.command()(with_mode(bench))
 
 
 def bench(
@@ -63,9 +59,7 @@ def bench(
     onnx: Annotated[
         Path | None, typer.Option("--onnx", help="With an artifact: the model it was made of")
     ] = None,
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
@@ -103,7 +97,7 @@ def bench(
             raise UserError("--samples and --value are for this machine, not for a worker")
         if rounds is not None or seconds is not None:
             raise UserError("--rounds and --seconds are for this machine, not for a worker")
-        _bench_on(on, model, threads, numerics, precision, parse_dims(dim), as_json)
+        _bench_on(on, model, mode, parse_dims(dim), as_json)
         return
     if against is not None and onnx is None and model.is_dir():
         raise UserError(f"'{model}' is an artifact: --onnx says which model {against} is to run")
@@ -117,12 +111,12 @@ def bench(
     stated = {**sampled, **ranges}
     with (
         telling(console(as_json=True)) as tell,
-        opened(model, threads, numerics, precision, stated, tell) as (executable, known),
+        opened(model, mode, stated, tell) as (executable, known),
     ):
         feeds = feeds_of(executable, model, hinted_shares(dims), ranges, given)
         peer = None if against is None else (against.value, existing_file(onnx or model))
         try:
-            turns = _Turns(threads, rounds or 5, seconds or 0.5)
+            turns = _Turns(mode.threads, rounds or 5, seconds or 0.5)
             rows, error = _race(executable, feeds, peer, turns, tell)
         except InvalidInputError as failed:
             if source is None:
@@ -221,13 +215,10 @@ def _table(rows: Sequence[_Row]) -> Table:
 def _bench_on(
     on: str,
     model: Path,
-    threads: int,
-    numerics: Numerics,
-    precision: Precision,
+    options: ModeOptions,
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
-    from tilewright.compiler.mode import Mode
     from tilewright.service.cli.view import settled_line
     from tilewright.service.jobs.no_regret import settle
     from tilewright.service.jobs.planning import ModelRequest, plan_model
@@ -238,8 +229,7 @@ def _bench_on(
     storage = open_storage(load_settings())
     try:
         with device_for(on, "host", storage) as (device, target):
-            mode = Mode(target, threads, numerics.value, precision.value)
-            planned = plan_model(ModelRequest(model, mode, dims))
+            planned = plan_model(ModelRequest(model, options.mode(target), dims))
             settled = settle([planned], storage)
             (served,) = settled.planned
             timing = time_model(served, settled.schedules, device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,31 +32,12 @@ MAX_DIMENSION = 1 << 40
 """As in `service.api.schemas.fields`."""
 
 
-class Numerics(StrEnum):
-    FAST = "fast"
-    STRICT = "strict"
-    LOOSE = "loose"
-
-
-class Precision(StrEnum):
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
 TargetOption = Annotated[
     str, typer.Option("--target", help="'host', a name of `tilewright targets`, or NAME:BITS")
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")
-]
-NumericsOption = Annotated[
-    Numerics, typer.Option("--numerics", help="strict: no Winograd, no Strassen; loose: F(6) too")
-]
-PrecisionOption = Annotated[
-    Precision,
-    typer.Option("--precision", help="16 bits for what a float32 model stores and multiplies"),
 ]
 DimsOption = Annotated[
     list[str] | None,

@@ -11,13 +11,8 @@ from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
     ModelPath,
-    Numerics,
-    NumericsOption,
-    Precision,
-    PrecisionOption,
     RangesOption,
     TargetOption,
-    ThreadsOption,
     TimingsOption,
     UserError,
     check_printing,
@@ -27,6 +22,7 @@ from tilewright.service.cli.common import (
     parse_ranges,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import complain, console, say, say_json
 
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(explain)
+    app.command()(with_mode(explain))
 
 
 def explain(
@@ -54,9 +50,7 @@ def explain(
         bool, typer.Option("--asm", help="Print the assembly of innermost loops")
     ] = False,
     target: TargetOption = "host",
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
@@ -73,7 +67,6 @@ def explain(
 
     Example: tilewright explain model.onnx --kernel 3 --nest --asm
     """
-    from tilewright.compiler.mode import Mode
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
     from tilewright.service.cli.view import settled_line, timings_table
@@ -99,7 +92,7 @@ def explain(
         with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),
-                Mode(compiled_for, threads, numerics.value, precision.value),
+                mode.mode(compiled_for),
                 given=given,
             )
             planned = plan_first_program(

@@ -13,15 +13,10 @@ from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
     ModelPath,
-    Numerics,
-    NumericsOption,
     PadOption,
-    Precision,
-    PrecisionOption,
     RangesOption,
     SizesOption,
     TargetOption,
-    ThreadsOption,
     TimingsOption,
     UserError,
     WeightLimitOption,
@@ -32,6 +27,7 @@ from tilewright.service.cli.common import (
     parse_ranges,
     parse_sizes,
 )
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
@@ -66,16 +62,15 @@ class WeightsIn(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(inspect)
-    app.command("compile")(compile_)
-    app.command()(run)
+    app.command()(with_mode(inspect, without=("threads",)))
+    app.command("compile")(with_mode(compile_))
+    app.command()(with_mode(run))
 
 
 def inspect(
     model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
     target: TargetOption = "host",
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
@@ -86,7 +81,6 @@ def inspect(
 
     Example: tilewright inspect model.onnx --dim batch=1
     """
-    from tilewright.compiler.mode import Mode
     from tilewright.compiler.targets.host import resolve_target
 
     if model.is_dir():
@@ -104,8 +98,7 @@ def inspect(
 
     check_printing(as_json, dump_after)
     read = read_model(existing_file(model))
-    mode = Mode(resolve_target(target), 1, numerics.value, precision.value)
-    request = ModelRequest(model, mode)
+    request = ModelRequest(model, mode.mode(resolve_target(target)))
     dims = {name: (size,) for name, size in parse_ranges(dim).items()}
     planned = plan_first_program(request, dims, observer=dump_observer(dump_after))
     lines = [*open_inputs(model_ports(read.proto.graph)), *range_lines([planned])]
@@ -139,9 +132,7 @@ def compile_(
         Path, typer.Option("--output", "-o", help="Folder for the artifact, or the program's file")
     ],
     target: TargetOption = "host",
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: SizesOption = None,
     pad: PadOption = False,
     weight_limit: WeightLimitOption = None,
@@ -170,7 +161,6 @@ def compile_(
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
-    from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
@@ -188,8 +178,7 @@ def compile_(
     modules = chosen.family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
     in_place = format_ is Format.ARTIFACT  # callers of C have arrays without room
-    mode = Mode(chosen, threads, numerics.value, precision.value, in_place)
-    request = ModelRequest(existing_file(model), mode)
+    request = ModelRequest(existing_file(model), mode.mode(chosen, in_place=in_place))
     if modules is not (format_ is Format.WASM):
         raise UserError(f"--format {format_.value} is not for target '{target}'")
     if name is not None and format_ not in (Format.C, Format.WASM):
@@ -237,7 +226,7 @@ def compile_(
         one = build_for_c(plans[0], settled.schedules, weight_limit, recorder)
         packed = one.program.weight_bytes
         place = weights or WeightsIn.SECTION
-        made = _written_for_c(one, output, model, format_, name, place, threads)
+        made = _written_for_c(one, output, model, format_, name, place, mode.threads)
     if as_json:
         told = {
             "output": str(output),
@@ -313,9 +302,7 @@ def run(
     outputs: Annotated[
         Path | None, typer.Option("--outputs", help="Where to write the outputs (.npz)")
     ] = None,
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -329,7 +316,7 @@ def run(
         _check_place(outputs)  # now, and not when the results are there
     given = None if inputs is None else _load_arrays(inputs)
     ranges = parse_ranges(dim)
-    with opened(model, threads, numerics, precision, ranges) as (executable, known):
+    with opened(model, mode, ranges) as (executable, known):
         arrays = given if given is not None else _random_arrays(executable, model, ranges)
         names = executable.output_names
         found = zip(names, executable.run(arrays), strict=True)
@@ -447,35 +434,28 @@ def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[st
 @contextmanager
 def opened(
     model: Path,
-    threads: int,
-    numerics: Numerics,
-    precision: Precision,
+    mode: ModeOptions,
     dims: Mapping[str, int | str],
     tell: Callable[[str], None] = lambda _step: None,
 ) -> Iterator[tuple[Model, KnownModel | None]]:
     """An artifact, or a model compiled with what the database knows and its KnownModel. `tell` is
     called before the model is compiled, which may take long."""
-    from tilewright.compiler.mode import Mode
-
     if model.is_dir():
         # an artifact needs neither the compiler nor the database
         from tilewright.compiler.runtime.artifact import load_artifact
 
-        if numerics is not Numerics.FAST:
-            raise UserError(f"--numerics {numerics.value}: the artifact '{model}' keeps its own")
-        if precision is not Precision.FLOAT32:
-            raise UserError(f"--precision {precision.value}: the artifact '{model}' keeps its own")
+        mode.check_artifact(model)
         sizes, _ = artifact_sizes(model, dims)
-        yield load_artifact(model, threads=threads, sizes=sizes or None), None
+        yield load_artifact(model, threads=mode.threads, sizes=sizes or None), None
         return
+    from tilewright.compiler.targets.host import resolve_target
     from tilewright.service.jobs.known_model import KnownModel
     from tilewright.service.storage import open_storage
 
     existing_file(model)
     storage = open_storage(load_settings())
     try:
-        mode = Mode(threads=threads, numerics=numerics.value, precision=precision.value)
-        known = KnownModel(model, storage, mode)
+        known = KnownModel(model, storage, mode.mode(resolve_target("host")))
         tell(f"compiling {model.name}")
         # what no program is there for compiles, and asks the database, when it runs
         yield known.compile(dims), known

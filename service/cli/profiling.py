@@ -10,12 +10,7 @@ import typer
 
 from tilewright.service.cli.common import (
     JsonOption,
-    Numerics,
-    NumericsOption,
-    Precision,
-    PrecisionOption,
     RangesOption,
-    ThreadsOption,
     UserError,
     existing_file,
     load_settings,
@@ -23,6 +18,7 @@ from tilewright.service.cli.common import (
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
 from tilewright.service.cli.local import artifact_sizes, opened
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import complain, console, say_json
 from tilewright.service.units import microseconds, milliseconds, threads_text
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(profile)
+    app.command()(with_mode(profile))
 
 
 def profile(
@@ -50,9 +46,7 @@ def profile(
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Write a trace that Perfetto opens (.json)"),
     ] = None,
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
@@ -76,16 +70,14 @@ def profile(
     if model.is_dir():
         if on is not None:
             raise UserError("--on profiles a model with what the database knows, not an artifact")
-        if numerics is not Numerics.FAST or precision is not Precision.FLOAT32:
-            raise UserError(f"the artifact '{model}' keeps its own numerics and precision")
+        mode.check_artifact(model)
         if samples is not None or value:
             raise UserError("--samples and --value are for a model, not for an artifact")
-        found = _of_artifact(model, threads, parse_ranges(dim))
+        found = _of_artifact(model, mode.threads, parse_ranges(dim))
     else:
-        compiled_for = (threads, numerics, precision)
         dims = {name: (size,) for name, size in parse_ranges(dim).items()}
         given = given_inputs(model, samples, value, dims)
-        found = _of_model(model, compiled_for, dims, on, given)
+        found = _of_model(model, mode, dims, on, given)
     if trace is not None:
         trace.write_text(json.dumps(traces(found)), encoding="utf-8")
     if as_json:
@@ -175,12 +167,11 @@ def _of_stages(
 
 def _of_model(
     model: Path,
-    compiled_for: tuple[int, Numerics, Precision],
+    options: ModeOptions,
     dims: Mapping[str, Sequence[int | str]],
     on: str | None,
     given: GivenInputs,
 ) -> list[ModelProfile]:
-    from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.builder import build_program
     from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
     from tilewright.service.jobs.loadables import of_compiled
@@ -193,16 +184,15 @@ def _of_model(
     from tilewright.service.storage import open_storage
 
     existing_file(model)
-    threads, numerics, precision = compiled_for
     storage = open_storage(load_settings())
     found = []
     try:
         with device_for(on, "host", storage, given) as (device, target):
-            mode = Mode(target, threads, numerics.value, precision.value)
+            mode = options.mode(target)
             request = ModelRequest(model, mode, given=given)
             planned = plan_first_program(request, dims)
             if planned.stages is not None:
-                return _of_known_stages(request, compiled_for, dims, on)
+                return _of_known_stages(request, options, dims, on)
             settled = settle([planned], storage)
             (planned,) = settled.planned
             plan = planned.served_plan
@@ -215,11 +205,11 @@ def _of_model(
                     fixed = plan.at(sizes) if sizes else plan
                     program = compiled.program.at(sizes) if sizes else compiled.program
                     at_sizes = replace(compiled, program=program)
-                    fastest = device.profile(of_compiled(at_sizes), threads, SAMPLES)
+                    fastest = device.profile(of_compiled(at_sizes), mode.threads, SAMPLES)
                     names = [workload_name(step.workload) for step in fixed.kernels]
                     steps = tuple(steps_of(program, fastest, names))
                     name = plan.graph.name
-                    found.append(ModelProfile(name, target.name, where, threads, steps, sizes))
+                    found.append(ModelProfile(name, target.name, where, mode.threads, steps, sizes))
     finally:
         storage.close()
     return found
@@ -227,7 +217,7 @@ def _of_model(
 
 def _of_known_stages(
     request: ModelRequest,
-    compiled_for: tuple[int, Numerics, Precision],
+    options: ModeOptions,
     dims: Mapping[str, Sequence[int | str]],
     on: str | None,
 ) -> list[ModelProfile]:
@@ -236,14 +226,14 @@ def _of_known_stages(
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.compiler.targets.detection import named_device
 
-    model, (threads, numerics, precision) = request.model, compiled_for
+    model = request.model
     if on is not None:
         raise UserError("--on: the data decide sizes of this model, whose stages run here alone")
     assert isinstance(model, Path)
     ranges = {name: listed[0] for name, listed in dims.items()}
-    with opened(model, threads, numerics, precision, ranges) as (executable, _):
+    with opened(model, options, ranges) as (executable, _):
         assert isinstance(executable, GuardedModel), "it has no first stage otherwise"
-        where = (request.mode.target.name, named_device().model, threads)
+        where = (request.mode.target.name, named_device().model, options.threads)
         return _of_stages(executable, request.given, hinted_shares(dims), where)
 
 

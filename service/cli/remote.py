@@ -14,11 +14,7 @@ from tilewright.service.cli.common import (
     STOP_GAIN,
     JsonOption,
     ModelPath,
-    Numerics,
-    NumericsOption,
     PadOption,
-    Precision,
-    PrecisionOption,
     RangesOption,
     SecondsOption,
     SeedOption,
@@ -28,7 +24,6 @@ from tilewright.service.cli.common import (
     StrategyOption,
     TargetMsOption,
     TargetOption,
-    ThreadsOption,
     TokenOption,
     TrialsOption,
     UnconstrainedOption,
@@ -43,6 +38,7 @@ from tilewright.service.cli.common import (
     parse_sizes,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.sentences import with_reason
 from tilewright.service.units import duration
@@ -65,9 +61,9 @@ MESSAGE_BYTES = (1 << 31) - 1
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(submit)
+    app.command()(with_mode(submit))
     app.command()(jobs)
-    app.command()(lookup)
+    app.command()(with_mode(lookup))
     group = typer.Typer()
     group.callback(invoke_without_command=True)(workers)
     group.command()(drain)
@@ -80,9 +76,7 @@ def submit(
     server: ServerOption = None,
     token: TokenOption = None,
     target: TargetOption = "host",
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     trials: TrialsOption = 1000,
     seconds: SecondsOption = None,
     dim: SizesOption = None,
@@ -125,9 +119,7 @@ def submit(
             JobRequest(
                 model=uploaded.digest,
                 target=target,
-                threads=threads,
-                numerics=numerics.value,
-                precision=precision.value,
+                **mode.values(),
                 trials=trials,
                 seconds=seconds,
                 dims={name: list(listed) for name, listed in dims.items()},
@@ -387,9 +379,7 @@ def lookup(
     server: ServerOption = None,
     token: TokenOption = None,
     target: TargetOption = "host",
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -418,20 +408,12 @@ def lookup(
             uploaded = upload_model(client, existing_file(path))
             wanted = {"model": uploaded.digest, "dims": parse_ranges(dim)}
         found = client.lookup(
-            LookupRequest.model_validate(
-                {
-                    **wanted,
-                    "target": target,
-                    "threads": threads,
-                    "numerics": numerics.value,
-                    "precision": precision.value,
-                }
-            )
+            LookupRequest.model_validate({**wanted, "target": target, **mode.values()})
         )
         answer = None
         if is_key:
             with suppress(NotKnownError):
-                answer = client.answer(what, target, threads, numerics.value)
+                answer = client.answer(what, target, mode.threads, mode.numerics)
     if as_json:
         say_json({**found.model_dump(mode="json"), "answer": answer})
         return

@@ -13,11 +13,7 @@ from tilewright.service.cli.common import (
     STOP_GAIN,
     JsonOption,
     ModelPath,
-    Numerics,
-    NumericsOption,
     PadOption,
-    Precision,
-    PrecisionOption,
     SecondsOption,
     SeedOption,
     SizesOption,
@@ -25,7 +21,6 @@ from tilewright.service.cli.common import (
     StrategyOption,
     TargetMsOption,
     TargetOption,
-    ThreadsOption,
     TimingsOption,
     TrialsOption,
     UnconstrainedOption,
@@ -38,12 +33,13 @@ from tilewright.service.cli.common import (
     parse_sizes,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
 from tilewright.service.cli.terminal import console, say_json
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(tune)
+    app.command()(with_mode(tune))
 
 
 def tune(
@@ -51,9 +47,7 @@ def tune(
     trials: TrialsOption = 1000,
     seconds: SecondsOption = None,
     target: TargetOption = "host",
-    threads: ThreadsOption = 1,
-    numerics: NumericsOption = Numerics.FAST,
-    precision: PrecisionOption = Precision.FLOAT32,
+    mode: ModeOptions = DEFAULTS,
     dim: SizesOption = None,
     samples: SamplesOption = None,
     value: ValuesOption = None,
@@ -76,7 +70,6 @@ def tune(
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
 
-    from tilewright.compiler.mode import Mode
     from tilewright.compiler.runtime.artifact_writer import check_destination
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
@@ -102,7 +95,7 @@ def tune(
     given = given_inputs(existing_file(model), samples, value, dims)
     spec = JobSpec(
         model,
-        Mode(chosen, threads, numerics.value, precision.value),
+        mode.mode(chosen),
         dims,
         pad,
         weight_limit,
@@ -147,7 +140,7 @@ def tune(
     report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
     if made is not None and not outcome.cancelled and not budget.is_late(monotonic() - began):
-        report["peers"] = onnxruntime_times(model, made, outcome.latencies, threads, given)
+        report["peers"] = onnxruntime_times(model, made, outcome.latencies, mode.threads, given)
     tell(out, report, made)
     if not outcome.cancelled:
         with workshop.timings.stage("train cost models"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from tilewright.service.api.schemas.jobs import JobView
+from tilewright.service.cli.mode_options import ModeOptions
 from tilewright.service.sentences import one_sentence
 
 _NUMBERS = {
@@ -49,8 +51,9 @@ def _submission(job: JobView) -> list[str]:
     name = one_sentence(job.model_name) or "model.onnx"
     words = [f"./{name}" if name.startswith("-") else name, "--target", one_sentence(job.target)]
     words += ["--threads", str(job.threads), "--numerics", str(job.numerics)]
-    if options.get("precision", "float32") != "float32":
-        words += ["--precision", str(options["precision"])]
+    for each in fields(ModeOptions):
+        if options.get(each.name, each.default) != each.default:
+            words += [f"--{each.name}", str(options[each.name])]
     for option, flag in _NUMBERS.items():
         value = options.get(option)
         if value is not None and value != _USUAL.get(option):

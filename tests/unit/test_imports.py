@@ -61,7 +61,7 @@ INSIDE: dict[str, set[str]] = {
     "plan.regions": {"sizes"},
     "plan.intervals": {"memo", "ops", "sizes", "plan.workload"},
     "plan.plan": _IR | {"ops", "plan.workload", "plan.placement", "plan.intervals"},
-    "plan.choices": _JSON | {"errors"},
+    "plan.choices": set(),
     "plan.layout_transposes": _IR | {"ops", "passes"},
     "plan.fusion": _IR | {"ops", "passes", "plan.layout_transposes"},
     "plan.layouts": _IR

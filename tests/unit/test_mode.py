@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 import pytest
+import typer
 
 from tests.unit.service.tuners import model_bytes
 from tilewright.compiler.errors import InvalidArgumentError
@@ -16,6 +17,11 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import contraction, templates
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.service.api.planning_child import WorkloadsQuestion
+from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.api.schemas.lookups import LookupRequest
+from tilewright.service.api.schemas.modes import ModeRequest
+from tilewright.service.cli import app
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, mode_words, with_mode
 from tilewright.service.jobs.job_spec import JobSpec
 from tilewright.service.jobs.model_tasks import tasks_of
 from tilewright.service.jobs.planning import ModelRequest, plan_model
@@ -109,7 +115,52 @@ def test_a_new_option_reaches_templates_and_caches_by_itself(
         "unrolled": True,
     }
     assert Wider.from_json(planned.mode.to_json()) == wanted, "builders of candidates read it"
-    asks = [
-        WorkloadsQuestion("d", each, {}, None).key() for each in (wanted, spec.mode, Mode(TARGET))
-    ]
+    asks = [WorkloadsQuestion("d", each, {}).key() for each in (wanted, spec.mode, Mode(TARGET))]
     assert asks[0] == asks[1] != asks[2]
+
+
+@dataclass(frozen=True, slots=True)
+class WiderOptions(ModeOptions):
+    """The options of such a mode."""
+
+    unrolled: Annotated[bool, typer.Option("--unrolled")] = False
+
+
+def test_a_new_option_reaches_a_command_by_itself() -> None:
+    seen: list[Mode] = []
+
+    def command(model: str, mode: WiderOptions = WiderOptions(), verbose: bool = False) -> None:
+        assert (model, verbose) == ("m", True)
+        seen.append(Wider(TARGET, **mode.values()))
+
+    own = typer.Typer()
+    own.command()(with_mode(command))
+    words = ["m", "--threads", "2", "--precision", "bfloat16", "--unrolled", "--verbose"]
+    own(words, standalone_mode=False)
+    assert seen == [Wider(TARGET, 2, precision="bfloat16", unrolled=True)]
+
+
+def test_requests_and_command_lines_state_every_field_of_a_mode() -> None:
+    stated = {each.name for each in fields(Mode)} - {"target", "in_place"}
+    assert {each.name for each in fields(ModeOptions)} == ModeRequest.model_fields.keys() == stated
+    mode = Mode(TARGET, 2, "strict", "bfloat16")
+    given = {name: value for name, value in mode.to_json().items() if name in stated}
+    bodies = (JobRequest(model="0" * 64, **given), LookupRequest(model="0" * 64, **given))
+    assert [body.mode(TARGET) for body in bodies] == [mode, mode]
+    assert DEFAULTS.mode(TARGET, in_place=False) == Mode(TARGET, in_place=False)
+    assert mode_words(mode) == [
+        *("--threads", "2", "--numerics", "strict", "--precision", "bfloat16")
+    ]
+
+
+def test_a_command_that_states_a_part_of_a_mode_states_all_of_it() -> None:
+    """But `inspect`, which runs nothing, and `quantize`, which times what it makes."""
+    stated = {f"--{each.name}" for each in fields(ModeOptions)}
+    commands = {}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        found = {option for each in command.params for option in each.opts} & stated
+        if found:
+            commands[name] = found
+    assert commands.pop("inspect") == stated - {"--threads"}
+    assert commands.pop("quantize") == {"--threads"}
+    assert len(commands) >= 8 and all(found == stated for found in commands.values()), commands

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from tilewright.compiler.mode import Mode
 from tilewright.db.errors import NotFoundError
 from tilewright.db.job_states import JobState
 from tilewright.db.storage import Storage
@@ -56,7 +55,7 @@ async def checked_job(
             raise NotFoundError("samples", digest)
         addressee = resolve_addressee(body.target, storage)
         target, options = addressee.target, body.options()
-        check = JobCheck(model.digest, Mode(target, body.threads, body.numerics), options)
+        check = JobCheck(model.digest, body.mode(target), options)
         check.spec(b"").budget.options()  # what is wrong without a look at the model
         return check, addressee
 

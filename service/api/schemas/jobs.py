@@ -7,25 +7,24 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from tilewright.compiler.sizes.hinted_ranges import size_choices
-from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.bodies import View, shown
 from tilewright.service.api.schemas.fields import (
     SHOWN_KEY,
     SHOWN_TARGET,
     Digest,
     Id,
     Key,
-    Numerics,
     NumericsName,
-    Precision,
     ScheduleJson,
     Seconds,
     Size,
     SizeRange,
     Time,
 )
+from tilewright.service.api.schemas.modes import ModeRequest
 
 
-class JobRequest(RequestBody):
+class JobRequest(ModeRequest):
     """Tune a model. The job ends at the first limit that it meets."""
 
     model_config = shown(model=SHOWN_KEY, target=SHOWN_TARGET, trials=500, dims={"batch": 1})
@@ -37,11 +36,6 @@ class JobRequest(RequestBody):
         max_length=200,
         description="A target by name or key, `host` (the service's machine), or a worker by name "
         "or id, which alone measures then",
-    )
-    threads: int = Field(1, ge=1, le=256)
-    numerics: Numerics = "fast"
-    precision: Precision = Field(
-        "float32", description="What a float32 model's values are stored and multiplied as"
     )
     trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
     seconds: float | None = Field(

@@ -5,22 +5,21 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from tilewright.compiler.sizes.hinted_ranges import size_choices
-from tilewright.service.api.schemas.bodies import RequestBody, View, shown
+from tilewright.service.api.schemas.bodies import View, shown
 from tilewright.service.api.schemas.fields import (
     SHOWN_KEY,
     SHOWN_TARGET,
     Digest,
     Key,
     MeasurementJson,
-    Numerics,
     NumericsName,
-    Precision,
     ScheduleJson,
     Seconds,
     Size,
     SizeRange,
     Version,
 )
+from tilewright.service.api.schemas.modes import ModeRequest
 
 
 class IntervalView(View):
@@ -50,7 +49,7 @@ class RecordView(View):
     compiler_version: Version
 
 
-class LookupRequest(RequestBody):
+class LookupRequest(ModeRequest):
     """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
 
     model_config = shown(workloads=[SHOWN_KEY], target=SHOWN_TARGET, threads=1)
@@ -63,9 +62,6 @@ class LookupRequest(RequestBody):
         description="Sizes or ranges of the model's named dimensions, as of a job",
     )
     target: str = Field("host", min_length=1, max_length=200, description="A name or a key")
-    threads: int = Field(1, ge=1, le=256)
-    numerics: Numerics = "fast"
-    precision: Precision = Field("float32", description="Of a model's kernels")
 
     @field_validator("dims")
     @classmethod

@@ -16,7 +16,7 @@ from examples.demo_view import (
     verdict,
 )
 from tilewright.service.api.schemas.jobs import ProgressView, TaskView
-from tilewright.service.cli.common import Numerics
+from tilewright.service.cli.mode_options import Numerics
 
 PROGRESS = ProgressView(
     phase="tuning",

@@ -18,6 +18,7 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service.cli.bench import Peer
+from tilewright.service.cli.mode_options import ModeOptions
 from tilewright.service.jobs.comparison import PEERS, Timing, openvino_run, race
 
 __all__ = ["data_folder", "model"]  # fixtures
@@ -206,9 +207,7 @@ def test_bench_on_a_worker_refuses_what_it_would_ignore(
         "tilewright.service.cli.bench._bench_on", lambda *options: given.append(options)
     )
     assert run("bench", model, "--on", "board", "--threads", 2, "--dim", "batch=3") == 0
-    ((board, path, threads, *_, dims, as_json),) = given
-    assert not as_json
-    assert (board, path, threads, dims) == ("board", model, 2, {"batch": 3})
+    assert given == [("board", model, ModeOptions(threads=2), {"batch": 3}, False)]
     assert run("bench", model, "--on", "board", option, "1") == 1
     assert option in capsys.readouterr().err
 

@@ -392,10 +392,10 @@ def test_limits_are_those_of_the_runtime_and_the_service() -> None:
     from tilewright.compiler.runtime.native import MAX_THREADS
     from tilewright.service.api.schemas.fields import Numerics
     from tilewright.service.api.schemas.jobs import JobRequest
-    from tilewright.service.cli import common
+    from tilewright.service.cli import common, mode_options
 
     assert common.MAX_THREADS == MAX_THREADS
-    assert tuple(common.Numerics) == get_args(Numerics) == NUMERICS
+    assert tuple(mode_options.Numerics) == get_args(Numerics) == NUMERICS
     limits = {"threads": MAX_THREADS, "dims": {"n": common.MAX_DIMENSION}}
     request = JobRequest.model_validate({"model": "0" * 64, **limits})
     assert request.threads == MAX_THREADS
