@@ -125,12 +125,7 @@ class GuardedModel(Model):
     def reasons(self) -> tuple[str, ...]:
         """Why programs serve one combination of sizes each, where they do, or a part of the ranges
         that were given."""
-        said = (
-            text
-            for cut in self._first.walk()
-            for text in (cut.reason, *map(str, cut.refused.values()))
-        )
-        return tuple(dict.fromkeys(filter(None, said)))
+        return tuple(dict.fromkeys(text for cut in self._first.walk() for text in cut.reasons))
 
     @property
     def reason(self) -> str:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import CompilerError, InvalidInputError
+from tilewright.compiler.errors import CompilerError, InvalidInputError, InvalidModelError
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, ranges_text
@@ -270,6 +270,12 @@ class DataCut(Generic[P]):
     served: tuple[Facts, ...] | None = None
     whole: bool = False
     ranged: bool = True
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why sizes that are no mistake have programs of their own."""
+        undecided = (e for e in self.refused.values() if not isinstance(e, InvalidModelError))
+        return [*filter(None, [self.reason]), *map(str, undecided)]
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
         """What the stage is for that serves these values, or that is to be made for them."""

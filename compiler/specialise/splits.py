@@ -167,7 +167,8 @@ def _ends(
 def _narrower(
     cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
 ) -> Mapping[str, Dimension] | None:
-    """Ranges within these that decide a question and hold the sizes of a run, those that change.
+    """Ranges within these that decide a question, those that change: the ones that hold the sizes
+    of a run, or a part of one range next to them.
 
     Where the data decide sizes, which no hint foresees, the ranges with the most sizes, and those
     of a question for equality are split at the size that agrees.
@@ -175,6 +176,7 @@ def _narrower(
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_open(error.undecided)):
         return None
+    beside = None
     for found in narrowings(ranges, error):
         changed = {name: d for name, d in found.items() if d != ranges[name]}
         if not cut.whole:
@@ -183,4 +185,7 @@ def _narrower(
             continue
         if all(sizes[name] in d for name, d in changed.items()):
             return changed
-    return None
+        is_part = all(d.multiple == ranges[name].multiple for name, d in changed.items())
+        if beside is None and len(changed) == 1 and is_part:
+            beside = changed
+    return beside

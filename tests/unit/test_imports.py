@@ -102,8 +102,9 @@ INSIDE: dict[str, set[str]] = {
     | {"program.build", "codegen", "plan.plan", "program.builder", "runtime"},
     "specialise": set(),
     "specialise.cache_folder": set(),
-    "specialise.enumerate": _BASE | {"runtime", "specialise.jit"},
-    "specialise.jit": _BASE | {"graph", "profile", "frontend", "runtime"},
+    "specialise.enumerate": _BASE | {"runtime", "specialise.jit", "specialise.splits"},
+    "specialise.jit": _BASE | {"graph", "frontend", "runtime", "specialise.splits"},
+    "specialise.splits": _BASE | {"profile", "runtime"},
     "bindings": set(),
     "bindings.c_library": _BASE | {"codegen", "package", "program.builder", "runtime"},
 }
