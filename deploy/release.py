@@ -36,6 +36,7 @@ from deploy.wheels import (
     copy_sources,
     make_wheels,
 )
+from tilewright.service.worker.harness_build import TARGETS
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "riscv64": 243}
 """ELF's numbers of the processors that platforms' tags end with."""
@@ -315,7 +316,7 @@ def release(output: Path, version: str, platforms: Sequence[Platform], everythin
     with TemporaryDirectory() as temporary:
         copy_sources(Path(temporary) / "source", version)
         sdist = build_sdist(Path(temporary) / "source", output)
-    wheels = make_wheels(output, platforms, version)
+    wheels = make_wheels(output, platforms, version, TARGETS)
     for path in wheels:
         check_wheel(path, version)
         print(f"{path.stat().st_size / 1024:6.0f} KiB  {path.name}: whole", flush=True)

@@ -3,6 +3,7 @@
 The Python parts are built once, by setuptools. The C runtime is compiled for each platform by zig,
 which needs no system root, and put beside them: it is loaded by ctypes and knows nothing of Python,
 so one wheel serves every version. The wheel for any platform has none; a device compiles its own.
+Each wheel has the harnesses of all kinds of devices, for `tilewright-worker --via`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tilewright.compiler.runtime.native_build import FLAGS, SOURCES
+from tilewright.service.worker.harness_build import (
+    STATIC,
+    TARGETS,
+    build,
+    harness_path,
+    zig_compiler,
+)
 
 ROOT = Path(__file__).parents[1]
 # copied, the links in tilewright/ are folders
@@ -30,6 +38,7 @@ PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tilewright")
 """What a distribution is built from."""
 
 LIBRARY = "tilewright/compiler/runtime/_native.abi3.so"
+HARNESSES = "tilewright/service/worker/harness"
 ANY = "any"
 DATE = (1980, 1, 1, 0, 0, 0)
 """Of every file: equal sources make equal wheels."""
@@ -158,11 +167,29 @@ def _record(files: Mapping[str, bytes], own: str) -> bytes:
     return "".join([*lines, f"{own},,\n"]).encode()
 
 
+def compile_harness(target: str) -> tuple[str, bytes]:
+    """The harness that `tilewright-worker --via` copies to devices: its name in a wheel, and it.
+
+    Raises:
+        CalledProcessError: if zig refuses.
+    """
+    with TemporaryDirectory() as temporary:
+        path = harness_path(target, Path(temporary))
+        build([*zig_compiler(target), *STATIC], path)
+        return f"{HARNESSES}/{path.name}", path.read_bytes()
+
+
 def make_wheels(
-    output: Path, platforms: Iterable[Platform], version: str | None = None
+    output: Path,
+    platforms: Iterable[Platform],
+    version: str | None = None,
+    harnesses: Iterable[str] = (),
 ) -> list[Path]:
     """Write a wheel for each of the platforms, and one for any; returns where they are, that for
     any platform first.
+
+    Args:
+        harnesses: targets of devices that each wheel can measure on with `--via`, without zig.
 
     Raises:
         CalledProcessError: if setuptools or zig refuses.
@@ -173,7 +200,7 @@ def make_wheels(
         folder = Path(temporary)
         built = build_python(folder, version)
         name, stated = built.name.split("-")[:2]
-        files = contents(built)
+        files = {**contents(built), **dict(map(compile_harness, harnesses))}
         for platform in (None, *platforms):
             whole = tagged(files, (ANY,) if platform is None else platform.tags, platform is None)
             if platform is not None:
@@ -192,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="parts of platforms' names")
     given = parser.parse_args(arguments)
     chosen = [p for p in PLATFORMS if any(part in p.tags[0] for part in given.only)]
-    for path in make_wheels(given.output, chosen):
+    for path in make_wheels(given.output, chosen, harnesses=TARGETS):
         print(f"{path.stat().st_size / 1024:6.0f} KiB  {path.name}")
 
 

@@ -6,6 +6,7 @@ which needs no system root, or for this machine by its own compiler.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -19,6 +20,9 @@ from pathlib import Path
 from tilewright.compiler.runtime.native_build import SOURCES
 
 FOLDER = Path(__file__).parent / "harness"
+STATIC = ("-O2", "-static", "-s")
+"""Options of a harness that runs on every Linux."""
+
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
 TARGETS: Mapping[str, str] = {
@@ -83,7 +87,7 @@ def harness_path(target: str, folder: Path) -> Path:
 
 
 def harness(target: str, folder: Path) -> Path:
-    """The harness for one of TARGETS, made at its first use and kept in a folder.
+    """The harness for one of TARGETS, kept in a folder: the wheel's, or made at its first use.
 
     Raises:
         HarnessError: if no compiler can make it.
@@ -91,16 +95,21 @@ def harness(target: str, folder: Path) -> Path:
     path = harness_path(target, folder)
     if path.exists():
         return path
+    folder.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):  # only wheels have them
+        shutil.copyfile(harness_path(target, FOLDER), made)
+        made.chmod(0o755)
+        made.replace(path)
+        return path
     if importlib.util.find_spec("ziglang") is not None:
         compiler = zig_compiler(target)
     elif target.replace("-", "_") == platform.machine() and sys.platform == "linux":
         compiler = _host_compiler()
     else:
         raise HarnessError(f"for a device of {target} zig is needed: pip install ziglang")
-    folder.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        build([*compiler, "-O2", "-static", "-s"], made)
+        build([*compiler, *STATIC], made)
     except (OSError, subprocess.CalledProcessError) as error:
         made.unlink(missing_ok=True)
         raise HarnessError(f"the harness for {target} cannot be compiled: {error}") from error

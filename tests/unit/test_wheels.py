@@ -13,6 +13,8 @@ import pytest
 
 from deploy import wheels
 from deploy.wheels import LIBRARY, PLATFORMS, ROOT, Platform, make_wheels
+from tilewright.service.worker import harness_build
+from tilewright.service.worker.harness_build import HarnessError, harness, harness_path
 
 INFORMATION = "tilewright-1.0.dist-info"
 MADE = {
@@ -114,3 +116,26 @@ def test_wheels_have_every_file_of_a_package_and_what_is_stated_is_there() -> No
             if path.is_file() and path.suffix not in (".pyc", ".so"):
                 module = path.suffix == ".py" and path.parent in packages
                 assert module or path in named, f"no wheel has {path.relative_to(ROOT)}"
+
+
+def test_a_harness_of_a_wheel_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name says of which sources it was made: one of others is not taken."""
+    package = tmp_path / "package"
+    package.mkdir()
+    harness_path("riscv64", package).write_bytes(b"a binary")
+    (package / "harness-armv7-0123456789abcdef").write_bytes(b"of other sources")
+    original = harness_build.harness_path
+    monkeypatch.setattr(
+        harness_build,
+        "harness_path",
+        lambda target, folder: original(
+            target, package if folder == harness_build.FOLDER else folder
+        ),
+    )
+    monkeypatch.setattr(harness_build, "zig_compiler", lambda target: ["no-such-compiler"])
+    found = harness("riscv64", tmp_path / "spool")
+    assert found.read_bytes() == b"a binary" and found.stat().st_mode & 0o100
+    with pytest.raises(HarnessError, match="the harness for armv7 cannot be compiled"):
+        harness("armv7", tmp_path / "spool")
