@@ -38,7 +38,6 @@ from tilewright.compiler.runtime.packing import Bytes
 from tilewright.compiler.runtime.program import Port, Program, Slot, slot_start
 from tilewright.compiler.runtime.weights import PackedWeights, WeightBlock
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.sizes import OpenSizeError
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
@@ -230,8 +229,7 @@ def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
         own = (dimension.name for dimension in workload.dimensions)
         names = dict(zip(own, step.sizes, strict=True))
         text = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), str(error))
-        kind = OpenSizeError if isinstance(error, OpenSizeError) else CompilerError
-        raise kind(f"'{step.output}': {text}") from error
+        raise CompilerError(f"'{step.output}': {text}") from error
 
 
 def _limit_weights(

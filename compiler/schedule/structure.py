@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd, inf
 
 from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Combiner, Const, Expr, Load, Reduce, Tensor, loads, walk
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
 from tilewright.compiler.loops.layout import MAX_LANE_STEP
@@ -25,7 +26,7 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.kernel import Kernel, Transform
 from tilewright.compiler.schedule.problem import Problem
-from tilewright.compiler.sizes import OpenSizeError, always_less, bounds, known_divisor
+from tilewright.compiler.sizes import always_less, bounds, known_divisor
 
 STAGGER = 16
 """Unused elements between slices that would else lie at multiples of a cache's sets."""
@@ -169,7 +170,7 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
     Of open sizes the most for any of them.
 
     Raises:
-        OpenSizeError: if there may be ever more of them.
+        ScheduleError: if there may be ever more of them.
     """
     first = last = 0
     for dim in needs_padding(load, with_halo=with_halo):
@@ -188,7 +189,7 @@ def _most(size: int) -> int:
     """The largest number that a size may be."""
     high = bounds(size)[1]
     if high == inf:
-        raise OpenSizeError(f"there may be ever more than {size}")
+        raise ScheduleError(f"there may be ever more than {size}")
     return int(high)
 
 

@@ -249,10 +249,10 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
         return 1, 1, 0
     ((variable, stride),) = group.items()
     size, lanes = tensor.dtype.bytes, offset.of(Kind.LANE)
-    joined = [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
-    vectors = joined and always_less(size, stride)
-    apart = stride != size and (lanes or is_open(stride))
-    if (apart and not vectors) or tensor.space is not Space.MEMORY:
+    wide = always_less(size, stride)
+    vectors = wide and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
+    is_unknown = is_open(stride) and not wide
+    if is_unknown or (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
     return count, variable.count, stride
 
