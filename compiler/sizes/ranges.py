@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import log
 from operator import index
 from typing import TypeAlias, TypeVar
@@ -110,6 +111,14 @@ def default_ranges(
     return {name: default_range(name, sizes.get(name, ())) for name in names}
 
 
+def attempted(attempt: Callable[[], T]) -> T | OpenSizeError | InvalidModelError:
+    """The result of an attempt at some ranges, or the error that asks for others."""
+    try:
+        return attempt()
+    except (OpenSizeError, InvalidModelError) as error:
+        return error
+
+
 def within_defaults(
     defaults: Mapping[str, Dimension],
     attempt: Callable[[Mapping[str, Dimension]], T],
@@ -132,19 +141,20 @@ def within_defaults(
     unanswered: CompilerError | None = None
     for number in range(MOST_NARROWINGS):
         ranges = untried.pop()
-        try:
-            return attempt(ranges)
-        except OpenSizeError as error:
-            narrower = narrowings(ranges, error)
+        found = attempted(partial(attempt, ranges))
+        if isinstance(found, OpenSizeError):
+            narrower = narrowings(ranges, found)
             if not narrower and any(d.low == 0 for d in ranges.values()):
                 narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
-            if not narrower and (unanswered is None or _has_solutions(error)):
-                unanswered = error
+            if not narrower and (unanswered is None or _has_solutions(found)):
+                unanswered = found
             untried += reversed(narrower[:_ANSWERS])
-        except InvalidModelError as error:
+        elif isinstance(found, InvalidModelError):
             if number == 0:
-                raise  # at no size
-            unanswered = unanswered or error
+                raise found  # at no size
+            unanswered = unanswered or found
+        else:
+            return found
         if not untried:
             break
     raise unanswered or OpenSizeError(

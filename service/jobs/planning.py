@@ -25,7 +25,7 @@ from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
 from tilewright.compiler.runtime.stages import DataCut
 from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
-from tilewright.compiler.sizes.ranges import SizeRange, default_ranges, within_defaults
+from tilewright.compiler.sizes.ranges import SizeRange, attempted, default_ranges, within_defaults
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.fitted_ranges import FittedRanges
@@ -311,19 +311,19 @@ def _plan_ranges(
     fitted = FittedRanges(given, hinted.defaults, hints, stated)
     while fitted.left or fitted.given:
         before = imports
-        try:
-            graph, made = within_defaults(fitted.left, plan, empty)
+        found = attempted(lambda: within_defaults(fitted.left, plan, empty))
+        if not isinstance(found, OpenSizeError | InvalidModelError):
             break
-        except (OpenSizeError, InvalidModelError) as error:
-            if isinstance(error, InvalidModelError) and imports == before + 1:
-                if not fitted.sizes:
-                    raise  # at all sizes
-                fitted.take_other_sizes(error, imported)
-            else:
-                fitted.give_way(error)
+        if isinstance(found, InvalidModelError) and imports == before + 1:
+            if not fitted.sizes:
+                raise found  # at all sizes
+            fitted.take_other_sizes(found, imported)
+        else:
+            fitted.give_way(found)
     else:
         yield from _plan_fixed(request, numbers, fitted, imported, observer, timings)
         return
+    graph, made = found
     known = {d.name for d in graph.dimensions}
     implied = tuple(d for n, d in fitted.given.items() if n not in known)
     free = [d for d in graph.dimensions if d.name not in fitted.given]

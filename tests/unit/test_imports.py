@@ -246,6 +246,37 @@ def test_the_compiler_is_imported_one_way() -> None:
     assert not {name: targets for name, targets in wrong.items() if targets}
 
 
+HANDLES_QUESTIONS = {
+    "compiler.frontend.nodes",
+    "compiler.ops.builder",
+    "compiler.sizes.ranges",
+}
+"""What handles an `OpenSizeError`: the import, and what chooses ranges."""
+
+
+def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
+    """They let an `OpenSizeError` pass, and ask `always_less` and its like."""
+    handlers = {
+        name: [
+            ast.unparse(caught)
+            for node in ast.walk(ast.parse(path.read_text()))
+            for caught in _caught(node)
+        ]
+        for name, path in modules().items()
+    }
+    found = {name for name, caught in handlers.items() if "OpenSizeError" in " ".join(caught)}
+    assert found == HANDLES_QUESTIONS
+
+
+def _caught(node: ast.AST) -> list[ast.expr]:
+    match node:
+        case ast.ExceptHandler(type=ast.expr() as caught):
+            return [caught]
+        case ast.Call(func=ast.Name(id="suppress"), args=caught):
+            return caught
+    return []
+
+
 def test_only_a_back_end_knows_itself() -> None:
     """The others ask `compiler.codegen.backend`, which the target tells the folder of."""
     wrong = {
