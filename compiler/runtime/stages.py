@@ -285,11 +285,9 @@ class DataCut(Generic[P]):
     def serving(self, exact: Facts) -> Facts | None:
         """What the stage is for that serves one run, its own before one for ranges; None if there
         is none."""
-        if exact in self.made or exact in self.own:
+        if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
         known = tuple(self.made) if self.served is None else self.served
-        if exact in known:
-            return exact
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: Facts) -> Facts:
