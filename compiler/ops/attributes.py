@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs, attr
 from tilewright.compiler.sizes import is_open
@@ -61,10 +63,11 @@ def dimension(axis: int, rank: int) -> int:
 
     Raises:
         InvalidModelError: if it is out of range.
+        OpenSizeError: if it is known at run time only.
     """
     if not -rank <= axis < rank:
         raise InvalidModelError(f"axis {axis} is out of range for rank {rank}")
-    return axis % rank
+    return index(axis) % rank
 
 
 def dimensions(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:

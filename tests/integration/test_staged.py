@@ -59,6 +59,19 @@ def agrees(made: GuardedModel, proto: onnx.ModelProto, **feeds: np.ndarray) -> N
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_an_axis_that_the_caller_gives_is_a_number_not_a_size(rows: int) -> None:
+    """Also of arrays without elements, whose sums read nothing."""
+    proto = model(
+        [helper.make_node("ReduceSum", ["x", "axes"], ["y"])],
+        [("x", FLOAT, (2, rows, 4)), ("axes", TensorProto.INT64, (1,))],
+        ["y"],
+    )
+    made = staged(proto)
+    for axis in (1, 2, 0, -1, 1):
+        agrees(made, proto, x=np.ones((2, rows, 4), np.float32), axes=np.array([axis]))
+
+
 def chosen_rows() -> onnx.ModelProto:
     """The rows with a positive mark, centred, and the three best of them by their first element."""
     node = helper.make_node
