@@ -89,7 +89,9 @@ class GuardedModel(Model):
         self._names = tuple(ports.inputs)
         self._dims = tuple(ports.inputs.values())
         self._lock = threading.Lock()
-        self._direct = self._only_ranged()
+        self._direct: Executable | None = None
+        for facts in first.made:
+            self._direct = self._first_to_try(facts)
 
     # ---- what it is
 
@@ -199,7 +201,8 @@ class GuardedModel(Model):
                     raise self._not_served(facts)
             with self._lock:
                 if facts not in cut.made:
-                    self._made_now(cut, facts, {})
+                    self._make(cut, facts, {})
+                    self._direct = None
         stage = cut.made[facts]
         assert stage.program is not None
         return stage.program
@@ -285,27 +288,20 @@ class GuardedModel(Model):
             return self._parted_as(dims, arrays, lambda other: other.program_for(arrays))
         return self._stage(self._first, self._values(arrays))[0].program
 
-    def _only_ranged(self) -> Executable | None:
-        """The program that is to be tried first: no other serves any of its sizes, and it refuses
-        what is outside of the ranges."""
+    def _first_to_try(self, facts: Facts) -> Executable | None:
+        """The program for these facts, if a run may try it before it looks at its sizes: there are
+        programs for ranges alone, and it refuses what is outside of the model's."""
         cut = self._first
-        if (
-            not cut.whole
-            or cut.own
-            or self.ports.pad
-            or any(f not in cut.made for f in cut.served or ())
-        ):
+        listed_ = cut.served or ()
+        if not cut.whole or cut.own or self.ports.pad or any(f not in cut.made for f in listed_):
             return None
-        if len(cut.made) != 1:
+        if not all(each.open for each in tuple(cut.made)):
             return None
-        ((facts, stage),) = cut.made.items()
-        if not facts.open or stage.program is None:
-            return None
+        program = cut.made[facts].program
+        assert program is not None
         # dimensions that the program expresses by others: it does not know what ranges they had
-        known = {d.name for d in stage.program.dimensions} | dict(facts.sizes).keys()
-        return (
-            None if any(n in self.ranges and n not in known for n in self.open) else stage.program
-        )
+        known = {d.name for d in program.dimensions} | dict(facts.sizes).keys()
+        return None if any(n in self.ranges and n not in known for n in self.open) else program
 
     # ---- inputs
 
@@ -316,7 +312,7 @@ class GuardedModel(Model):
             InvalidInputError: if one is no array, or of another shape or type.
         """
         sizes: dict[str, tuple[int, str]] = {}
-        outside: InvalidInputError | None = None
+        outside: tuple[str, Dimension] | None = None
         shapes = shapes_of(arrays, self._names)
         for name, dims, shape in zip(self._names, self._dims, shapes, strict=True):
             fits = len(shape) == len(dims) and all(
@@ -330,19 +326,19 @@ class GuardedModel(Model):
             for position, (extent, dim) in enumerate(zip(shape, dims, strict=True)):
                 if not isinstance(dim, str):
                     continue
-                where = f"input '{name}': dimension {position} ('{dim}') is {extent}"
                 known = self.ranges.get(dim)
                 if known is not None and extent not in known and outside is None:
-                    outside = InvalidInputError(f"{where}, expected {self._expected(known)}")
+                    outside = f"{_dimension(name, position, dim)} is {extent}", known
                 first, other = sizes.setdefault(dim, (extent, name))
                 if first != extent:
-                    raise InvalidInputError(f"{where}, input '{other}' has {first}")
+                    where = _dimension(name, position, dim)
+                    raise InvalidInputError(f"{where} is {extent}, input '{other}' has {first}")
         values = dict(zip(self._names, arrays, strict=True))
         if not self._first.whole:  # a program checks what it takes
             for crossing in self._first.reads.crossings:
                 values[crossing.name] = crossing.taken(values[crossing.name])
         if outside is not None and not self._has_own(values):
-            raise outside
+            raise InvalidInputError(f"{outside[0]}, expected {self._expected(outside[1])}")
         return values
 
     def _has_own(self, values: Mapping[str, Array]) -> bool:
@@ -465,6 +461,8 @@ class GuardedModel(Model):
                 continue  # with other ends, or with a reason
             given = self._given(cut, stage, facts, values)
             if not facts.open or stage.program is None or stage.program.takes(list(given.values())):
+                if cut.whole:
+                    self._direct = self._first_to_try(facts)
                 return stage, given
             # Two sizes that the program expresses by each other differ in this run, which says
             # nothing about the next one.
@@ -489,14 +487,7 @@ class GuardedModel(Model):
         with self._lock:
             if facts.open and facts != cut.facts(values):
                 return None  # what another thread has found out meanwhile
-            return cut.made.get(facts) or self._made_now(cut, facts, values)
-
-    def _made_now(
-        self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable] | None:
-        stage = self._make(cut, facts, values)
-        self._direct = self._only_ranged()
-        return stage
+            return cut.made.get(facts) or self._make(cut, facts, values)
 
     @staticmethod
     def _given(
@@ -547,6 +538,10 @@ def whole_cut(
         whole=True,
         ranged=False,
     )
+
+
+def _dimension(name: str, position: int, dim: str) -> str:
+    return f"input '{name}': dimension {position} ('{dim}')"
 
 
 def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:

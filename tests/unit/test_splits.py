@@ -128,6 +128,19 @@ def test_sums_split_all_of_their_sizes_once() -> None:
     assert model.at(past=600, new=3) == "past=600, new=3"
 
 
+def test_a_range_that_has_a_program_keeps_it_when_a_later_question_splits_its_sizes() -> None:
+    def asks_without_m(sizes: Sizes) -> None:
+        if type(sizes["m"]) is int:
+            smaller(sizes["n"], 100)
+
+    model = Model("n m", asks_without_m)
+    found = model.first(n=8, m=5)
+    assert found == "n 1..4096, m 1..4096"
+    assert model.at(n=8, m=0) == "m=0, n 1..100"
+    assert model.at(n=500, m=5) == found
+    assert model.at(n=500, m=0) == "m=0, n 101..4096"
+
+
 def test_ranges_that_were_given_are_split_within_and_keep_their_multiple() -> None:
     model = Model("n", within(100), n=Dimension("n", 2, 64, 4))
     found = model.first(n=32)

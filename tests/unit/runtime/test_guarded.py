@@ -13,8 +13,10 @@ import pytest
 from tests.sized_models import sized_model
 from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.inputs import arrays_in_order
 from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import DataStage, Facts
 from tilewright.compiler.sizes import Dimension
 
 PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
@@ -190,6 +192,32 @@ def test_one_program_serves_its_ranges_and_others_are_made() -> None:
     assert executable.made == ((("batch", 5), ("sequence", 8)),)
     executable.run(arrays(2, 2))
     assert ranged.runs == 4 and len(executable.made) == 1
+
+
+def test_the_range_of_the_last_run_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(Ranged):
+        def takes(self, arrays: list[np.ndarray]) -> bool:
+            return arrays[1].shape[1] > 8
+
+    programs = Ranged(), Long()
+    executable = sized_model(PORTS, make, ranged=cast(Executable, programs[0]))
+    batch = Dimension("batch", 1, 4)
+    longer = Facts(open=(batch, Dimension("sequence", 9)))
+    stage = DataStage(cast(Executable, programs[1]), ("y",), None)
+    executable._first.made[longer] = stage
+    looked: list[object] = []
+    checked = GuardedModel._values
+    monkeypatch.setattr(
+        GuardedModel, "_values", lambda self, arrays: looked.append(arrays) or checked(self, arrays)
+    )
+    for sequence, looks in ((5, 0), (12, 1), (13, 1), (5, 2), (6, 2), (20, 3)):
+        feeds = arrays(2, sequence)
+        np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
+        assert len(looked) == looks
+    assert [program.runs for program in programs] == [3, 3]
+    executable.executable({"batch": 2, "sequence": 5})  # one of its own is not passed over
+    executable.run(arrays(2, 5))
+    assert programs[0].runs == 3
 
 
 def test_a_range_of_a_dimension_that_the_program_expresses_by_others_holds() -> None:
