@@ -49,8 +49,8 @@ WORKDIR /var/lib/tilewright
 ENV TILEWRIGHT_DATA_FOLDER=/var/lib/tilewright
 VOLUME /var/lib/tilewright
 EXPOSE 8080
-# of `serve`; who runs a tuner of this image disables it, as docker-compose.yml does
+# of `server run`; who runs a tuner of this image disables it, as docker-compose.yml does
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "tilewright.service.health"]
 ENTRYPOINT ["tilewright"]
 # needs TILEWRIGHT_TLS_CERTIFICATE, or TILEWRIGHT_TRUSTED_PROXIES and a proxy before it
-CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
+CMD ["server", "run", "--host", "0.0.0.0", "--port", "8080"]

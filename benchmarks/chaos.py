@@ -121,14 +121,14 @@ class Chaos:
         ports = {"web": free_port(), "web-slow": free_port()}
         proxy = FaultyProxy(free_port(), list(ports.values()), Faults(), plan.seed)
         self.proxy = stack.enter_context(proxy)
-        serve = ["tilewright.service.cli", "serve", "--no-tuner", "--no-worker", "--port"]
+        serve = ["tilewright.service.cli", "server", "run", "--no-tuner", "--no-worker", "--port"]
         commands = {
             "web": ["-m", *serve, str(ports["web"])],
             "web-slow": [
                 *("-m", "benchmarks.shifted_clock", str(WRONG_BY_SECONDS)),
                 *(*serve, str(ports["web-slow"])),
             ],
-            "tuner": ["-m", "tilewright.service.cli", "tuner"],
+            "tuner": ["-m", "tilewright.service.cli", "server", "tuner"],
             **{name: self._worker(name, folder) for name in WORKERS},
         }
         environment = {

@@ -2,7 +2,7 @@
 
 Each command of COMMANDS has a process of its own, its default options, and 8 GiB of memory. The
 commands of a model run in order, because some of them need what others leave: an artifact, a tuned
-artifact, a run. `lookup` asks a service on the same database. A line of JSON is written when a
+artifact, a run. `record find` asks a service on the same database. A line of JSON is written when a
 command is done, so that a run which was stopped goes on with the other models, and a table of all
 when a model is done.
 """
@@ -61,21 +61,21 @@ FORTY = (
 """Models of all kinds, most of them with open dimensions, in the order in which they are tried."""
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "inspect": ("inspect", "{model}"),
+    "show graph": ("show", "graph", "{model}"),
     "compile": ("compile", "{model}", "-o", "{artifact}"),
-    "inspect DIR": ("inspect", "{artifact}"),
+    "show graph DIR": ("show", "graph", "{artifact}"),
     "run": ("run", "{model}", "--inputs", "{inputs}", "--outputs", "{outputs}"),
     "run DIR": ("run", "{artifact}", "--inputs", "{inputs}", "--outputs", "{outputs}"),
     "bench": ("bench", "{model}"),
     "bench DIR": ("bench", "{artifact}"),
-    "explain": ("explain", "{model}"),
-    "profile": ("profile", "{model}"),
-    "profile DIR": ("profile", "{artifact}"),
+    "show kernels": ("show", "kernels", "{model}"),
+    "show time": ("show", "time", "{model}"),
+    "show time DIR": ("show", "time", "{artifact}"),
     "quantize": ("quantize", "{model}", "-o", "{quantised}", "--random"),
     "tune": ("tune", "{model}", "--trials", "4", "-o", "{tuned}", "--json"),
     "diff": ("diff", "{artifact}", "{tuned}"),
-    "replay": ("replay", "{run}"),
-    "lookup": ("lookup", "{model}"),
+    "job replay": ("job", "replay", "{run}"),
+    "record find": ("record", "find", "{model}"),
 }
 """The words of each command by its name in the table; what braces name is made for each model.
 
@@ -142,11 +142,11 @@ class Place:
         return {**os.environ, **data, "TILEWRIGHT_SERVER": self.server}
 
     def run(self, words: Sequence[str]) -> Done:
-        """Run a command; of `lookup` what the service holds for it counts, too."""
+        """Run a command; of `record find` what the service holds for it counts, too."""
         command = [sys.executable, "-m", "tilewright.service.cli", *words]
         with MemoryWatch(lambda: self.service, LOOK_SECONDS) as watch:
             done = run(command, self.environment(), self.memory_gb, self.limit_seconds)
-        if words[0] != "lookup":
+        if tuple(words[:2]) != ("record", "find"):
             return done
         peak = done.peak_bytes + watch.peaks()[1]
         return Done(done.exit_code, done.printed, done.said, done.seconds, peak, done.cpu_seconds)
@@ -161,7 +161,8 @@ def serving(folder: Path, memory_gb: float, limit_seconds: float) -> Iterator[Pl
         sys.executable,
         "-m",
         "tilewright.service.cli",
-        "serve",
+        "server",
+        "run",
         "--port",
         str(port),
         "--no-tuner",

@@ -57,13 +57,14 @@ class ObservedService:
             WEB: [
                 "-m",
                 "tilewright.service.cli",
-                "serve",
+                "server",
+                "run",
                 "--no-tuner",
                 "--no-worker",
                 "--port",
                 str(port),
             ],
-            TUNER: ["-m", "tilewright.service.cli", "tuner"],
+            TUNER: ["-m", "tilewright.service.cli", "server", "tuner"],
             WORKER: [
                 *("-m", "tilewright.service.worker", "--server", url, "--name", WORKER),
                 *("--token-file", str(token), "--spool", str(folder / "spool")),

@@ -85,7 +85,7 @@ def do_job(machine: Machine, worker: str, trials: int, seconds: float) -> Device
                 service.start_via(emulated, put_harness, "board")
             else:
                 service.start_worker(emulated, "board")
-            submit = ("submit", str(folder / "small.onnx"), "--target", "board")
+            submit = ("job", "submit", str(folder / "small.onnx"), "--target", "board")
             printed = service.run(*submit, "--trials", str(trials), seconds=seconds)
             (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
             return _outcome(service, machine, worker, job)

@@ -185,7 +185,7 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
     from tilewright.service.api.app import create_app
     from tilewright.service.api.server import server_config
 
-    settle_process()  # as `tilewright serve` does
+    settle_process()  # as `tilewright server run` does
     settings = settings_of(url, Path(folder))
     storage = open_storage(settings)
     try:

@@ -144,7 +144,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
             return
     address = "http://127.0.0.1:8080"
     console.print("the service has stopped; make demo KEEP=1 goes on serving, and so does")
-    serve = f"TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright()[0]} serve --port 8080"
+    serve = f"TILEWRIGHT_DATA_FOLDER={data_folder} {tilewright()[0]} server run --port 8080"
     _print_lines([serve], console)
     console.print("then a program may ask for a schedule, for example")
     _print_lines([_asked(address, data_folder, found[0].query)], console)
@@ -218,13 +218,14 @@ def _write_model(name: str, folder: Path, console: Console) -> Path:
 def _start_service(url: str, processes: Processes) -> None:
     host, port = url.removeprefix("http://").split(":")
     processes.start(
-        "serve", tilewright("serve", "--no-tuner", "--no-worker", "--host", host, "--port", port)
+        "serve",
+        tilewright("server", "run", "--no-tuner", "--no-worker", "--host", host, "--port", port),
     )
 
 
 def _start_tuning(url: str, folder: Path, processes: Processes) -> None:
     """Start what tunes and what measures."""
-    processes.start("tuner", tilewright("tuner"))
+    processes.start("tuner", tilewright("server", "tuner"))
     token_file, spool = str(folder / "data" / "token"), str(folder / "spool")
     worker = [sys.executable, "-m", "tilewright.service.worker", "--server", url]
     processes.start("worker", [*worker, "--token-file", token_file, "--spool", spool])

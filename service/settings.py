@@ -39,10 +39,13 @@ class Settings(BaseSettings):
         default="",
         description="s3://bucket/prefix for the blobs; empty: a folder in the data folder.",
     )
-    host: str = Field(default="127.0.0.1", description="Address that `serve` listens on.")
-    port: int = Field(default=8080, ge=0, le=65535, description="Port that `serve` listens on.")
+    host: str = Field(default="127.0.0.1", description="Address that `server run` listens on.")
+    port: int = Field(
+        default=8080, ge=0, le=65535, description="Port that `server run` listens on."
+    )
     tls_certificate: Path | None = Field(
-        default=None, description="PEM file that `serve` shows to clients; with it, it speaks TLS."
+        default=None,
+        description="PEM file that `server run` shows to clients; with it, it speaks TLS.",
     )
     tls_key: Path | None = Field(
         default=None, description="PEM file of its key; none: it lies in the certificate's file."
@@ -50,7 +53,7 @@ class Settings(BaseSettings):
     trusted_proxies: str = Field(
         default="127.0.0.1",
         description="Addresses, with commas, whose X-Forwarded-For is believed; set, it also says "
-        "that `serve` on another address than loopback is behind a proxy.",
+        "that `server run` on another address than loopback is behind a proxy.",
     )
     server: str = Field(
         default="http://127.0.0.1:8080", description="URL of the service, for the client commands."

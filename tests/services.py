@@ -24,7 +24,7 @@ def own_folders(folder: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, database_url: str = "") -> Iterator[Client]:
-    """`tilewright serve` with its own tuner and worker; a client of the owner.
+    """`tilewright server run` with its own tuner and worker; a client of the owner.
 
     It ends with 0, or the test fails with what was logged. It starts in a folder with packages
     of a user's own, none of which it may import.
@@ -42,7 +42,7 @@ def served(folder: Path, database_url: str = "") -> Iterator[Client]:
     }
     log = (folder / "log").open("wb")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tilewright.service.cli", "serve", "--port", str(port)],
+        [sys.executable, "-m", "tilewright.service.cli", "server", "run", "--port", str(port)],
         env=environment,
         cwd=here,
         stdout=log,

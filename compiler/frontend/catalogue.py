@@ -104,12 +104,13 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 
 def page() -> str:
-    """The catalogue in Markdown: what `tilewright operators` prints, and docs/operators.md."""
+    """The catalogue in Markdown: what `tilewright show operators` prints, and docs/operators.md."""
     entries = catalogue()
     lines = [
         "# Operators",
         "",
-        f"{len(entries)} ONNX operators compile. This page is what `tilewright operators` prints;",
+        f"{len(entries)} ONNX operators compile. This page is the output of "
+        "`tilewright show operators`;",
         "[operators-howto.md](operators-howto.md) says how one is added.",
         "",
         "Operands that decide shapes have to be known at import: axes, shapes, pads, sizes, and",

@@ -157,7 +157,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What `tilewright inspect` shows of a model."""
+    """What `tilewright show graph` shows of a model."""
 
     name: str
     inputs: tuple[tuple[str, str], ...]

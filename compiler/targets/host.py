@@ -57,7 +57,7 @@ def resolve_target(name: str) -> Target:
         near = difflib.get_close_matches(base, ["host", *known], cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise UnknownTargetError(
-            f"unknown target '{base}': {hint}`tilewright targets` lists all {len(known)}"
+            f"unknown target '{base}': {hint}`tilewright show targets` lists all {len(known)}"
         )
     if not colon:
         return target

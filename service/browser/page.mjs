@@ -55,7 +55,7 @@ function device(targets) {
 async function work() {
   const token = given.get("token");
   if (!isSecureContext) throw new Error("A browser lets a page measure only over https, or on this machine itself.");
-  if (!token) throw new Error("This address has no token: ask for a link (tilewright tokens link).");
+  if (!token) throw new Error("This address has no token: ask for a link (tilewright device link).");
   const targets = runnableTargets();
   if (!targets.length) throw new Error("This browser runs no vectors of WebAssembly.");
   const name = given.get("name") || `page-${Math.random().toString(36).slice(2, 8)}`;

@@ -14,64 +14,21 @@ from typing import Annotated, TextIO
 import typer
 from typer.exceptions import TyperException
 
-from tilewright.service.cli import (
-    access,
-    bench,
-    cost_model,
-    database,
-    devices,
-    diffing,
-    doctor,
-    explaining,
-    local,
-    operators,
-    profiling,
-    quantizing,
-    records,
-    remote,
-    replaying,
-    serving,
-    targets,
-    top,
-    tuning,
-)
-from tilewright.service.cli.single import refuse_repeats
 from tilewright.service.cli.terminal import complain, say
+from tilewright.service.cli.tree import Root, plant
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal."""
 
 app = typer.Typer(
     name="tilewright",
+    cls=Root,
     help="A search-based auto-tuning compiler service for ONNX models.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-GROUPS = (
-    doctor,
-    local,
-    bench,
-    explaining,
-    profiling,
-    operators,
-    targets,
-    tuning,
-    replaying,
-    quantizing,
-    cost_model,
-    records,
-    serving,
-    remote,
-    top,
-    diffing,
-    devices,
-    access,
-    database,
-)
-for group in GROUPS:
-    group.add_to(app)
-refuse_repeats(app)
+plant(app)
 
 
 def _tell_version(wanted: bool) -> None:

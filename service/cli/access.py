@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlencode
 
 import typer
 
@@ -13,8 +12,10 @@ from tilewright.service.cli.common import (
     JsonOption,
     ServerOption,
     TokenOption,
+    UserError,
     connect,
-    no_options_before,
+    load_settings,
+    write_down,
 )
 from tilewright.service.cli.terminal import complain, console, say, say_json
 
@@ -22,34 +23,85 @@ if TYPE_CHECKING:
     from tilewright.service.api.schemas.tokens import TokenView
 
 
-MOST_LINK_MINUTES = 24 * 60.0
-"""A link is for a while: who wants more makes another one."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    group = typer.Typer()
-    group.callback(invoke_without_command=True)(tokens)
-    group.command()(rotate)
-    group.command()(revoke)
-    group.command()(link)
-    app.add_typer(group, name="tokens")
-    app.command()(audit)
-
-
-def tokens(
-    context: typer.Context,
-    server: ServerOption = None,
-    token: TokenOption = None,
+def create_token(
+    name: Annotated[str, typer.Argument(help="Whose token it is")],
+    scope: Annotated[
+        list[str], typer.Option("--scope", help="submit, read, measure or admin; repeatable")
+    ],
+    days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
+    max_open_jobs: Annotated[
+        int | None, typer.Option("--max-open-jobs", min=0, help="Quota of jobs that did not end")
+    ] = None,
+    max_running_jobs: Annotated[
+        int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
+    ] = None,
+    all_owners: Annotated[
+        bool, typer.Option("--all-owners", help="See the jobs and models of everybody")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The tokens of a service, when each was used last, and until when it holds.
+    """Make a bearer token in the database, and print its secret.
 
-    Example: tilewright tokens --json
+    It sees the jobs and models of tokens of the same name, and those of others with --all-owners
+    or the scope admin. Tuning records are everybody's.
+
+    Example: tilewright token create board --scope measure --days 90
     """
-    if context.invoked_subcommand is not None:
-        no_options_before(context, server, token, as_json)
-        return
+    from pydantic import TypeAdapter, ValidationError
+
+    from tilewright.db.stores.audit import Action
+    from tilewright.db.stores.tokens import Scope
+    from tilewright.service.api.schemas.fields import Name
+    from tilewright.service.storage import open_storage
+
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"{name!r} cannot be the name of a token: {why}") from error
+    try:
+        scopes = [Scope(text) for text in scope]
+    except ValueError as error:
+        known = ", ".join(scope.value for scope in Scope)
+        raise UserError(f"{error}; --scope is one of {known}") from error
+    storage = open_storage(load_settings())
+    try:
+        with storage.together():
+            secret, made = storage.tokens.create(
+                name,
+                scopes,
+                lifetime_seconds=None if days is None else days * 86400,
+                max_open_jobs=max_open_jobs,
+                max_running_jobs=max_running_jobs,
+                all_owners=all_owners,
+            )
+            write_down(
+                storage.audit,
+                "token create",
+                Action.TOKEN_CREATED,
+                made.id,
+                name=made.name,
+                scopes=sorted(scopes),
+                all_owners=all_owners,
+                expires_at=made.expires_at,
+            )
+    finally:
+        storage.close()
+    if as_json:
+        from tilewright.service.api.views import token_view
+
+        say_json({**token_view(made).model_dump(mode="json"), "secret": secret})
+    else:
+        say(secret)
+
+
+def list_tokens(
+    server: ServerOption = None, token: TokenOption = None, as_json: JsonOption = False
+) -> None:
+    """List the tokens of a service, when each was used last, and until when it holds.
+
+    Example: tilewright token list --json
+    """
     from rich.text import Text
 
     from tilewright.service.cli.view import make_table
@@ -90,7 +142,7 @@ def rotate(
 ) -> None:
     """Give a token a new secret, and print it.
 
-    Example: tilewright tokens rotate 5c2e --grace 600
+    Example: tilewright token rotate 5c2e --grace 600
     """
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
@@ -110,7 +162,7 @@ def revoke(
 ) -> None:
     """End a token at once.
 
-    Example: tilewright tokens revoke 5c2e
+    Example: tilewright token revoke 5c2e
     """
     with connect(server, token) as client:
         ended = client.revoke_token(token_id)
@@ -118,31 +170,6 @@ def revoke(
         say_json(ended)
         return
     console().print(f"token {ended.id} of {ended.name} is revoked", soft_wrap=True, markup=False)
-
-
-def link(
-    name: Annotated[str, typer.Option("--name", help="What the worker is called")] = "page",
-    minutes: Annotated[
-        float, typer.Option("--minutes", min=1.0, max=MOST_LINK_MINUTES, help="How long it holds")
-    ] = 60.0,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """An address that makes the browser that opens it a measurement worker, for a while.
-
-    Its token measures and does nothing else. It is in the fragment, which browsers send to nobody.
-
-    Example: tilewright tokens link --name phone --minutes 30
-    """
-    with connect(server, token) as client:
-        made = client.create_token(name, ["measure"], 60.0 * minutes)
-        url = f"{client.server}/worker#{urlencode({'token': made.secret, 'name': name})}"
-    if as_json:
-        say_json({"url": url, "token": made})
-    else:
-        say(url)
-    complain(f"token {made.id}: it holds for {minutes:g} min, 'tokens revoke' ends it sooner")
 
 
 def audit(
@@ -159,7 +186,7 @@ def audit(
 ) -> None:
     """Who did what, when, and from where; the newest first.
 
-    Example: tilewright audit --action token.revoked --limit 100
+    Example: tilewright server audit --action token.revoked --limit 100
     """
     from rich.text import Text
 

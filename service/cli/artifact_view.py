@@ -1,4 +1,4 @@
-"""What `tilewright inspect` shows of an artifact."""
+"""What `tilewright show graph` shows of an artifact."""
 
 from __future__ import annotations
 

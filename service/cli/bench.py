@@ -22,7 +22,7 @@ from tilewright.service.cli.common import (
 from tilewright.service.cli.feeds import Feed, feeds_of
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
 from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.units import milliseconds, speedup
@@ -44,11 +44,6 @@ class Peer(StrEnum):
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(with_mode(bench))
 
 
 def bench(

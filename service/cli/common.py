@@ -34,7 +34,7 @@ MAX_DIMENSION = 1 << 40
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
 TargetOption = Annotated[
-    str, typer.Option("--target", help="'host', a name of `tilewright targets`, or NAME:BITS")
+    str, typer.Option("--target", help="'host', a name of `show targets`, or NAME:BITS")
 ]
 ThreadsOption = Annotated[
     int, typer.Option("--threads", min=1, max=MAX_THREADS, help="Threads of a run")
@@ -230,17 +230,6 @@ def connect(server: str | None, token: str | None) -> Client:
     if not settings.server.startswith(("http://", "https://")):
         raise UserError(f"--server '{settings.server}' is not an http or https URL")
     return Client(settings.server, client_token(settings))
-
-
-def no_options_before(
-    context: typer.Context, server: str | None, token: str | None, as_json: bool
-) -> None:
-    """Raises UserError where options stand before the command of a group that they are for."""
-    if server is not None or token is not None or as_json:
-        raise UserError(
-            "--server, --token and --json go behind "
-            f"'{context.invoked_subcommand}', which they are for"
-        )
 
 
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:

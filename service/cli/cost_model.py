@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from tilewright.db.stores.cost_models import StoredCostModel
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    group = typer.Typer(help="Cost models: what tuning runs start from.", no_args_is_help=True)
-    group.command("list")(list_models)
-    group.command()(train)
-    group.command()(promote)
-    group.command()(rollback)
-    app.add_typer(group, name="cost-model")
-
-
 def list_models(
     target: Annotated[
         str | None, typer.Option("--target", help="Only of this target (name or key)")

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from tilewright.db.stores.blob_bytes import BlobBytes
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    group = typer.Typer(
-        help="The database that the settings name, and its blobs.", no_args_is_help=True
-    )
-    group.command()(check)
-    group.command()(backup)
-    group.command()(restore)
-    group.command()(migrate)
-    app.add_typer(group, name="db")
-
-
 def check(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every blob and compute its digest")
@@ -113,7 +101,7 @@ def restore(
 
 
 def migrate(as_json: JsonOption = False) -> None:
-    """Bring the database to this release's schema, as `serve` does when it starts.
+    """Bring the database to this release's schema, as `server run` does when it starts.
 
     Example: tilewright db migrate
     """

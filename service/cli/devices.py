@@ -1,42 +1,58 @@
-"""`tilewright devices`: the devices that can be tuned for."""
+"""`tilewright device`: the devices that can be tuned for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
-from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, load_settings
-from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.cli.common import (
+    JsonOption,
+    ServerOption,
+    TokenOption,
+    UserError,
+    connect,
+    load_settings,
+)
+from tilewright.service.cli.serving import (
+    CoresOption,
+    PythonOption,
+    SandboxMibOption,
+    SandboxUsersOption,
+    as_arguments,
+)
+from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tilewright.service.api.schemas.resources import DeviceView
-    from tilewright.service.api.schemas.workers import WorkerCondition
+    from tilewright.service.api.schemas.workers import WorkerCondition, WorkerView
+    from tilewright.service.client import Client
 
 SHOWN_TARGETS = 3
 """Names of targets in a row; the best one comes first."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(devices)
+MOST_LINK_MINUTES = 24 * 60.0
+"""A link is for a while: who wants more makes another one."""
 
 
-def devices(
+def list_devices(
     server: ServerOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The devices to tune for: this machine (`tune`), and the workers of the service (`submit`).
+    """List the devices to tune for: this machine (`tune`) and the workers of a service (`job
+    submit`); then the workers, whether they live, and how fast their devices are just now.
 
-    Example: tilewright devices --server http://server:8080
+    Example: tilewright device list --server http://server:8080
     """
     from tilewright.compiler.errors import UnknownTargetError
     from tilewright.compiler.targets.detection import named_device
     from tilewright.compiler.targets.host import resolve_target
+    from tilewright.service.cli.view import worker_table
     from tilewright.service.client import Client, ClientError
     from tilewright.service.embedded import client_token
     from tilewright.service.worker.condition import device_condition
@@ -54,21 +70,24 @@ def devices(
         "condition": device_condition(),
     }
     settings = load_settings(server, token)
-    devices: Sequence[DeviceView] = ()
+    workers: Sequence[WorkerView] = ()
     unreachable = ""
     try:
         with Client(settings.server, client_token(settings)) as client:
-            devices = client.devices()
+            workers = client.workers()
     except ClientError as error:
         if server is not None:
             raise
         unreachable = str(error)
-    known = [here, *(device.model_dump(mode="json") for device in devices)]
+    known = [here, *(worker.model_dump(mode="json") for worker in workers)]
     if as_json:
         say_json(known)
         return
     out = console()
-    out.print(device_table(known))
+    out.print(device_table([one for one in known if one["health"] != "gone"]))
+    if workers:
+        out.print()
+        out.print(worker_table(workers))
     if unreachable:
         out.print(f"workers are not listed: {unreachable}", soft_wrap=True, markup=False)
 
@@ -136,3 +155,101 @@ def _caches(caches: object) -> str:
         return "?"
     sizes = [c["bytes"] for c in caches if isinstance(c, dict) and c.get("kind") != "instruction"]
     return ", ".join(size(each) for each in sizes if isinstance(each, int))
+
+
+WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
+
+
+def drain(
+    worker: WorkerName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a worker no new measurements; it finishes those that it has.
+
+    Example: tilewright device drain board
+    """
+    with connect(server, token) as client:
+        found = client.drain(_worker_id(client, worker))
+    if as_json:
+        say_json(found)
+        return
+    left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
+    console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
+
+
+def resume(
+    worker: WorkerName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a worker that was drained new measurements again.
+
+    Example: tilewright device resume board
+    """
+    with connect(server, token) as client:
+        found = client.drain(_worker_id(client, worker), draining=False)
+    if as_json:
+        say_json(found)
+        return
+    console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
+
+
+def _worker_id(client: Client, wanted: str) -> str:
+    """The worker of this name, or whose id starts so. Raises UserError unless there is one."""
+    everybody = client.workers()
+    known = [w for w in everybody if w.health != "gone"] or everybody
+    found = [w for w in known if w.name == wanted] or [w for w in known if w.id.startswith(wanted)]
+    if not found:
+        raise UserError(f"there is no worker '{wanted}'")
+    if len(found) > 1:
+        ids = ", ".join(worker.id[:12] for worker in found)
+        raise UserError(f"'{wanted}' may be any of {len(found)} workers: say the id ({ids})")
+    return found[0].id
+
+
+def link(
+    name: Annotated[str, typer.Option("--name", help="What the worker is called")] = "page",
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=1.0, max=MOST_LINK_MINUTES, help="How long it holds")
+    ] = 60.0,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """An address that makes the browser that opens it a measurement worker, for a while.
+
+    Its token measures and does nothing else. It is in the fragment, which browsers send to nobody.
+
+    Example: tilewright device link --name phone --minutes 30
+    """
+    with connect(server, token) as client:
+        made = client.create_token(name, ["measure"], 60.0 * minutes)
+        url = f"{client.server}/worker#{urlencode({'token': made.secret, 'name': name})}"
+    if as_json:
+        say_json({"url": url, "token": made})
+    else:
+        say(url)
+    complain(f"token {made.id}: it holds for {minutes:g} min, 'token revoke' ends it sooner")
+
+
+def check(
+    python: PythonOption = None,
+    sandbox_users: SandboxUsersOption = None,
+    sandbox_mib: SandboxMibOption = None,
+    cores: CoresOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is wrong with this device and what to type; that needs no service.
+
+    Example: tilewright device check --json
+    """
+    from tilewright.service.worker.process import main
+
+    arguments = as_arguments(
+        python=python, sandbox_users=sandbox_users, sandbox_mib=sandbox_mib, cores=cores
+    )
+    if status := main(["--check", *["--json"] * as_json, *arguments]):
+        raise typer.Exit(status)

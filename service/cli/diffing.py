@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from tilewright.service.difference import ComparedSide, ModelDifference
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(diff)
-
-
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="An artifact's folder, or a job")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one")],

@@ -10,11 +10,6 @@ from tilewright.service.cli.common import JsonOption
 from tilewright.service.cli.terminal import say
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(doctor)
-
-
 def doctor(
     as_json: JsonOption = False,
 ) -> None:

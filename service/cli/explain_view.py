@@ -1,4 +1,4 @@
-"""What `tilewright explain` shows."""
+"""What `tilewright show kernels` shows."""
 
 from __future__ import annotations
 

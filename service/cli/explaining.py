@@ -1,4 +1,4 @@
-"""`tilewright explain`: what was made of a model, kernel by kernel."""
+"""`tilewright show kernels`: what was made of a model, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewright.service.cli.common import (
     parse_ranges,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import complain, console, say, say_json
 
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
     from tilewright.service.jobs.explain import KernelReport, ModelReport
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(with_mode(explain))
-
-
-def explain(
+def show_kernels(
     model: ModelPath,
     kernel: Annotated[
         list[int] | None,
@@ -65,7 +60,7 @@ def explain(
     each kernel in its place. Of ranges there is a table for each size hint of --dim, or for typical
     and the largest sizes, with the kernels that serve it.
 
-    Example: tilewright explain model.onnx --kernel 3 --nest --asm
+    Example: tilewright show kernels model.onnx --kernel 3 --nest --asm
     """
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
@@ -82,7 +77,7 @@ def explain(
     if (model / "manifest.json").is_file():
         raise UserError(
             f"'{model}' is an artifact, which keeps kernels without their schedules: "
-            f"'tilewright profile {model}' times them"
+            f"'tilewright show time {model}' times them"
         )
     recorder = Timings()
     storage = open_storage(load_settings())
@@ -99,7 +94,7 @@ def explain(
                 request, dims, observer=dump_observer(dump_after), timings=recorder
             )
             if planned.stages is not None:
-                complain(f"warning: {FIRST_STAGE}; 'tilewright profile' times all stages")
+                complain(f"warning: {FIRST_STAGE}; 'tilewright show time' times all stages")
             settled = settle([planned], storage)
             (planned,) = settled.planned
             known = len(planned.workloads)

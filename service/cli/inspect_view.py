@@ -1,4 +1,4 @@
-"""What `tilewright inspect` shows."""
+"""What `tilewright show graph` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on one model and this machine: inspect, compile, run."""
+"""Commands on one model and this machine: show graph, compile, run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tilewright.service.cli.common import (
     parse_ranges,
     parse_sizes,
 )
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.terminal import complain, console, say_json
 
 if TYPE_CHECKING:
@@ -60,14 +60,7 @@ class WeightsIn(StrEnum):
     FILE = "file"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(with_mode(inspect, without=("threads",)))
-    app.command("compile")(with_mode(compile_))
-    app.command()(with_mode(run))
-
-
-def inspect(
+def show_graph(
     model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
     target: TargetOption = "host",
     mode: ModeOptions = DEFAULTS,
@@ -79,12 +72,12 @@ def inspect(
     artifact, the programs in it and the sizes that they are for. Of ranges the figures are those at
     the size hints.
 
-    Example: tilewright inspect model.onnx --dim batch=1
+    Example: tilewright show graph model.onnx --dim batch=1
     """
     from tilewright.compiler.targets.host import resolve_target
 
     if model.is_dir():
-        _inspect_artifact(model, as_json=as_json)
+        _show_artifact(model, as_json=as_json)
         return
 
     from tilewright.compiler.frontend.dimensions import model_ports
@@ -115,7 +108,7 @@ def inspect(
     out.print(summary_view(summary, names))
 
 
-def _inspect_artifact(folder: Path, *, as_json: bool) -> None:
+def _show_artifact(folder: Path, *, as_json: bool) -> None:
     from tilewright.compiler.runtime.artifact import read_artifact
     from tilewright.service.cli.artifact_view import artifact_facts, artifact_view
 

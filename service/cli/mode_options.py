@@ -1,7 +1,7 @@
 """The options of commands that say how code is generated: a field for each of `compiler.mode.Mode`
 that a command line states.
 
-A command takes them as one parameter, and is added as `app.command()(with_mode(command))`.
+A command takes them as one parameter; `cli.tree` names it as `with_mode(command)`.
 """
 
 from __future__ import annotations

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import typer
-
 from tilewright.service.cli.common import JsonOption
 from tilewright.service.cli.terminal import say, say_json
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(operators)
-
-
-def operators(as_json: JsonOption = False) -> None:
+def show_operators(as_json: JsonOption = False) -> None:
     """Every ONNX operator that compiles: opsets, element types and limits, in Markdown.
 
-    Example: tilewright operators --json
+    Example: tilewright show operators --json
     """
     from tilewright.compiler.frontend.catalogue import catalogue, page
 

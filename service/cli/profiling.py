@@ -1,4 +1,4 @@
-"""`tilewright profile`: where the time of a run goes."""
+"""`tilewright show time`: where the time of a run goes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.service.cli.common import (
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
 from tilewright.service.cli.local import artifact_sizes, opened
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import complain, console, say_json
 from tilewright.service.units import microseconds, milliseconds, threads_text
@@ -35,12 +35,7 @@ if TYPE_CHECKING:
     from tilewright.service.jobs.profiling import ModelProfile
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(with_mode(profile))
-
-
-def profile(
+def show_time(
     model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
     trace: Annotated[
         Path | None,
@@ -55,11 +50,11 @@ def profile(
 ) -> None:
     """Where the time of a run goes: every kernel, copy and native function, in its place.
 
-    The model runs on seeded inputs with the schedules that the database knows; `explain` says what
-    each kernel is. Of ranges there is a table for each size hint of --dim, or for typical and
-    the largest sizes; of an artifact --dim states hints alone, NAME=@HINT.
+    The model runs on seeded inputs with the schedules that the database knows; `show kernels`
+    says what each kernel is. Of ranges there is a table for each size hint of --dim, or for
+    typical and the largest sizes; of an artifact --dim states hints alone, NAME=@HINT.
 
-    Example: tilewright profile model.onnx --trace trace.json
+    Example: tilewright show time model.onnx --trace trace.json
     """
     import json
 

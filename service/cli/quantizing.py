@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 _WHERE = "an .npz file, a folder of them, or a folder of images"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(quantize)
-
-
 def quantize(
     model: ModelPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the quantised model")],

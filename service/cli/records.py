@@ -1,4 +1,4 @@
-"""`tilewright records`: the records of this machine's database."""
+"""`tilewright record`: the records of this machine's database."""
 
 from __future__ import annotations
 
@@ -31,20 +31,6 @@ TrustOption = Annotated[
 LinesPath = Annotated[Path, typer.Argument(metavar="FILE", help="Signed lines, as `export` writes")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    group = typer.Typer(
-        help="Tuning records: what is served, taking back, handing on.", no_args_is_help=True
-    )
-    group.command("list")(list_records)
-    group.command()(withdraw)
-    group.command()(export)
-    group.command("import")(import_)
-    group.command()(verify)
-    group.command()(key)
-    app.add_typer(group, name="records")
-
-
 def list_records(
     target: TargetFilter = None,
     worker: Annotated[
@@ -61,7 +47,7 @@ def list_records(
 ) -> None:
     """List records, the newest first.
 
-    Example: tilewright records list --target znver4 --state disputed
+    Example: tilewright record list --target znver4 --state disputed
     """
     from tilewright.db.standing import Standing
     from tilewright.service.jobs.targets import target_key
@@ -110,7 +96,7 @@ def withdraw(
 ) -> None:
     """Take back what a bad device said. Jobs that were built on it are told.
 
-    Example: tilewright records withdraw --worker board --reason "it throttles"
+    Example: tilewright record withdraw --worker board --reason "it throttles"
     """
     from tilewright.db.stores.audit import Action
     from tilewright.service.jobs.withdrawal import withdraw_records
@@ -124,7 +110,7 @@ def withdraw(
         taken = done.withdrawn
         write_down(
             storage.audit,
-            "records withdraw",
+            "record withdraw",
             Action.RECORDS_WITHDRAWN,
             ", ".join((*taken.named, *(worker or ()))),
             reason=reason,
@@ -153,7 +139,7 @@ def export(
 ) -> None:
     """Write the records that are served as signed JSON lines.
 
-    Example: tilewright records export -o ours.jsonl --target znver4
+    Example: tilewright record export -o ours.jsonl --target znver4
     """
     from tilewright.service.jobs.record_exchange import export_records
     from tilewright.service.jobs.targets import target_key
@@ -178,7 +164,7 @@ def export(
 def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Take in signed records of a service that is trusted.
 
-    Example: tilewright records import theirs.jsonl --trust KEY
+    Example: tilewright record import theirs.jsonl --trust KEY
     """
     from tilewright.db.stores.audit import Action
     from tilewright.service.jobs.record_exchange import Imported, import_records
@@ -188,7 +174,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 
         def note(done: Imported) -> None:
             write_down(
-                storage.audit, "records import", Action.RECORDS_IMPORTED, path.name, **done.counts
+                storage.audit, "record import", Action.RECORDS_IMPORTED, path.name, **done.counts
             )
 
         done = import_records(lines, storage, trusted, note)
@@ -207,7 +193,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
     """Check the signatures and the contents of signed records; nothing is taken in.
 
-    Example: tilewright records verify theirs.jsonl --trust KEY
+    Example: tilewright record verify theirs.jsonl --trust KEY
     """
     from tilewright.service.jobs.record_exchange import checked_lines
     from tilewright.service.jobs.record_lines import RecordLineError
@@ -228,7 +214,7 @@ def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fal
 def key(as_json: JsonOption = False) -> None:
     """Print the public key of this machine, which signs what it exports.
 
-    Example: tilewright records key
+    Example: tilewright record key
     """
     from tilewright.service.signing import signing_key
 

@@ -1,4 +1,4 @@
-"""Commands that talk to a service: submit, jobs, lookup, workers."""
+"""Commands that talk to a service: those on jobs, and `record find`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from tilewright.service.cli.common import (
     WeightLimitOption,
     connect,
     existing_file,
-    no_options_before,
     parse_ranges,
     parse_share,
     parse_sizes,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.sentences import with_reason
 from tilewright.service.units import duration
@@ -57,18 +56,6 @@ KEY_LENGTH = 64
 
 MESSAGE_BYTES = (1 << 31) - 1
 """What one protobuf message may have."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(with_mode(submit))
-    app.command()(jobs)
-    app.command()(with_mode(lookup))
-    group = typer.Typer()
-    group.callback(invoke_without_command=True)(workers)
-    group.command()(drain)
-    group.command()(resume)
-    app.add_typer(group, name="workers")
 
 
 def submit(
@@ -105,7 +92,7 @@ def submit(
 ) -> None:
     """Upload a model, make a tuning job of it, and show how it goes.
 
-    Example: tilewright submit model.onnx --target board --seconds 600 -o artifact
+    Example: tilewright job submit model.onnx --target board --trials 500 -o made
     """
     from tilewright.service.api.schemas.jobs import JobRequest
 
@@ -203,144 +190,144 @@ def _check_free(output: Path | None) -> None:
         raise UserError(f"--output '{output}' is there already")
 
 
-def jobs(
-    job_id: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="One job: its id, or how that begins")
-    ] = None,
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or how that begins")]
+
+
+def list_jobs(
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most jobs listed")] = 20,
     server: ServerOption = None,
     token: TokenOption = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="End the job at once")] = False,
-    pause: Annotated[bool, typer.Option("--pause", help="Stop it at once, to go on later")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let a paused job go on")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show the job until it ends")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the job's artifact")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most jobs listed")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List jobs, or show, pause, resume, cancel or follow one.
+    """List jobs, the newest first.
 
-    Example: tilewright jobs 1f0e --follow -o artifact
+    Example: tilewright job list --limit 5
     """
+    from tilewright.service.cli.view import job_table
+
+    with connect(server, token) as client:
+        listed = client.jobs(limit=limit, results=as_json)
+    if as_json:
+        say_json(list(listed))
+    else:
+        console().print(job_table(listed))
+
+
+def show_job(
+    job: JobName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a job: its tasks, its result, and how its trials failed.
+
+    Example: tilewright job show 1f0e
+    """
+    with connect(server, token) as client:
+        _show(client, client.job(job), as_json)
+
+
+def watch_job(
+    job: JobName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the events of a job until it ends, and then the job.
+
+    Example: tilewright job watch 1f0e
+    """
+    with connect(server, token) as client:
+        _show(client, _follow(client, client.job(job), console(as_json)), as_json)
+
+
+def pause_job(
+    job: JobName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a job at once; `job resume` lets it go on.
+
+    Example: tilewright job pause 1f0e
+    """
+    with connect(server, token) as client:
+        client.pause(job)
+        _show(client, client.job(job), as_json)
+
+
+def resume_job(
+    job: JobName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a paused job go on.
+
+    Example: tilewright job resume 1f0e
+    """
+    with connect(server, token) as client:
+        client.resume(job)
+        _show(client, client.job(job), as_json)
+
+
+def cancel_job(
+    job: JobName,
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a job at once.
+
+    Example: tilewright job cancel 1f0e
+    """
+    with connect(server, token) as client:
+        client.cancel(job)
+        _show(client, client.job(job), as_json)
+
+
+def fetch_artifact(
+    job: JobName,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the artifact; it is made")
+    ],
+    server: ServerOption = None,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch the artifact of a job.
+
+    Example: tilewright job fetch 1f0e -o artifact
+    """
+    from tilewright.service.cli.tune_view import tell_artifact
+
+    _check_free(output)
+    with connect(server, token) as client:
+        client.fetch(job, output)
+    if as_json:
+        say_json({"artifact": str(output)})
+    else:
+        tell_artifact(console(), output)
+
+
+def _show(client: Client, job: Job, as_json: bool) -> None:
     from tilewright.service.cli.view import job_table, sizes_note, task_table
     from tilewright.service.wording import failures_text
 
-    if job_id is None and (cancel or pause or resume or follow or output):
-        raise UserError("--cancel, --pause, --resume, --follow and --output need a JOB")
-    if cancel + pause + resume > 1:
-        raise UserError("--cancel, --pause and --resume exclude each other")
-    _check_free(output)
-    out = console(as_json)
-    with connect(server, token) as client:
-        if job_id is None:
-            listed = client.jobs(limit=limit, results=as_json)
-            if as_json:
-                say_json(list(listed))
-            else:
-                out.print(job_table(listed))
-            return
-        if cancel:
-            client.cancel(job_id)
-        if pause:
-            client.pause(job_id)
-        if resume:
-            client.resume(job_id)
-        job = client.job(job_id)
-        if follow:
-            job = _follow(client, job, out)
-        tasks = client.tasks(job.id)
-        if as_json:
-            say_json({**job.model_dump(mode="json"), "tasks": tasks})
-        else:
-            out.print(job_table([job]))
-            out.print(task_table(tasks))
-            if note := sizes_note([task.name for task in tasks]):
-                out.print(note, soft_wrap=True)
-            _tell_result(job, out)
-            out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
-            _tell_reason(job, out)
-            if job.error:
-                out.print(f"error: {job.error}", soft_wrap=True, markup=False)
-        if output is not None:
-            client.fetch(job_id, output)
-            out.print(f"artifact: {output}", soft_wrap=True)
-
-
-def workers(
-    context: typer.Context,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """The workers, whether they live, and how fast their devices are just now.
-
-    Example: tilewright workers --json
-    """
-    if context.invoked_subcommand is not None:
-        no_options_before(context, server, token, as_json)
-        return
-    from tilewright.service.cli.view import worker_table
-
-    with connect(server, token) as client:
-        found = client.workers()
+    tasks = client.tasks(job.id)
     if as_json:
-        say_json(list(found))
-    else:
-        console().print(worker_table(found))
-
-
-WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
-
-
-def drain(
-    worker: WorkerName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give a worker no new measurements; it finishes those that it has.
-
-    Example: tilewright workers drain board
-    """
-    with connect(server, token) as client:
-        found = client.drain(_worker_id(client, worker))
-    if as_json:
-        say_json(found)
+        say_json({**job.model_dump(mode="json"), "tasks": tasks})
         return
-    left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
-    console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
-
-
-def resume(
-    worker: WorkerName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Give a worker that was drained new measurements again.
-
-    Example: tilewright workers resume board
-    """
-    with connect(server, token) as client:
-        found = client.drain(_worker_id(client, worker), draining=False)
-    if as_json:
-        say_json(found)
-        return
-    console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
-
-
-def _worker_id(client: Client, wanted: str) -> str:
-    """The worker of this name, or whose id starts so. Raises UserError unless there is one."""
-    everybody = client.workers()
-    known = [w for w in everybody if w.health != "gone"] or everybody
-    found = [w for w in known if w.name == wanted] or [w for w in known if w.id.startswith(wanted)]
-    if not found:
-        raise UserError(f"there is no worker '{wanted}'")
-    if len(found) > 1:
-        ids = ", ".join(worker.id[:12] for worker in found)
-        raise UserError(f"'{wanted}' may be any of {len(found)} workers: say the id ({ids})")
-    return found[0].id
+    out = console()
+    out.print(job_table([job]))
+    out.print(task_table(tasks))
+    if note := sizes_note([task.name for task in tasks]):
+        out.print(note, soft_wrap=True)
+    _tell_result(job, out)
+    out.print(f"failed trials: {failures_text(job.failures)}", soft_wrap=True)
+    _tell_reason(job, out)
+    if job.error:
+        out.print(f"error: {job.error}", soft_wrap=True, markup=False)
 
 
 def upload_model(client: Client, path: Path) -> ModelView:
@@ -374,7 +361,7 @@ def upload_model(client: Client, path: Path) -> ModelView:
         return client.upload(whole)
 
 
-def lookup(
+def find_records(
     what: Annotated[str, typer.Argument(metavar="MODEL|KEY", help="ONNX file, or workload key")],
     server: ServerOption = None,
     token: TokenOption = None,
@@ -387,7 +374,7 @@ def lookup(
 
     Of a workload that was never tuned, it says what to use instead.
 
-    Example: tilewright lookup model.onnx --target board
+    Example: tilewright record find model.onnx --target board
     """
     from tilewright.service.api.schemas.lookups import LookupRequest
     from tilewright.service.cli.view import lookup_table, sizes_note

@@ -1,4 +1,4 @@
-"""`tilewright replay`: a tuning run again, without its device."""
+"""`tilewright job replay`: a tuning run again, without its device."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from tilewright.service.jobs.replaying import Repeated
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(replay)
-
-
 def replay(
     run_id: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="A job's id; without it, list the runs")
@@ -36,7 +31,7 @@ def replay(
 ) -> None:
     """Repeat a tuning run from what was recorded: its decisions, its curve, its records.
 
-    Example: tilewright replay tune-52f1c0de --curve curve.csv
+    Example: tilewright job replay tune-52f1c0de --curve curve.csv
     """
     from tilewright.service.storage import open_storage
 

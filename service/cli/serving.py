@@ -1,4 +1,4 @@
-"""Commands that stay: serve, tuner, worker."""
+"""Commands that stay: server run, server tuner, server worker."""
 
 from __future__ import annotations
 
@@ -15,21 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.compiler.package import run_module
-from tilewright.service.cli.common import JsonOption, UserError, load_settings, write_down
-from tilewright.service.cli.terminal import complain, say, say_json
+from tilewright.service.cli.common import UserError, load_settings
+from tilewright.service.cli.terminal import complain
 
 if TYPE_CHECKING:
     from tilewright.service.settings import Settings
 
 STOP_SECONDS = 10.0
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(serve)
-    app.command()(tuner)
-    app.command()(worker)
-    app.command()(token)
 
 
 def serve(
@@ -57,7 +49,7 @@ def serve(
 
     With --tls-cert no worker is started: it could not check the certificate by a loopback address.
 
-    Example: tilewright serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    Example: tilewright server run --host 0.0.0.0 --tls-cert service.pem
     """
     import uvicorn
 
@@ -91,7 +83,7 @@ def serve(
     if settings.tls_certificate is not None and not no_worker:
         complain(
             "no worker is started here, as a loopback address does not match the certificate: "
-            f"start one with `tilewright worker --server https://NAME:{port}`"
+            f"start one with `tilewright server worker --server https://NAME:{port}`"
         )
     elif not no_worker:
         worker_token(settings, storage)
@@ -160,7 +152,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Arguments of `tilewright worker` for the service that listens on this port, without TLS.
+    """Arguments of `server worker` for the service that listens on this port, without TLS.
 
     The worker's spool lies in the data folder, so that no other worker of this user shares it.
     """
@@ -184,7 +176,7 @@ def _local_worker(settings: Settings, port: int) -> list[str]:
 
 
 class Supervised:
-    """A command of this program in a child process, restarted when it dies.
+    """A command of `tilewright server` in a child process, restarted when it dies.
 
     Args:
         command: `tuner` or `worker`.
@@ -202,7 +194,7 @@ class Supervised:
     def _start(self) -> subprocess.Popen[bytes]:
         # --with-parent: a child whose service was killed must not live on next to a new one
         return subprocess.Popen(
-            [*run_module("service.cli"), self._command, "--with-parent", *self._arguments]
+            [*run_module("service.cli"), "server", self._command, "--with-parent", *self._arguments]
         )
 
     def _watch(self) -> None:
@@ -247,7 +239,7 @@ def tuner(
 ) -> None:
     """Take jobs from the database and tune; workers do the measuring.
 
-    Example: tilewright tuner --builders 8
+    Example: tilewright server tuner --builders 8
     """
     from tilewright.service import logs
     from tilewright.service.jobs.tuner_process import TunerProcess
@@ -290,6 +282,27 @@ def _watch_parent(stop: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
+PythonOption = Annotated[
+    str | None, typer.Option("--python", help="Command that runs the sandbox's Python")
+]
+SandboxUsersOption = Annotated[
+    str | None,
+    typer.Option("--sandbox-users", help="Users that candidates run as: FIRST-LAST, or none"),
+]
+SandboxMibOption = Annotated[
+    int | None, typer.Option("--sandbox-mib", help="Most memory of the sandbox")
+]
+CoresOption = Annotated[
+    str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")
+]
+
+
+def as_arguments(**options: object) -> list[str]:
+    """["--sandbox-mib", "2048"] from sandbox_mib=2048; options that are None are left out."""
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    return [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
+
+
 def worker(
     server: Annotated[str | None, typer.Option("--server", help="URL of the service")] = None,
     token: Annotated[str | None, typer.Option("--token", help="Bearer token")] = None,
@@ -301,126 +314,37 @@ def worker(
     spool: Annotated[
         Path | None, typer.Option("--spool", help="Folder of unreported results and the cache")
     ] = None,
-    python: Annotated[
-        str | None, typer.Option("--python", help="Command that runs the sandbox's Python")
-    ] = None,
-    sandbox_users: Annotated[
-        str | None,
-        typer.Option("--sandbox-users", help="Users that candidates run as: FIRST-LAST, or none"),
-    ] = None,
-    sandbox_mib: Annotated[
-        int | None, typer.Option("--sandbox-mib", help="Most memory of the sandbox")
-    ] = None,
-    cores: Annotated[
-        str | None, typer.Option("--cores", help="Cores that candidates run on, such as 2,4-7")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Say what is wrong with this device, and end")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the findings of --check as JSON")
-    ] = False,
+    python: PythonOption = None,
+    sandbox_users: SandboxUsersOption = None,
+    sandbox_mib: SandboxMibOption = None,
+    cores: CoresOption = None,
     with_parent: WithParentOption = False,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
 
-    With --check, say what is wrong with this device and what to type; that needs no service.
-
-    Example: tilewright worker --server http://server:8080 --token-file token
+    Example: tilewright server worker --server http://host:8080 --token-file token
     """
     from tilewright.service.worker.process import main
 
     settings = load_settings()
     arguments = ["--server", settings.server if server is None else server]
-    arguments += ["--check"] * check + ["--json"] * as_json
-    if token_file is None and token is None and not check:
+    if token_file is None and token is None:
         from tilewright.service.embedded import client_token
 
         token = client_token(settings)
-    pairs = (
-        *(("--token", token), ("--token-file", token_file), ("--name", name)),
-        *(("--spool", spool), ("--python", python), ("--cores", cores)),
-        *(("--sandbox-users", sandbox_users), ("--sandbox-mib", sandbox_mib)),
+    arguments += as_arguments(
+        token=token,
+        token_file=token_file,
+        name=name,
+        spool=spool,
+        python=python,
+        sandbox_users=sandbox_users,
+        sandbox_mib=sandbox_mib,
+        cores=cores,
     )
-    for option, value in pairs:
-        if value is not None:
-            arguments += [option, str(value)]
     for value in target or ():
         arguments += ["--target", value]
     if with_parent:
         _watch_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     if status := main(arguments):
         raise typer.Exit(status)
-
-
-def token(
-    name: Annotated[str, typer.Argument(help="Whose token it is")],
-    scope: Annotated[
-        list[str], typer.Option("--scope", help="submit, read, measure or admin; repeatable")
-    ],
-    days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
-    max_open_jobs: Annotated[
-        int | None, typer.Option("--max-open-jobs", min=0, help="Quota of jobs that did not end")
-    ] = None,
-    max_running_jobs: Annotated[
-        int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
-    ] = None,
-    all_owners: Annotated[
-        bool, typer.Option("--all-owners", help="See the jobs and models of everybody")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a bearer token in the database, and print its secret.
-
-    It sees the jobs and models of tokens of the same name, and those of others with --all-owners
-    or the scope admin. Tuning records are everybody's.
-
-    Example: tilewright token board --scope measure --days 90
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from tilewright.db.stores.audit import Action
-    from tilewright.db.stores.tokens import Scope
-    from tilewright.service.api.schemas.fields import Name
-    from tilewright.service.storage import open_storage
-
-    try:
-        TypeAdapter(Name).validate_python(name)
-    except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"{name!r} cannot be the name of a token: {why}") from error
-    try:
-        scopes = [Scope(text) for text in scope]
-    except ValueError as error:
-        known = ", ".join(scope.value for scope in Scope)
-        raise UserError(f"{error}; --scope is one of {known}") from error
-    settings: Settings = load_settings()
-    storage = open_storage(settings)
-    try:
-        with storage.together():
-            secret, made = storage.tokens.create(
-                name,
-                scopes,
-                lifetime_seconds=None if days is None else days * 86400,
-                max_open_jobs=max_open_jobs,
-                max_running_jobs=max_running_jobs,
-                all_owners=all_owners,
-            )
-            write_down(
-                storage.audit,
-                "token",
-                Action.TOKEN_CREATED,
-                made.id,
-                name=made.name,
-                scopes=sorted(scopes),
-                all_owners=all_owners,
-                expires_at=made.expires_at,
-            )
-    finally:
-        storage.close()
-    if as_json:
-        from tilewright.service.api.views import token_view
-
-        say_json({**token_view(made).model_dump(mode="json"), "secret": secret})
-    else:
-        say(secret)

@@ -1,10 +1,8 @@
-"""`tilewright targets`: what code can be generated for, and which targets this machine runs."""
+"""`tilewright show targets`: the targets of the compiler, and which of them this machine runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import typer
 
 from tilewright.service.cli.common import JsonOption
 from tilewright.service.cli.terminal import console, say_json
@@ -16,15 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(targets)
-
-
-def targets(as_json: JsonOption = False) -> None:
+def show_targets(as_json: JsonOption = False) -> None:
     """List the targets that --target names, and say which one this machine is ('host').
 
-    Example: tilewright targets --json
+    Example: tilewright show targets --json
     """
     from tilewright.compiler.errors import UnknownTargetError
     from tilewright.compiler.targets.detection import best_target, can_run, named_device
@@ -58,8 +51,8 @@ def targets(as_json: JsonOption = False) -> None:
     out.print()
     for line in (
         f"host: {here['name'] or 'no target'}; {here['reason']}",
-        "NAME:BITS is a target with narrower vectors, such as host:128; for `submit` and `lookup`, "
-        "the name of a worker is the best target that it runs",
+        "NAME:BITS is a target with narrower vectors, such as host:128; for `job submit` and "
+        "`record find`, the name of a worker is the best target that it runs",
     ):
         out.print(line, soft_wrap=True, markup=False)
 

@@ -1,4 +1,4 @@
-"""`tilewright top`: jobs and devices of a service, live."""
+"""`tilewright server top`: jobs and devices of a service, live."""
 
 from __future__ import annotations
 
@@ -25,11 +25,6 @@ NEWEST = 200
 AT_WORK = ("running", "verifying")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(top)
-
-
 def top(
     interval: Annotated[
         float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks")
@@ -44,7 +39,7 @@ def top(
     Jobs that run are first, with what they gained so far and when they may end; then those that
     wait, and those that ended last. Into a pipe, and with --json, it is printed once.
 
-    Example: tilewright top --interval 5
+    Example: tilewright server top --interval 5
     """
     out = console(as_json)
     with connect(server, token) as client:

@@ -33,13 +33,8 @@ from tilewright.service.cli.common import (
     parse_sizes,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, with_mode
+from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.terminal import console, say_json
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(with_mode(tune))
 
 
 def tune(
@@ -118,8 +113,8 @@ def tune(
         with LocalDevice(given) as device:
             if not device.runs(chosen):
                 raise UserError(
-                    f"this machine does not run target '{chosen.name}': `tilewright serve`, a "
-                    "worker on a device that does, and `tilewright submit` tune for it"
+                    f"this machine does not run target '{chosen.name}': `tilewright server run`, a "
+                    "worker on a device that does, and `tilewright job submit` tune for it"
                 )
             with watching(out, storage, job_id, device, token, verbose) as watcher:
                 outcome = run_job(

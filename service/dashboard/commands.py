@@ -25,11 +25,12 @@ _USUAL = {"seed": 0, "stop_gain": 0.005}
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
     """(what it does, the command) for one job."""
     where = f"--server {shlex.quote(server)}"
-    show = f"tilewright jobs {job.id}"
-    same = " ".join(["tilewright submit", *_submission(job), where])
-    listed = [("follow it", f"{show} --follow {where}"), ("tune the same again", same)]
+    same = " ".join(["tilewright job submit", *_submission(job), where])
+    watch = f"tilewright job watch {job.id} {where}"
+    listed = [("follow it", watch), ("tune the same again", same)]
     if job.artifact:
-        listed.insert(0, ("fetch the artifact", f"{show} --output artifact {where}"))
+        fetch = f"tilewright job fetch {job.id} --output artifact {where}"
+        listed.insert(0, ("fetch the artifact", fetch))
     header = '-H "Authorization: Bearer $TILEWRIGHT_TOKEN"'
     tasks = shlex.quote(f"{server}/v1/jobs/{job.id}/tasks")
     return [*listed, ("its tasks as JSON", f"curl {header} {tasks}")]
@@ -40,8 +41,11 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
     where = f"--server {shlex.quote(server)}"
     return [
         ("on the device", f"tilewright-worker {where} --token-file token --name NAME"),
-        ("a link that makes a browser a device", f"tilewright tokens link --name NAME {where}"),
-        ("a token for it, on the machine of the service", "tilewright token NAME --scope measure"),
+        ("a link that makes a browser a device", f"tilewright device link --name NAME {where}"),
+        (
+            "a token for it, on the machine of the service",
+            "tilewright token create NAME --scope measure",
+        ),
         ("what is wrong with a device", "tilewright-worker --check"),
     ]
 

@@ -36,7 +36,7 @@ class Workforce:
         if worker_id is not None:
             return f"the job is for one worker alone: {self._absence(worker_id)}"
         target = self._name(target_key)
-        command = f"`tilewright worker --server URL --target {target}`"
+        command = f"`tilewright server worker --server URL --target {target}`"
         parts = []
         for worker in self._fitting(target_key, worker_id)[:MOST_NAMED]:
             parts.append(_standing(worker))
@@ -102,7 +102,7 @@ def _standing(worker: Presence) -> str:
     said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:
-            return f"{said} (`tilewright workers resume {worker.name}` gives it work again)"
+            return f"{said} (`tilewright device resume {worker.name}` gives it work again)"
         case Health.LOST | Health.GONE:
             heard = datetime.fromtimestamp(worker.last_heartbeat, UTC)
             heard_text = f"{heard:%Y-%m-%d at %H:%M} UTC"

@@ -140,7 +140,7 @@ def parse_arguments(
     parser.add_argument(
         "--service-key",
         default=environment.get("TILEWRIGHT_SERVICE_KEY", ""),
-        help="public key of the service, as 'tilewright records key' says it (or "
+        help="public key of the service, as 'tilewright record key' says it (or "
         "TILEWRIGHT_SERVICE_KEY; default: the one that it had when it was first met)",
     )
     parser.add_argument(

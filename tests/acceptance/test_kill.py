@@ -78,13 +78,14 @@ class KilledFleet(Fleet):
             "web": [
                 "-m",
                 "tilewright.service.cli",
-                "serve",
+                "server",
+                "run",
                 "--no-tuner",
                 "--no-worker",
                 "--port",
                 str(port),
             ],
-            "tuner": ["-m", "tilewright.service.cli", "tuner"],
+            "tuner": ["-m", "tilewright.service.cli", "server", "tuner"],
             "worker": [
                 *("-m", "tilewright.service.worker", "--server", self.url),
                 *("--token-file", str(folder / "data" / "token"), "--spool", str(self.spool)),

@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Service:
-    """`tilewright serve` with its tuner, and workers beside it; each has a log in the folder."""
+    """`tilewright server run` with its tuner, and workers; each has a log in the folder."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         with socket.socket() as probe:
@@ -57,7 +57,8 @@ class Service:
                 sys.executable,
                 "-m",
                 "tilewright.service.cli",
-                "serve",
+                "server",
+                "run",
                 "--no-worker",
                 "--port",
                 str(port),

@@ -48,7 +48,7 @@ def node(service: Service, folder: Path) -> list[str]:
 
 
 def chromium(service: Service, folder: Path) -> list[str]:
-    (link,) = re.findall(r"^http\S+$", service.run("tokens", "link", "--name", "device"), re.M)
+    (link,) = re.findall(r"^http\S+$", service.run("device", "link", "--name", "device"), re.M)
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/chromium"]
     return ["chromium", *options, "--remote-debugging-port=0", link]
 
@@ -89,7 +89,7 @@ def test_a_job_is_done_there(
 ) -> None:
     model = tmp_path / "small.onnx"
     save_model(model)
-    submit = ["submit", str(model), "--target", "device", "--trials", str(TRIALS)]
+    submit = ["job", "submit", str(model), "--target", "device", "--trials", str(TRIALS)]
     printed = plain_service.run(*submit, "-o", str(tmp_path / "artifact"))
     (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
     with plain_service.client() as client:

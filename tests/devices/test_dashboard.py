@@ -95,7 +95,7 @@ def test_a_job_is_followed_and_cancelled(
 ) -> None:
     model = tmp_path / "small.onnx"
     small_model(model)
-    submit = ["submit", str(model), "--trials", str(MANY), "--stop-gain", "0", "--detach"]
+    submit = ["job", "submit", str(model), "--trials", str(MANY), "--stop-gain", "0", "--detach"]
     (job,) = re.findall(r"^job (\w+)$", plain_service.run(*submit), re.MULTILINE)
 
     page.goto(plain_service.url)

@@ -89,7 +89,7 @@ def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_p
     service.start_worker(emulated, worker)
 
     printed = service.run(
-        *("submit", str(model), "--target", worker, "--trials", str(TRIALS)),
+        *("job", "submit", str(model), "--target", worker, "--trials", str(TRIALS)),
         *("-o", str(artifact)),
     )
     (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
@@ -131,7 +131,7 @@ def check_whole_model(service: Service, machine: Machine, job: str, printed: str
 
 def check_explained(service: Service, machine: Machine, model: Path, worker: str) -> None:
     """Kernels are timed in their places there, against the roofline of that machine."""
-    report = json.loads(service.run("explain", str(model), "--on", worker, "--json"))
+    report = json.loads(service.run("show", "kernels", str(model), "--on", worker, "--json"))
     assert (report["device"], report["target"]) == (machine.model, machine.target)
     assert all(kernel["seconds"] > 0 for kernel in report["kernels"])
     sizes = [level["bytes"] for level in report["speeds"]["levels"]]

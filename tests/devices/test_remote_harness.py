@@ -57,7 +57,7 @@ def test_a_job_is_done_there(
     assert found["governor"]["found"] == "performance" and "(memory)" in found["noise"]["found"]
     save_model(tmp_path / "small.onnx")
     service.start_via(emulated, copied(binary), "phone")
-    submit = ["submit", str(tmp_path / "small.onnx"), "--target", "phone"]
+    submit = ["job", "submit", str(tmp_path / "small.onnx"), "--target", "phone"]
     printed = service.run(*submit, "--trials", str(TRIALS), seconds=SECONDS)
     (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
     with service.client() as client:

@@ -207,7 +207,10 @@ def test_the_command_line_refuses_a_bad_model(name: str, tilewright: CommandLine
     """The others go the same way, which is tested without a process for each."""
     path = tilewright.folder / "m.onnx"
     path.write_bytes(data_of(name))
-    for command in (["inspect", path], ["compile", path, "-o", tilewright.folder / "artifact"]):
+    for command in (
+        ["show", "graph", path],
+        ["compile", path, "-o", tilewright.folder / "artifact"],
+    ):
         assert MODELS[name][1] in tilewright(*command).sentence()
     assert not (tilewright.folder / "artifact").exists()
 
@@ -300,10 +303,10 @@ def test_a_token_file_without_a_token_is_named(tilewright: CommandLine) -> None:
         with pytest.raises(StorageError, match="holds no token"):
             read_token(settings)
     file.write_bytes(b"")
-    assert f"token file '{file}' holds no token" in tilewright("jobs").sentence()
+    assert f"token file '{file}' holds no token" in tilewright("job", "list").sentence()
     file.unlink()
     file.mkdir()
-    served = tilewright("serve", "--port", "0", "--no-tuner", "--no-worker").sentence()
+    served = tilewright("server", "run", "--port", "0", "--no-tuner", "--no-worker").sentence()
     assert f"token file '{file}' cannot be read: Is a directory" in served
 
 
@@ -340,7 +343,7 @@ def test_what_is_not_installed_is_named(
 def test_no_file_of_the_user_is_in_the_way_of_an_artifact(tilewright: CommandLine) -> None:
     taken = tilewright.folder / "mine"
     taken.mkdir()
-    sentence = tilewright("jobs", "0" * 32, "-o", taken, TILEWRIGHT_TOKEN="t").sentence()
+    sentence = tilewright("job", "fetch", "0" * 32, "-o", taken, TILEWRIGHT_TOKEN="t").sentence()
     assert f"--output '{taken}' is there already" in sentence
 
 
@@ -361,18 +364,21 @@ def test_a_port_in_use_is_named(tilewright: CommandLine) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        sentence = tilewright("serve", "--port", port).sentence()
+        sentence = tilewright("server", "run", "--port", port).sentence()
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in sentence
-    nowhere = tilewright("serve", "--host", "nowhere.invalid", "--insecure")
+    nowhere = tilewright("server", "run", "--host", "nowhere.invalid", "--insecure")
     assert nowhere.status == 1
     assert "error: cannot listen on nowhere.invalid:8080" in nowhere.error
 
 
 def test_a_worker_says_in_one_sentence_what_is_wrong(tilewright: CommandLine) -> None:
     none = tilewright.folder / "none"
-    worker = ("worker", "--server", "http://127.0.0.1:9")
+    worker = ("server", "worker", "--server", "http://127.0.0.1:9")
     assert f"'{none}' cannot be read" in tilewright(*worker, "--token-file", none).sentence()
-    assert "'nonsense'" in tilewright("worker", "--server", "nonsense", "--token", "t").sentence()
+    assert (
+        "'nonsense'"
+        in tilewright("server", "worker", "--server", "nonsense", "--token", "t").sentence()
+    )
 
 
 def test_an_artifact_has_a_place_before_the_tuning_starts(tilewright: CommandLine) -> None:

@@ -169,7 +169,7 @@ def test_artifacts_hold_the_intervals(
     manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
     assert '"last"' in json.dumps(manifest)
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
-    assert cli.run(["inspect", str(tmp_path / "made")]) == 0
+    assert cli.run(["show", "graph", str(tmp_path / "made")]) == 0
     assert "after sequence 1 and 16 and 128" in capsys.readouterr().out
     loaded = load_artifact(tmp_path / "made")
     for arrays, expected in runs:

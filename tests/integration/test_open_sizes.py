@@ -198,13 +198,13 @@ np.savez({str(tmp_path / "out.npz")!r}, **made)
     for k, sizes in enumerate(listed):
         agree([made[str(k)]], session.run(None, tried.feeds(sizes)), sizes)
 
-    assert cli.run(["inspect", str(folder), "--json"]) == 0
+    assert cli.run(["show", "graph", str(folder), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     ranges = [program["ranges"] for program in facts["programs"]]
     assert ranges == [{"batch": "1..5", "sequence": "1..70"}, {}]
     assert facts["programs"][1]["sizes"] == {"batch": 2, "sequence": 16}
     assert facts["programs"][0]["inputs"][0]["shape"] == ["batch", "sequence"]
-    assert cli.run(["inspect", str(folder)]) == 0
+    assert cli.run(["show", "graph", str(folder)]) == 0
     assert "batch 1..5, sequence 1..70" in capsys.readouterr().out
     np.savez(tmp_path / "one.npz", **tried.feeds({"batch": 6, "sequence": 3}))
     run = ["run", str(folder), "--inputs", str(tmp_path / "one.npz")]

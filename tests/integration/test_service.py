@@ -74,7 +74,7 @@ def model_and_parameters(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def service(tmp_path: Path, database_url: str) -> Iterator[Client]:
-    """`tilewright serve` with its own tuner and worker."""
+    """`tilewright server run` with its own tuner and worker."""
     with served(tmp_path, database_url) as client:
         yield client
 
@@ -136,7 +136,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.setenv("TILEWRIGHT_DATABASE_URL", database_url)
     model = [str(tmp_path / "mlp.onnx"), "--dim", "batch=4", "--on", worker.name]
-    assert run_cli(["explain", *model, "--json"]) == 0
+    assert run_cli(["show", "kernels", *model, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["device"] == worker.device["model"]
     assert all(kernel["seconds"] > 0 for kernel in report["kernels"])
@@ -145,7 +145,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     assert f"on {worker.name}" in capsys.readouterr().out
     assert run_cli(["bench", *model[:3], "--on", "nobody"]) == 1
     assert "there is no worker 'nobody'" in capsys.readouterr().err
-    assert run_cli(["devices", "--server", service.server, "--json"]) == 0
+    assert run_cli(["device", "list", "--server", service.server, "--json"]) == 0
     here, listed = json.loads(capsys.readouterr().out)
     assert (here["name"], listed["name"]) == ("this machine", worker.name)
     assert here["targets"][0] in listed["targets"]

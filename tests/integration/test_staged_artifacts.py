@@ -117,7 +117,7 @@ def test_the_command_line_says_what_it_made(
     for name in results[0]:
         np.testing.assert_array_equal(results[0][name], results[1][name])
     capsys.readouterr()
-    assert run_cli(["inspect", str(folder)]) == 0
+    assert run_cli(["show", "graph", str(folder)]) == 0
     assert "stages" in capsys.readouterr().out
     for refused, said in (
         (["compile", str(model), "-o", str(tmp_path / "c"), "--format", "c"], "only artifacts"),
@@ -146,10 +146,10 @@ def test_what_runs_in_stages_is_timed_on_drawn_inputs(
         assert "the inputs are drawn" in captured.err
         (row,) = json.loads(captured.out)["times"]
         assert row["sizes"] == "" and row["median_seconds"] > 0
-        assert run_cli(["profile", what]) == 0
+        assert run_cli(["show", "time", what]) == 0
         printed = capsys.readouterr().out
         assert "stage 1 of 2: " in printed and "stage 2 of 2: " in printed
-    assert run_cli(["explain", str(model)]) == 0
+    assert run_cli(["show", "kernels", str(model)]) == 0
     captured = capsys.readouterr()
     assert "the figures are those of the first stage" in captured.err
     assert "greater 40" in captured.out

@@ -87,7 +87,7 @@ def test_inputs_that_must_agree_and_do_not() -> None:
 def test_the_command_line_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model("Softplus", {"x": [256, 4]}, [1]), path)
-    assert cli.run(["inspect", str(path)]) == 0
+    assert cli.run(["show", "graph", str(path)]) == 0
     said = capsys.readouterr().err
     assert said == (
         "warning: output 'z' is float32[256,4], the model states [1], which is ignored\n"

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
+from tests.command_tree import COMMANDS
 from tilewright.service.api.app import create_app
-from tilewright.service.cli import app
 from tilewright.service.settings import Settings
 from tilewright.service.worker.options import parse_arguments
 
@@ -72,9 +71,8 @@ def test_every_variable_is_a_setting(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_every_command_of_the_service_is_one(name: str) -> None:
-    command, *arguments = SERVICES[name]["command"]
-    known = get_command(app).commands[command]  # type: ignore[attr-defined]
-    known.make_context(command, list(arguments))
+    group, command, *arguments = SERVICES[name]["command"]
+    COMMANDS[f"{group} {command}"].make_context(command, list(arguments))
 
 
 @pytest.mark.parametrize("name", WORKERS)
@@ -90,14 +88,8 @@ def test_the_workers_command_is_one(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_the_token_that_is_made_is_for_measuring_alone() -> None:
     script = SERVICES["tokens"]["command"][-1]
     (line,) = (each for each in script.splitlines() if "tilewright token" in each)
-    command, *arguments = shlex.split(line.partition(">")[0])[1:]
-    context = (
-        get_command(app)
-        .commands[command]
-        .make_context(  # type: ignore[attr-defined]
-            command, arguments
-        )
-    )
+    group, command, *arguments = shlex.split(line.partition(">")[0])[1:]
+    context = COMMANDS[f"{group} {command}"].make_context(command, arguments)
     assert context.params["scope"] == ["measure"]
     assert "umask 077" in script and volumes("tokens")["worker-token"] in script
     assert SERVICES["tokens"]["user"] == SERVICES["worker"]["user"], "to whom the file belongs"
@@ -160,7 +152,7 @@ def test_the_health_that_is_asked_for_is_a_route(tmp_path: Path) -> None:
 
 
 def test_an_api_that_others_reach_says_that_a_proxy_is_before_it() -> None:
-    """Without it `serve` would not start: tokens would pass in clear."""
+    """Without it `server run` would not start: tokens would pass in clear."""
     facts = SERVICES["api"]
     assert "0.0.0.0" in facts["command"] and "ports" not in facts
     assert set(facts["environment"]) == {

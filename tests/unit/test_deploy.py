@@ -15,13 +15,12 @@ import yaml
 from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 from fastapi.testclient import TestClient
-from typer.main import get_command
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from tests.command_tree import COMMANDS
 from tilewright.db.storage import Storage
 from tilewright.service.api.app import create_app
-from tilewright.service.cli import app
 from tilewright.service.settings import Settings
 from tilewright.service.worker.options import parse_arguments
 
@@ -99,9 +98,8 @@ def test_every_variable_is_a_setting(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["api", "tuner"])
 def test_every_command_of_the_service_is_one(name: str) -> None:
-    command, *arguments = container(name)["args"]
-    known = get_command(app).commands[command]  # type: ignore[attr-defined]
-    known.make_context(command, list(arguments))
+    group, command, *arguments = container(name)["args"]
+    COMMANDS[f"{group} {command}"].make_context(command, list(arguments))
 
 
 def test_the_workers_command_is_one(tmp_path: Path) -> None:
@@ -219,7 +217,7 @@ def test_dask_is_started_with_options_that_it_has() -> None:
 
 
 def test_the_api_says_that_a_proxy_is_before_it() -> None:
-    """Without it `serve` would not start: tokens would pass in clear."""
+    """Without it `server run` would not start: tokens would pass in clear."""
     api = container("api")
     assert "0.0.0.0" in api["args"] and "api" in named("Ingress")
     assert "TILEWRIGHT_TRUSTED_PROXIES" in {each["name"] for each in api["env"]}

@@ -76,12 +76,9 @@ def routes() -> list[str]:
 
 
 def commands() -> list[str]:
-    import typer.main
+    from tilewright.service.cli.tree import paths
 
-    from tilewright.service.cli import app
-
-    group = typer.main.get_command(app)
-    return sorted(group.commands)  # type: ignore[attr-defined]
+    return sorted(paths())
 
 
 @pytest.mark.parametrize("kind", [passes, knobs, settings, routes, commands])

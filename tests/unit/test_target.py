@@ -114,7 +114,7 @@ def test_narrowed_vectors_keep_the_instruction_set() -> None:
         ("znver4:wide", "'wide' is not a number"),
         ("znver4:", "is not a number"),
         ("", "unknown target ''"),
-        ("zen4", "'zen4': did you mean znver4. `tilewright targets` lists all"),
+        ("zen4", "'zen4': did you mean znver4. `tilewright show targets` lists all"),
         ("cortexa76:64", "'cortexa76': did you mean cortex-a76 or "),
     ],
 )

@@ -1,7 +1,7 @@
 """What a session that is profiled did, as a trace that Chrome and Perfetto open.
 
 It has the session's own events: how long it took to be made, and each run. Where a run's time goes,
-kernel by kernel, `tilewright profile` says.
+kernel by kernel, `tilewright show time` says.
 """
 
 from __future__ import annotations

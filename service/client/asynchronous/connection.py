@@ -198,7 +198,7 @@ class AsyncConnection:
         remedy = (
             ""
             if self._met
-            else "; start one with `tilewright serve`, or set TILEWRIGHT_SERVER to its address"
+            else "; start one with `tilewright server run`, or set TILEWRIGHT_SERVER to its address"
         )
         found = UnreachableError(f"the service at {self.server} does not answer: {error}{remedy}")
         found.passing = self._met and isinstance(error, PASSING)

@@ -27,7 +27,7 @@ GRAPH = "<ir_version: 9, opset_import: ['' : 21]> g (float[2] x) => (float[2] y)
 MODEL = onnx.parser.parse_model(GRAPH.replace("'", '"')).SerializeToString()
 
 SERVER = "--server http://service --token secret"
-SUBMITTED = f"submit m.onnx {SERVER} --target x86-64-v3"
+SUBMITTED = f"job submit m.onnx {SERVER} --target x86-64-v3"
 
 COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "submit": (
@@ -37,67 +37,63 @@ COMMANDS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
         (SUBMITTED, INCOMPLETE),
         (SUBMITTED, FAILED),
         (SUBMITTED, {"state": "cancelled"}),
-        (f"submit nothing.onnx {SERVER}", {}),
+        (f"job submit nothing.onnx {SERVER}", {}),
         (f"{SUBMITTED} -o m.onnx", {}),
         (f"{SUBMITTED} --detach --json", {}),
         (f"{SUBMITTED} --json", {"result": RESULT}),
         (f"{SUBMITTED} --stop-gain 7", {}),
-        ("submit m.onnx --server nowhere", {}),
+        ("job submit m.onnx --server nowhere", {}),
     ),
     "jobs": (
-        (f"jobs {SERVER} --limit 7", {"started_at": None}),
-        (f"jobs {JOB} {SERVER}", {"result": RESULT}),
-        (f"jobs {JOB} {SERVER} --follow", RUNNING),
-        (f"jobs {SERVER} --limit 1 --json", {}),
-        (f"jobs {JOB} {SERVER} --follow --json", RUNNING),
-        (f"jobs {JOB} {SERVER} --cancel", INCOMPLETE),
-        (f"jobs {JOB} {SERVER} --pause", FAILED),
-        (f"jobs {JOB} {SERVER} --resume", {}),
-        (f"jobs 5/../6 {SERVER}", {}),
-        (f"jobs {JOB} {SERVER} --cancel --pause", {}),
-        (f"jobs {JOB} {SERVER} -o m.onnx", {}),
-        (f"jobs {SERVER} --follow", {}),
+        (f"job list {SERVER} --limit 7", {"started_at": None}),
+        (f"job show {JOB} {SERVER}", {"result": RESULT}),
+        (f"job watch {JOB} {SERVER}", RUNNING),
+        (f"job list {SERVER} --limit 1 --json", {}),
+        (f"job watch {JOB} {SERVER} --json", RUNNING),
+        (f"job cancel {JOB} {SERVER}", INCOMPLETE),
+        (f"job pause {JOB} {SERVER}", FAILED),
+        (f"job resume {JOB} {SERVER}", {}),
+        (f"job show 5/../6 {SERVER}", {}),
+        (f"job fetch {JOB} {SERVER} -o m.onnx", {}),
+        (f"job watch {SERVER}", {}),
     ),
-    "workers": (
-        (f"workers {SERVER}", {}),
-        (f"workers {SERVER} --json", {}),
-        (f"workers drain board {SERVER} --json", {}),
-        ("workers --json drain board", {}),
-        (f"workers drain board {SERVER}", {}),
-        (f"workers drain b0b0 {SERVER}", {}),
-        (f"workers drain gone {SERVER}", {}),
-        (f"workers drain twin {SERVER}", {}),
-        (f"workers resume {BOARD[:5]} {SERVER}", {}),
-        ("workers --token secret drain board", {}),
+    "devices": (
+        (f"device list {SERVER}", {}),
+        (f"device list {SERVER} --json", {}),
+        (f"device drain board {SERVER} --json", {}),
+        (f"device drain board {SERVER}", {}),
+        (f"device drain b0b0 {SERVER}", {}),
+        (f"device drain gone {SERVER}", {}),
+        (f"device drain twin {SERVER}", {}),
+        (f"device resume {BOARD[:5]} {SERVER}", {}),
+        (f"device link {SERVER} --name 'a phone' --minutes 5", {}),
+        (f"device link {SERVER} --minutes 9999", {}),
+        (f"device link {SERVER} --json", {}),
     ),
     "watching": (
-        (f"top {SERVER} --once", {"owner": "ci", "model_name": "resnet50.onnx"}),
-        (f"top {SERVER} --interval 9 --json", {}),
-        (f"top {SERVER} --interval 0", {}),
+        (f"server top {SERVER} --once", {"owner": "ci", "model_name": "resnet50.onnx"}),
+        (f"server top {SERVER} --interval 9 --json", {}),
+        (f"server top {SERVER} --interval 0", {}),
         (f"diff {JOB} {JOB} {SERVER}", {}),
         (f"diff {JOB} 5/../6 {SERVER}", {}),
         (f"diff {JOB} m.onnx {SERVER}", {}),
     ),
-    "lookup": (
-        (f"lookup m.onnx {SERVER} --target x86-64-v3 --threads 2 --dim batch=4", {}),
-        (f"lookup {KEY} {SERVER} --target x86-64-v3 --numerics strict", {}),
-        (f"lookup m.onnx {SERVER} --dim batch=0", {}),
-        (f"lookup {KEY} {SERVER} --json", {}),
-        (f"lookup nothing {SERVER}", {}),
+    "records": (
+        (f"record find m.onnx {SERVER} --target x86-64-v3 --threads 2 --dim batch=4", {}),
+        (f"record find {KEY} {SERVER} --target x86-64-v3 --numerics strict", {}),
+        (f"record find m.onnx {SERVER} --dim batch=0", {}),
+        (f"record find {KEY} {SERVER} --json", {}),
+        (f"record find nothing {SERVER}", {}),
     ),
     "access": (
-        (f"tokens {SERVER}", {}),
-        (f"tokens rotate 888 {SERVER} --grace 5", {}),
-        (f"tokens rotate 888 {SERVER} --days 2", {}),
-        (f"tokens revoke 909 {SERVER}", {}),
-        (f"tokens link {SERVER} --name 'a phone' --minutes 5", {}),
-        (f"tokens link {SERVER} --minutes 9999", {}),
-        (f"tokens {SERVER} --json", {}),
-        (f"tokens rotate 888 {SERVER} --json", {}),
-        (f"tokens link {SERVER} --json", {}),
-        ("tokens --server http://service revoke 909", {}),
-        (f"audit {SERVER}", {}),
-        (f"audit {SERVER} --limit 3 --action token.revoked --subject s --json", {}),
+        (f"token list {SERVER}", {}),
+        (f"token rotate 888 {SERVER} --grace 5", {}),
+        (f"token rotate 888 {SERVER} --days 2", {}),
+        (f"token revoke 909 {SERVER}", {}),
+        (f"token list {SERVER} --json", {}),
+        (f"token rotate 888 {SERVER} --json", {}),
+        (f"server audit {SERVER}", {}),
+        (f"server audit {SERVER} --limit 3 --action token.revoked --subject s --json", {}),
     ),
 }
 
@@ -116,6 +112,7 @@ def test_commands(
     monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
     Path("m.onnx").write_bytes(MODEL)
     frozen_time(monkeypatch)
+    known_machine(monkeypatch)
     real, lines = client.Client, []
     for command, changes in COMMANDS[name]:
         transport = Canned(canned(**changes), lines.append)
@@ -157,3 +154,14 @@ def frozen_time(monkeypatch: pytest.MonkeyPatch) -> None:
         "tilewright.service.cli.top",
     ):
         monkeypatch.setattr(f"{module}.time", frozen)
+
+
+def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are run on a machine of two cores."""
+    facts = {"model": "Two Cores", "cores": 2, "physical_cores": 2}
+    described = SimpleNamespace(to_json=lambda: facts)
+    found = SimpleNamespace(name="x86-64-v3")
+    detection, condition = "compiler.targets.detection", "service.worker.condition"
+    monkeypatch.setattr(f"tilewright.{detection}.named_device", lambda: described)
+    monkeypatch.setattr("tilewright.compiler.targets.host.resolve_target", lambda _: found)
+    monkeypatch.setattr(f"tilewright.{condition}.device_condition", lambda: {"load": 0.5})

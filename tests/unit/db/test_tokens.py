@@ -28,7 +28,7 @@ def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:
 def test_no_secret_looks_like_an_option(
     tokens: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of 64 began with a hyphen, and `tilewright worker --token -x` is no command."""
+    """One of 64 began with a hyphen, and `tilewright server worker --token -x` is no command."""
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-" * size)
     secret, token = tokens.create("ci", [Scope.READ])
     rotated, _ = tokens.rotate(token.id, grace_seconds=0.0)

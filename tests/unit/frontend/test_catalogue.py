@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
 
 
 def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["operators"]) == 0
+    assert run(["show", "operators"]) == 0
     assert capsys.readouterr().out == PAGE.read_text() == page()
 
 

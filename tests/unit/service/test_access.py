@@ -211,31 +211,31 @@ def test_commands_for_tokens_and_the_audit_log(
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_SERVER", server.url)
     monkeypatch.setenv("COLUMNS", "250")
-    assert run_cli(["token", "ci", "--scope", "read", "--days", "7"]) == 0
+    assert run_cli(["token", "create", "ci", "--scope", "read", "--days", "7"]) == 0
     first = capsys.readouterr().out.strip()
     made = storage.tokens.find(first)
     assert made is not None
-    assert run_cli(["tokens", "rotate", made.id, "--grace", "5", "--days", "1"]) == 0
+    assert run_cli(["token", "rotate", made.id, "--grace", "5", "--days", "1"]) == 0
     second = capsys.readouterr().out.strip()
     assert storage.tokens.verify(first) and storage.tokens.holds(second)
-    assert run_cli(["tokens"]) == 0
+    assert run_cli(["token", "list"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if made.id in line]
     assert "holds until" in line and "ci" in line
-    assert run_cli(["tokens", "revoke", made.id[:9]]) == 0
+    assert run_cli(["token", "revoke", made.id[:9]]) == 0
     assert storage.tokens.verify(second) is None
     capsys.readouterr()
-    assert run_cli(["audit", "--subject", made.id, "--json"]) == 0
+    assert run_cli(["server", "audit", "--subject", made.id, "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(entry["action"], entry["actor_name"]) for entry in entries] == [
         ("token.revoked", "owner"),
         ("token.rotated", "owner"),
-        ("token.created", "tilewright token"),
+        ("token.created", "tilewright token create"),
     ]
     assert "@" in entries[-1]["origin"]
-    assert run_cli(["audit", "--action", "token.revoked"]) == 0
+    assert run_cli(["server", "audit", "--action", "token.revoked"]) == 0
     out = capsys.readouterr().out
     assert "token.revoked" in out and "token.rotated" not in out
-    assert run_cli(["tokens", "revoke", "nobody"]) == 1
+    assert run_cli(["token", "revoke", "nobody"]) == 1
     assert "token 'nobody' does not exist" in capsys.readouterr().err
 
 

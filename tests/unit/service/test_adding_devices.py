@@ -85,7 +85,7 @@ def test_only_an_admin_adds_devices(anonymous: TestClient, storage: Storage) -> 
     secret, _ = storage.tokens.create("board", [Scope.READ, Scope.MEASURE])
     sign_in(anonymous, secret)
     page = opened(anonymous, "/dashboard/devices")
-    assert "tilewright tokens link" in page.text, "how an admin does it"
+    assert "tilewright device link" in page.text, "how an admin does it"
     assert ADD not in {form.get("action") for form in page.named("form")}
     before = len(storage.tokens.list())
     form = {"name": "x", "kind": "browser"}

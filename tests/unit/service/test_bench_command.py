@@ -72,7 +72,7 @@ def test_an_artifact_is_timed_and_profiled_at_the_hints_that_it_was_made_for(
     assert run("bench", folder, "--rounds", "1", "--seconds", "0.01") == 0
     text = capsys.readouterr().out
     assert [f"batch={n}" in text for n in (1, 3, 7)] == [False, True, True]
-    assert run("profile", folder, "--json") == 0
+    assert run("show", "time", folder, "--json") == 0
     profiles = json.loads(capsys.readouterr().out)["at_sizes"]
     assert [each["sizes"] for each in profiles] == [{"batch": 3}, {"batch": 7}]
 

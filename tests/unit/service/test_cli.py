@@ -53,11 +53,11 @@ def test_numbers_have_three_digits_and_a_prefix(number: float, written: str, as_
 def test_inspect_shows_operators_and_workloads(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3") == 0
+    assert run("show", "graph", model, "--dim", "batch=2", "--target", "x86-64-v3") == 0
     text = capsys.readouterr().out
     assert "1 matmul" in text
     assert "MACs" in text
-    assert run("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--json") == 0
+    assert run("show", "graph", model, "--dim", "batch=2", "--target", "x86-64-v3", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["macs"] == 2 * 4 * 4
 
@@ -74,19 +74,28 @@ def test_inspect_tells_the_names_and_hints_of_open_dimensions(
     opsets = [onnx.helper.make_opsetid("", 17)]
     path = tmp_path / "open.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    assert run("inspect", path) == 0
+    assert run("show", "graph", path) == 0
     shown = capsys.readouterr().out
     assert "open dimensions: x (x[0], a=b, x[2], 4)" in shown
     assert "dynamic: a=b=128 (1..4096), x[0]=1 (1..4096), x[2]=128 (1..4096);" in shown
     typed = ("--dim", "x[0]=2", "--dim", "a=b=3", "--dim", "x[2]=1..9@5")
-    assert run("inspect", path, *typed, "--json") == 0
+    assert run("show", "graph", path, *typed, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert "[2,3,5,4]" in str(told["inputs"])
     assert told["dynamic"][-1] == "dynamic: x[2]=5 (1..9); tuned at these sizes"
 
 
 def test_the_graph_is_printed_after_a_pass(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("inspect", model, "--dim", "batch=2", "--target", "x86-64-v3", "--dump-after")
+    arguments = (
+        "show",
+        "graph",
+        model,
+        "--dim",
+        "batch=2",
+        "--target",
+        "x86-64-v3",
+        "--dump-after",
+    )
     assert run(*arguments, "algebra") == 0
     assert "# after algebra\n" in capsys.readouterr().out
     assert run(*arguments, "magic") == 1
@@ -145,10 +154,10 @@ def test_every_command_compiles_in_the_precision_asked_for(
         results[precision] = np.load(out)["y"]
         np.testing.assert_array_equal(np.load(again)["y"], results[precision])
         capsys.readouterr()
-        assert run("inspect", model, "--json", *command) == 0
+        assert run("show", "graph", model, "--json", *command) == 0
         kernels = [task["operators"] for task in json.loads(capsys.readouterr().out)["tasks"]]
         assert (["matmul", "relu", "cast"] in kernels) == (precision != "float32")
-        assert run("explain", model, "--json", *command) == 0
+        assert run("show", "kernels", model, "--json", *command) == 0
         report = json.loads(capsys.readouterr().out)
         assert (precision in report["kernels"][0]["operators"]) or precision == "float32"
         assert run("bench", model, "--rounds", "1", "--seconds", "0.01", *command) == 0
@@ -239,15 +248,15 @@ def test_tune_fills_the_database_and_a_second_run_spends_nothing(
 def test_a_run_is_listed_and_repeated(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("replay") == 0
+    assert run("job", "replay") == 0
     assert run("tune", model, "--dim", "batch=64", "--trials", "12") == 0
     storage = open_storage(Settings())
     (kept,) = storage.runs.list()
     storage.close()
-    assert run("replay") == 0
+    assert run("job", "replay") == 0
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if kept.id in line]
     assert row[1:3] == ["1", str(kept.trials)]
-    assert run("replay", kept.id, "--curve", tmp_path / "curve.csv") == 0
+    assert run("job", "replay", kept.id, "--curve", tmp_path / "curve.csv") == 0
     repeated = capsys.readouterr().out
     assert f"1 tasks, {kept.trials} trials: as then" in repeated
     assert "suggested by: " in repeated and "record " in repeated
@@ -257,9 +266,9 @@ def test_a_run_is_listed_and_repeated(
     for point in curve:
         assert f"model {milliseconds(float(point['model_seconds']))}" in repeated
         assert float(point["model_seconds"]) > 0
-    assert run("replay", kept.id, "--curve", tmp_path) == 1
+    assert run("job", "replay", kept.id, "--curve", tmp_path) == 1
     assert f"--curve '{tmp_path}'" in capsys.readouterr().err
-    assert run("replay", "none") == 1
+    assert run("job", "replay", "none") == 1
 
 
 def test_there_are_no_cost_models_before_one_is_trained(
@@ -303,7 +312,7 @@ def test_run_without_inputs_says_that_they_are_random(
 def test_a_token_is_made_with_its_scopes(
     data_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("token", "ci", "--scope", "read", "--scope", "submit") == 0
+    assert run("token", "create", "ci", "--scope", "read", "--scope", "submit") == 0
     secret = capsys.readouterr().out.strip()
     from tilewright.service.settings import Settings
 
@@ -315,23 +324,31 @@ def test_a_token_is_made_with_its_scopes(
 
 
 MISTAKES = [
-    (["inspect", "{none}"], 1, "no such file: '{none}'"),
-    (["inspect", "{empty}"], 1, "empty"),
-    (["inspect", "{noise}"], 1, "noise.onnx"),
-    (["inspect", "{folder}"], 1, "is no artifact"),
-    (["inspect", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
-    (["inspect", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
-    (["inspect", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
-    (["inspect", "{model}", "--dim", "batch=٣"], 1, "NAME=SIZE"),
+    (["show", "graph", "{none}"], 1, "no such file: '{none}'"),
+    (["show", "graph", "{empty}"], 1, "empty"),
+    (["show", "graph", "{noise}"], 1, "noise.onnx"),
+    (["show", "graph", "{folder}"], 1, "is no artifact"),
+    (["show", "graph", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
+    (["show", "graph", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
+    (["show", "graph", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
+    (["show", "graph", "{model}", "--dim", "batch=٣"], 1, "NAME=SIZE"),
     (
-        ["inspect", "{model}", "--dim", "batch=2", "--dim", "batch=3"],
+        ["show", "graph", "{model}", "--dim", "batch=2", "--dim", "batch=3"],
         1,
         "'batch' has sizes already",
     ),
-    (["inspect", "{model}", "--dim", "batch=2", "--dim", "bach=3"], 1, "no open dimension 'bach'"),
-    (["inspect", "/dev/null"], 1, "a device"),
-    (["inspect", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),
-    (["inspect", "{model}", "--dim", "batch=2", "--target", "host:" + "9" * 5000], 1, "of bits"),
+    (
+        ["show", "graph", "{model}", "--dim", "batch=2", "--dim", "bach=3"],
+        1,
+        "no open dimension 'bach'",
+    ),
+    (["show", "graph", "/dev/null"], 1, "a device"),
+    (["show", "graph", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),
+    (
+        ["show", "graph", "{model}", "--dim", "batch=2", "--target", "host:" + "9" * 5000],
+        1,
+        "of bits",
+    ),
     (["compile", "{model}", "--dim", "batch=2", "--threads", "257", "-o", "o"], 2, "256"),
     (["tune", "{model}", "--dim", "batch=2", "--trials", "-1"], 2, "trials"),
     (["tune", "{model}", "--dim", "batch=2", "--seconds", "-1"], 2, "seconds"),
@@ -341,22 +358,26 @@ MISTAKES = [
     (["run", "{folder}", "--inputs", "{in}", "--outputs", "o"], 1, "manifest"),
     (["compile", "{model}", "--dim", "batch=2"], 2, "output"),
     (
-        ["submit", "{model}", "--server", "http://127.0.0.1:9"],
+        ["job", "submit", "{model}", "--server", "http://127.0.0.1:9"],
         1,
         "127.0.0.1:9 does not answer: [Errno 111] Connection refused; start one with `tilewright "
-        "serve`, or set TILEWRIGHT_SERVER",
+        "server run`, or set TILEWRIGHT_SERVER",
     ),
-    (["submit", "{model}", "--server", ""], 1, "address is empty: give --server URL, or set"),
-    (["submit", "{model}", "--server", "nonsense"], 1, "nonsense"),
-    (["jobs", "--cancel"], 1, "JOB"),
     (
-        ["token", "ci", "--scope", "everything"],
+        ["job", "submit", "{model}", "--server", ""],
+        1,
+        "address is empty: give --server URL, or set",
+    ),
+    (["job", "submit", "{model}", "--server", "nonsense"], 1, "nonsense"),
+    (["job", "cancel"], 2, "JOB"),
+    (
+        ["token", "create", "ci", "--scope", "everything"],
         1,
         "everything' is not a valid Scope; --scope is one of submit",
     ),
     (["no-such-command"], 2, "no-such-command"),
-    (["inspect"], 2, "MODEL"),
-    (["inspect", "{model}", "--no-such-option"], 2, "no-such-option"),
+    (["show", "graph"], 2, "MODEL"),
+    (["show", "graph", "{model}", "--no-such-option"], 2, "no-such-option"),
 ]
 
 
@@ -408,7 +429,7 @@ def test_a_setting_that_is_wrong_is_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_PORT", "many")
-    assert run("jobs") == 1
+    assert run("job", "list") == 1
     assert "port" in capsys.readouterr().err
 
 
@@ -459,7 +480,7 @@ def test_a_user_without_a_name_or_number_is_unknown(monkeypatch: pytest.MonkeyPa
 def test_targets_are_listed_with_the_one_that_this_machine_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run("targets", "--json") == 0
+    assert run("show", "targets", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     by_name = {one["name"]: one for one in told["targets"]}
     assert by_name.keys() == known_targets().keys()
@@ -467,24 +488,21 @@ def test_targets_are_listed_with_the_one_that_this_machine_is(
     here = told["host"]["described"]
     assert by_name[here]["here"] and not by_name["wasm32"]["here"]
     assert by_name[here]["key"] == known_targets()[here].key
-    assert run("targets") == 0
+    assert run("show", "targets") == 0
     text = capsys.readouterr().out
     (marked,) = [line for line in text.splitlines() if line.rstrip().endswith("this machine")]
     assert marked.split()[0] == here
     assert f"host: {host_target().name}; {told['host']['reason']}\n" in text
 
 
-def test_a_worker_is_checked_under_both_names(
+def test_a_device_is_checked_under_both_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `tilewright-worker --check`: without a service or a token."""
     finding = DeviceFinding("clock", Grade.POOR, "slow", "type this")
     monkeypatch.setattr(process, "check_device", lambda *_: [finding])
-    assert run("worker", "--check", "--json") == 3
+    assert run("device", "check", "--json") == 3
     assert json.loads(capsys.readouterr().out)[0]["name"] == "clock"
-    with pytest.raises(SystemExit):
-        run("worker", "--json")
-    assert "--json goes with --check" in capsys.readouterr().err
 
 
 def test_compile_keeps_to_the_weight_limit(

@@ -210,8 +210,8 @@ NO_METHOD = {
     "/v1/targets": "described by a worker",
     "/v1/workloads": "of all models",
     "/v1/records/{}": "records() has all",
-    "/v1/records:export": "lines, for `tilewright records import`",
-    "/v1/signing-key": "`tilewright records key` prints it",
+    "/v1/records:export": "lines, for `tilewright record import`",
+    "/v1/signing-key": "`tilewright record key` prints it",
     "/v1/blobs/{}": "what workers fetch",
 }
 """Reading routes that the client leaves out, and why."""

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 
 import click
 import pytest
-import typer.main
 
+from tests.command_tree import COMMANDS
 from tilewright.compiler.package import package_version
-from tilewright.service.cli import app, run
+from tilewright.service.cli import run
+from tilewright.service.cli.tree import TREE, paths
 from tilewright.service.settings import Settings
 
-WITHOUT_JSON = {"serve", "tuner", "records export"}
+WITHOUT_JSON = {"server run", "server tuner", "server worker", "record export"}
 """They stay, or write lines of JSON anyway."""
-
-
-def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by its words; of groups those that do something without a command, too."""
-
-    def within(command: click.Command, words: str) -> Iterator[tuple[str, click.Command]]:
-        inner = getattr(command, "commands", None)
-        if inner is None or getattr(command, "invoke_without_command", False):
-            yield words, command
-        for name, each in (inner or {}).items():
-            yield from within(each, f"{words} {name}".strip())
-
-    yield from ((words, each) for words, each in within(typer.main.get_command(app), "") if words)
-
-
-COMMANDS = dict(commands())
 
 
 def options(command: click.Command) -> set[str]:
@@ -73,7 +57,7 @@ def test_the_program_tells_its_version(
     assert capsys.readouterr().out == f"tilewright {package_version()}\n"
 
 
-@pytest.mark.parametrize("given", [["-h"], ["tune", "-h"], ["workers", "-h"]])
+@pytest.mark.parametrize("given", [["-h"], ["tune", "-h"], ["device", "-h"]])
 def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(given) == 0
     assert capsys.readouterr().out.startswith(f"Usage: tilewright {given[0].strip('-h')}")
@@ -83,7 +67,7 @@ def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFi
     "given",
     [
         ["tune", "m", "--target", "host", "--target", "board"],
-        ["workers", "drain", "w", "--token", "s", "--token=s"],
+        ["device", "drain", "w", "--token", "s", "--token=s"],
     ],
 )
 def test_an_option_with_one_value_is_not_given_twice(
@@ -95,3 +79,27 @@ def test_an_option_with_one_value_is_not_given_twice(
 
 def test_a_command_keeps_its_own_v() -> None:
     assert "-v" in {option for each in COMMANDS["tune"].params for option in each.opts}
+
+
+def test_a_dozen_and_some_words_are_at_the_top() -> None:
+    assert len(TREE) <= 16
+    assert not [words for words in paths() if len(words.split()) > 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["submit", "m.onnx"], "'tilewright job submit'?"),
+        (["resume"], "'tilewright job resume' or 'tilewright device resume'?"),
+        (["jobs"], "'tilewright job'?"),
+        (["compil"], "'tilewright compile'?"),
+        (["job", "lst"], "'list'?"),
+        (["nonsense"], "No such command 'nonsense'."),
+    ],
+)
+def test_an_unknown_command_is_answered_with_similar_ones(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(given) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: No such command ") and error.endswith(f"{said}\n")

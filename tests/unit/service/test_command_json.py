@@ -41,14 +41,14 @@ def test_a_run_is_tuned_listed_and_repeated(
     ((name, trials),) = [(task["name"], task["trials"]) for task in tuned["tasks"]]
     assert name.startswith("matmul") and trials == tuned["trials"]
 
-    ((run_id, known),) = [(each["id"], each["trials"]) for each in told("replay")]
+    ((run_id, known),) = [(each["id"], each["trials"]) for each in told("job", "replay")]
     assert (run_id, known) == (tuned["run"], trials)
-    repeated = told("replay", run_id)
+    repeated = told("job", "replay", run_id)
     assert repeated["curve"][-1]["trials"] == trials and repeated["origins"]["default"] > 0
-    (record,) = told("records", "list")
+    (record,) = told("record", "list")
     assert record["state"] in ("provisional", "confirmed")
     assert record["name"] == name
-    withdrawn = told("records", "withdraw", "--record", record["id"])
+    withdrawn = told("record", "withdraw", "--record", record["id"])
     assert withdrawn["records"] == [record["id"]]
 
 
@@ -65,15 +65,15 @@ def test_what_was_compiled_and_run(model: Path, inputs: Path, tmp_path: Path, to
 
 
 def test_operators_and_cost_models_and_keys(told: Any, tmp_path: Path) -> None:
-    entries = told("operators")
+    entries = told("show", "operators")
     assert len(entries) == len(catalogue())
     assert "float32" in next(each for each in entries if each["op_type"] == "Conv")["types"]
     assert told("cost-model", "list") == []
-    assert len(told("records", "key")["public_key"]) == 44
+    assert len(told("record", "key")["public_key"]) == 44
     empty = tmp_path / "none.jsonl"
     empty.write_text("{}\n")
-    assert told("records", "verify", empty, status=1)["hold"] == 0
-    imported = told("records", "import", empty, status=1)
+    assert told("record", "verify", empty, status=1)["hold"] == 0
+    imported = told("record", "import", empty, status=1)
     assert imported["served"] == 0 and len(imported["refused"]) == 1
 
 
@@ -83,5 +83,5 @@ def test_the_database_and_a_token(told: Any, tmp_path: Path) -> None:
     assert kept["blobs"] == 0 and kept["missing"] == []
     moved = told("db", "migrate")
     assert moved["before"] == moved["after"] == kept["revision"]
-    made = told("token", "board", "--scope", "measure", "--days", "1")
+    made = told("token", "create", "board", "--scope", "measure", "--days", "1")
     assert made["scopes"] == ["measure"] and len(made["secret"]) > 30

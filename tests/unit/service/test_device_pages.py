@@ -40,7 +40,7 @@ def test_without_devices_the_page_says_how_to_add_one(browser: TestClient) -> No
     text = opened(browser, "/dashboard/devices").text
     assert "No device measures" in text
     assert "tilewright-worker --server http://testserver --token-file token" in text
-    assert "tilewright tokens link" in text
+    assert "tilewright device link" in text
 
 
 def test_what_workers_say_of_themselves_stays_text(browser: TestClient, storage: Storage) -> None:

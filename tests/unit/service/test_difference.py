@@ -1,4 +1,4 @@
-"""`tilewright diff` and `tilewright top`: what they compare and in which order they show it."""
+"""`tilewright diff` and `tilewright server top`: what they compare, and the order of it."""
 
 from __future__ import annotations
 

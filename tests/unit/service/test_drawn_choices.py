@@ -131,13 +131,19 @@ def test_commands_name_the_input_to_give(
     model = tmp_path / "m.onnx"
     onnx.save(onnx.load_from_string(selecting()), model)
     short = ("--rounds", "1", "--seconds", "0.01")
-    for command in (("tune", "--trials", "9"), ("bench", *short), ("explain",), ("profile",)):
-        assert run(command[0], model, *command[1:], "--dim", "n=4") == 1
+    ways = (
+        (("tune",), ("--trials", "9")),
+        (("bench",), short),
+        (("show", "kernels"), ()),
+        (("show", "time"), ()),
+    )
+    for command, options in ways:
+        assert run(*command, model, *options, "--dim", "n=4") == 1
         told = capsys.readouterr()
         assert re.search(NAMED, " ".join(told.err.split())), command
         assert "trials" not in told.out, "nothing was tuned before"
-        given = (*command[1:], "--value", "sr=16000")
-        assert run(command[0], model, *given, "--dim", "n=4") == 0, command
+        given = (*options, "--value", "sr=16000")
+        assert run(*command, model, *given, "--dim", "n=4") == 0, command
         capsys.readouterr()
 
 

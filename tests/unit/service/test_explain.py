@@ -1,4 +1,4 @@
-"""What `explain` holds kernels against."""
+"""What `show kernels` holds kernels against."""
 
 from __future__ import annotations
 

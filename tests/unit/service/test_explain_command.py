@@ -1,4 +1,4 @@
-"""`tilewright explain`: every kernel with its schedule, code and time."""
+"""`tilewright show kernels`: every kernel with its schedule, code and time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.service.command_line import data_folder, model, run
 
 __all__ = ["data_folder", "model"]  # fixtures
 
-EXPLAIN = ("explain", "--dim", "batch=2")
+EXPLAIN = ("show", "kernels", "--dim", "batch=2")
 
 
 def test_explain_shows_every_kernel(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,11 +50,11 @@ def test_explain_gives_all_its_facts_as_json(
 def test_explain_shows_ranges_at_several_sizes(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("explain", model) == 0
+    assert run("show", "kernels", model) == 0
     text = capsys.readouterr().out
     assert "dynamic: batch=1 (1..4096)" in text
     assert "tiny at batch=1: " in text and "tiny at batch=4096: " in text
-    ranged = ("explain", model, "--dim", "batch=1..40@3,17")
+    ranged = ("show", "kernels", model, "--dim", "batch=1..40@3,17")
     assert run(*ranged, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ranges"] == {"batch": "1..40"} and told["end_to_end"]
@@ -65,12 +65,12 @@ def test_explain_shows_ranges_at_several_sizes(
     assert text.count("the untuned default") == 1 and "batch=3" in text and "batch=17" in text
     assert run(*ranged, "--kernel", 2) == 1
     assert "--kernel 2: it does not run at batch=3, batch=17" in capsys.readouterr().err
-    assert run("explain", model, "--dim", "batch=1..40@41") == 1
+    assert run("show", "kernels", model, "--dim", "batch=1..40@41") == 1
     assert "hint 41 is not a size of 1..40" in capsys.readouterr().err
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "manifest.json").touch()
-    assert run("explain", folder) == 1
+    assert run("show", "kernels", folder) == 1
     assert "an artifact, which keeps kernels without their schedules" in capsys.readouterr().err
 
 
@@ -79,7 +79,7 @@ def test_json_is_of_the_chosen_kernels_and_nothing_else(
 ) -> None:
     assert run(*EXPLAIN, model, "--json", "--kernel", 1) == 0
     assert [kernel["number"] for kernel in json.loads(capsys.readouterr().out)["kernels"]] == [1]
-    for command in (EXPLAIN, ("inspect", "--dim", "batch=2")):
+    for command in (EXPLAIN, ("show", "graph", "--dim", "batch=2")):
         assert run(*command, model, "--json", "--dump-after", "dead_code") == 1
         captured = capsys.readouterr()
         assert captured.out == "" and "--dump-after prints text" in captured.err

@@ -1,4 +1,4 @@
-"""`tilewright submit` and `jobs --follow` show a job from its start to the artifact."""
+"""`tilewright job submit` and `job watch` show a job from its start to the artifact."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ def test_a_model_is_submitted_followed_and_fetched(
 ) -> None:
     output = tmp_path / "below" / "artifact"
     with tuner(storage, tmp_path):
-        assert run_cli(["submit", str(model), *TARGET, "--dim", "batch=1", "-o", str(output)]) == 0
+        assert (
+            run_cli(["job", "submit", str(model), *TARGET, "--dim", "batch=1", "-o", str(output)])
+            == 0
+        )
     (job,) = storage.jobs.list()
     lines = capsys.readouterr().out.splitlines()
     assert f"job {job.id}" in lines
@@ -104,9 +107,10 @@ def test_a_model_is_submitted_followed_and_fetched(
     assert (output / "manifest.json").read_text() == "{}"
     assert [path.name for path in output.parent.iterdir()] == ["artifact"]
     # the folder is there now
-    assert run_cli(["jobs", job.id, "-o", str(output)]) == 1
+    assert run_cli(["job", "fetch", job.id, "-o", str(output)]) == 1
     assert "is there already" in capsys.readouterr().err
-    assert run_cli(["jobs", job.id, "--follow", "-o", str(tmp_path / "again")]) == 0
+    assert run_cli(["job", "watch", job.id]) == 0
+    assert run_cli(["job", "fetch", job.id, "-o", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "manifest.json").exists()
 
 
@@ -114,11 +118,11 @@ def test_a_job_that_fails_says_why(
     storage: Storage, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tuner(storage, tmp_path, "the board burnt down"):
-        assert run_cli(["submit", str(model), *TARGET, "--dim", "batch=1"]) == 1
+        assert run_cli(["job", "submit", str(model), *TARGET, "--dim", "batch=1"]) == 1
     told = capsys.readouterr()
     (job,) = storage.jobs.list()
     assert f"job {job.id} failed: the board burnt down" in told.err
-    assert run_cli(["jobs", job.id]) == 0
+    assert run_cli(["job", "show", job.id]) == 0
     assert "error: the board burnt down" in capsys.readouterr().out
 
 
@@ -126,7 +130,7 @@ def test_a_job_that_fails_is_json_all_the_same(
     storage: Storage, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tuner(storage, tmp_path, "the board burnt down"):
-        assert run_cli(["submit", str(model), *TARGET, "--dim", "batch=1", "--json"]) == 1
+        assert run_cli(["job", "submit", str(model), *TARGET, "--dim", "batch=1", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     (job,) = storage.jobs.list()
     assert (told["id"], told["state"]) == (job.id, "failed")

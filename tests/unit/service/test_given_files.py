@@ -173,7 +173,7 @@ def test_submit_uploads_the_samples_of_a_folder(
     folder.mkdir()
     for count in (1, 3):
         (folder / f"{count}.npz").write_bytes(npz(x=rows(count)))
-    command = ["submit", str(tmp_path / "m.onnx"), "--detach", "--target", "x86-64-v3"]
+    command = ["job", "submit", str(tmp_path / "m.onnx"), "--detach", "--target", "x86-64-v3"]
     assert run_cli([*command, "--samples", str(folder), "--value", "x=2"]) == 0
     (job,) = storage.jobs.list()
     (digest,) = job.options["samples"]

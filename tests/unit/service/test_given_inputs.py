@@ -216,9 +216,9 @@ def test_commands_take_samples(
     assert run("bench", model, *given, *turns, "--against", "onnxruntime") == 0
     shown = capsys.readouterr().out
     assert "x 1x24, sr scalar" in shown and "x 1x9, sr scalar" in shown
-    assert run("profile", model, *given) == 0
+    assert run("show", "time", model, *given) == 0
     assert "frames=24" in capsys.readouterr().out
-    assert run("explain", model, *given) == 0
+    assert run("show", "kernels", model, *given) == 0
     assert "frames=9,24" in capsys.readouterr().out
     long = tmp_path / "long.npz"
     np.savez(long, x=np.ones((1, 5000), np.float32))
@@ -231,12 +231,12 @@ def test_commands_take_samples(
     assert y.shape == (2, 5000) and (y == 3).all()
     assert run("bench", model, *heard, *turns) == 0
     assert "x 1x5000, sr scalar" in capsys.readouterr().out
-    for command in ("tune", "bench", "explain", "profile"):
-        assert run(command, model, *heard, "--dim", "frames=1..4096") == 1
+    for command in ("tune", "bench", "show kernels", "show time"):
+        assert run(*command.split(), model, *heard, "--dim", "frames=1..4096") == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "sample 1 has size 5000 in dimension 'frames', which the range" in said, command
         assert "'frames=1..4096' does not hold" in said
     assert run("bench", tmp_path / "a", *given) == 1
     assert "--onnx says which model the samples are for" in capsys.readouterr().err
-    assert run("profile", tmp_path / "a", *given) == 1
+    assert run("show", "time", tmp_path / "a", *given) == 1
     assert "for a model, not for an artifact" in capsys.readouterr().err

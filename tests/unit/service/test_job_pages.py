@@ -55,7 +55,7 @@ def task(number: int, **more: object) -> JobTask:
 def test_without_jobs_the_list_says_how_to_make_one(browser: TestClient) -> None:
     text = opened(browser, "/dashboard/jobs").text
     assert "No job was made yet" in text
-    assert "tilewright submit model.onnx --server http://testserver" in text
+    assert "tilewright job submit model.onnx --server http://testserver" in text
 
 
 def test_a_job_that_nobody_took_yet_has_a_page(browser: TestClient, storage: Storage) -> None:
@@ -244,6 +244,6 @@ def test_the_command_that_repeats_a_job_is_safe_to_paste(
     job = storage.jobs.create(model.digest, "host; reboot", options=options).id
     text = opened(browser, f"/dashboard/jobs/{job}").text
     assert (
-        "tilewright submit './-x $(reboot).onnx' --target 'host; reboot' --threads 1 "
+        "tilewright job submit './-x $(reboot).onnx' --target 'host; reboot' --threads 1 "
         "--numerics fast --trials 7 --dim 'batch;ls=3,1..8@2:0.5,4' --pad --server http://testserver"
     ) in text

@@ -269,7 +269,7 @@ def test_a_job_without_a_worker_is_told_what_would_help(
     assert job["state"] == "waiting_for_worker"
     assert job["reason"] == (
         "no worker runs target 'cortex-a72'; start one on its device with "
-        "`tilewright worker --server URL --target cortex-a72`; "
+        "`tilewright server worker --server URL --target cortex-a72`; "
         "workers for other targets: 'laptop' (x86-64-v3)"
     )
     assert events_of_job(storage, job) == [{"state": "waiting_for_worker", "reason": job["reason"]}]
@@ -279,7 +279,7 @@ def test_a_job_without_a_worker_is_told_what_would_help(
     assert (woken["state"], woken["reason"]) == ("queued", None)
     client.post(f"/v1/workers/{worker['id']}/drain", json={})
     drained = client.get(f"/v1/jobs/{job['id']}").json()
-    assert "worker 'pi' is draining (`tilewright workers resume pi`" in drained["reason"]
+    assert "worker 'pi' is draining (`tilewright device resume pi`" in drained["reason"]
     client.post(f"/v1/workers/{worker['id']}/drain", json={"draining": False})
     assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
     client.delete(f"/v1/workers/{worker['id']}")

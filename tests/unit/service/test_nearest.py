@@ -349,7 +349,7 @@ def test_on_the_command_line(
     monkeypatch.setenv("TILEWRIGHT_SERVER", server.url)
     monkeypatch.setenv("COLUMNS", "200")
     one = workload(16)
-    ask_for = ["lookup", one.key, "--target", TARGET.name]
+    ask_for = ["record", "find", one.key, "--target", TARGET.name]
     assert run(ask_for) == 0
     assert "0 of 1 known" in capsys.readouterr().out
     know(storage, one)

@@ -338,11 +338,11 @@ WAYS: list[tuple[str, ...]] = [
     ("compile", "{model}", "-o", "{folder}/artifact"),
     ("run", "{model}", "--inputs", "{folder}/in.npz", "--outputs", "{folder}/out.npz"),
     ("bench", "{model}", "--rounds", "1", "--seconds", "0.01"),
-    ("explain", "{model}"),
+    ("show", "kernels", "{model}"),
 ]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.parametrize("outcome", ["default", "faster", "not raced"])
 def test_every_way_to_serve_records_follows_the_verdict(
     storage: Storage,

@@ -174,7 +174,7 @@ def test_the_command_and_the_route_take_the_same_names(
 ) -> None:
     """A name is an owner: one that looks like another's, or like nobody's, is refused."""
     for name in ("", "ada ", "a\x1bda", "a" * 201):
-        assert run_cli(["token", name, "--scope", "read"]) == 1
+        assert run_cli(["token", "create", name, "--scope", "read"]) == 1
         assert client.post("/v1/tokens", json={"name": name, "scopes": ["read"]}).status_code == 422
     assert [token.name for token in storage.tokens.list()] == ["owner"]
 
@@ -183,7 +183,7 @@ def test_the_command_and_the_route_make_tokens_that_see_everybody(
     client: TestClient, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for options, sees in (([], "ci"), (["--all-owners"], None)):
-        assert run_cli(["token", "ci", "--scope", "read", *options]) == 0
+        assert run_cli(["token", "create", "ci", "--scope", "read", *options]) == 0
         made = storage.tokens.verify(capsys.readouterr().out.strip())
         assert made is not None and made.sees == sees
     for all_owners in (False, True):

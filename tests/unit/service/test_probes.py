@@ -217,7 +217,7 @@ def test_a_certificate_that_cannot_be_used_is_said(
         (["--tls-cert", key, "--tls-key", cert], "cannot be used for TLS"),
         (["--tls-key", key], "--tls-key needs --tls-cert"),
     ):
-        assert run_cli(["serve", "--port", "0", *options]) == 1
+        assert run_cli(["server", "run", "--port", "0", *options]) == 1
         assert said in capsys.readouterr().err
 
 
@@ -236,7 +236,10 @@ def test_tokens_do_not_pass_a_network_in_clear_unless_somebody_says_so(
         port = str(other.getsockname()[1])
 
         def said(*options: str) -> str:
-            assert run_cli(["serve", "--no-tuner", "--no-worker", "--port", port, *options]) == 1
+            assert (
+                run_cli(["server", "run", "--no-tuner", "--no-worker", "--port", port, *options])
+                == 1
+            )
             return capsys.readouterr().err
 
         refused = said("--host", "0.0.0.0")

@@ -1,4 +1,4 @@
-"""`tilewright profile`: a table, JSON, and a trace that adds up."""
+"""`tilewright show time`: a table, JSON, and a trace that adds up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_model_and_its_artifact(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "trace.json"
-    assert run("profile", model, "--dim", "batch=2", "--trace", out) == 0
+    assert run("show", "time", model, "--dim", "batch=2", "--trace", out) == 0
     text = capsys.readouterr().out
     assert "tiny: " in text and "matmul" in text and "100.0 %" in text and f"trace: {out}" in text
     (span,) = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
@@ -64,7 +64,7 @@ def test_a_model_and_its_artifact(
     folder = tmp_path / "a"
     assert run("compile", model, "--dim", "batch=1..8", "-o", folder) == 0
     capsys.readouterr()
-    assert run("profile", folder, "--dim", "batch=3", "--json") == 0
+    assert run("show", "time", folder, "--dim", "batch=3", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     kernels = [step for step in told["steps"] if step["kind"] == "kernel"]
     assert kernels[0]["name"] == "matmul +relu 3x4" and told["seconds"] > 0
@@ -78,7 +78,7 @@ def test_a_model_and_its_artifact(
         ((model, "--trace", tmp_path / "none" / "t.json"), "is not there"),
     ]
     for arguments, said in refused:
-        assert run("profile", *arguments) == 1
+        assert run("show", "time", *arguments) == 1
         assert said in capsys.readouterr().err
 
 
@@ -86,7 +86,7 @@ def test_ranges_have_a_table_for_each_size(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, folder = tmp_path / "trace.json", tmp_path / "a"
-    assert run("profile", model, "--dim", "batch=1..40", "--trace", out) == 0
+    assert run("show", "time", model, "--dim", "batch=1..40", "--trace", out) == 0
     text = capsys.readouterr().out
     assert "tiny at batch=6: " in text and "tiny at batch=40: " in text
     spans = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
@@ -95,7 +95,7 @@ def test_ranges_have_a_table_for_each_size(
     capsys.readouterr()
     for what in (model, folder):
         ranged = "1..40" if what is model else ""
-        assert run("profile", what, "--dim", f"batch={ranged}@3,17", "--json") == 0
+        assert run("show", "time", what, "--dim", f"batch={ranged}@3,17", "--json") == 0
         told = json.loads(capsys.readouterr().out)["at_sizes"]
         assert [each["sizes"] for each in told] == [{"batch": 3}, {"batch": 17}]
         assert all(each["seconds"] > 0 for each in told)

@@ -344,41 +344,41 @@ def test_on_the_command_line(
 ) -> None:
     own = add(here, planned, 1e-3)
     file, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
-    assert run(["records", "export", "-o", str(file)]) == 0
+    assert run(["record", "export", "-o", str(file)]) == 0
     assert file.read_text().splitlines() == here.lines()
-    assert run(["records", "verify", str(file)]) == 0
+    assert run(["record", "verify", str(file)]) == 0
     assert "1 of 1 records hold" in capsys.readouterr().out
-    assert run(["records", "key"]) == 0
+    assert run(["record", "key"]) == 0
     assert capsys.readouterr().out.strip() == here.key.public
 
     add(there, planned, 1e-4, tile=2)
     theirs.write_text("\n".join(there.lines()) + "\n")
-    assert run(["records", "import", str(theirs)]) == 1
+    assert run(["record", "import", str(theirs)]) == 1
     told = capsys.readouterr()
     assert "theirs.jsonl:1: " in told.err and "1 were refused" in told.out
-    assert run(["records", "verify", str(theirs)]) == 1
+    assert run(["record", "verify", str(theirs)]) == 1
     assert f"{theirs}:1: " in capsys.readouterr().err
-    assert run(["records", "verify", str(theirs), "--trust", "nonsense"]) == 1
+    assert run(["record", "verify", str(theirs), "--trust", "nonsense"]) == 1
     assert "'nonsense' is no public key" in capsys.readouterr().err
-    assert run(["records", "import", str(theirs), "--trust", there.key.public]) == 0
+    assert run(["record", "import", str(theirs), "--trust", there.key.public]) == 0
     best = here.storage.records.best_record(own.key)
     assert best is not None and best.run_seconds == 1e-4
 
-    assert run(["records", "list"]) == 0
+    assert run(["record", "list"]) == 0
     listed = capsys.readouterr().out
     assert "confirmed" in listed and "superseded" in listed and "one-worker" not in listed
-    assert run(["records", "list", "--worker", f"{there.key.public[:12]}/board"]) == 0
+    assert run(["record", "list", "--worker", f"{there.key.public[:12]}/board"]) == 0
     of_theirs = capsys.readouterr().out
     assert "confirmed" in of_theirs and "superseded" not in of_theirs
     alone = replace(best, trial_id="of one worker")
     here.storage.ledger.propose(alone, "job")
     here.storage.ledger.confirm(here.storage.ledger.provisional("job")[0].id, best.measurement)
-    assert run(["records", "list"]) == 0
+    assert run(["record", "list"]) == 0
     assert "confirmed, one-worker" in capsys.readouterr().out
     here.storage.ledger.withdraw("a test's", record_ids=[here.storage.ledger.list()[0].id])
-    assert run(["records", "list", "--state", "bad"]) == 1
-    assert run(["records", "withdraw"]) == 1
-    assert run(["records", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
+    assert run(["record", "list", "--state", "bad"]) == 1
+    assert run(["record", "withdraw"]) == 1
+    assert run(["record", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
     assert "1 earlier records are served again" in capsys.readouterr().out
     assert here.storage.records.best_record(own.key) == own
     assert here.storage.ledger.list(state=Standing.WITHDRAWN)
@@ -386,7 +386,7 @@ def test_on_the_command_line(
     assert {entry.actor for entry in (withdrawn, taken, refused)} == {""}
     assert (withdrawn.action, withdrawn.actor_name) == (
         "records.withdrawn",
-        "tilewright records withdraw",
+        "tilewright record withdraw",
     )
     assert withdrawn.subject == f"{there.key.public[:12]}/board"
     assert withdrawn.detail["records"] and withdrawn.detail["trials"] == 1

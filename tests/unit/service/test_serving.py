@@ -1,4 +1,4 @@
-"""`tilewright serve`: where it listens, what it says, and its tuner and worker."""
+"""`tilewright server run`: where it listens, what it says, and its tuner and worker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     monkeypatch.setattr(uvicorn.Server, "run", serve)
     monkeypatch.setenv("TILEWRIGHT_PORT", "1")
     options = ["--host", "127.0.0.1", "--port", "0", *(f"--no-{name}" for name in without)]
-    assert run(["serve", *options]) == (0 if starts else 1)
+    assert run(["server", "run", *options]) == (0 if starts else 1)
     ((host, port, children, app),) = served
     assert host == "127.0.0.1" and port > 1
     assert children.keys() == {"tuner", "worker"} - {*without}
@@ -105,7 +105,13 @@ class Child:
     """Stands for a process; `status` is None while it lives."""
 
     def __init__(self, command: list[str], status: int | None, told: queue.Queue[str]) -> None:
-        assert command[-4:] == ["tilewright.service.cli", "worker", "--with-parent", "--name=x"]
+        assert command[-5:] == [
+            "tilewright.service.cli",
+            "server",
+            "worker",
+            "--with-parent",
+            "--name=x",
+        ]
         self.returncode, self._told = status, told
 
     def poll(self) -> int | None:

@@ -73,7 +73,7 @@ def service(server: Any, owner: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return server
 
 
-@pytest.mark.parametrize("command", [["workers"], ["devices"], ["devices", "--json"]])
+@pytest.mark.parametrize("command", [["device", "list"], ["device", "list", "--json"]])
 def test_a_workers_name_commands_no_terminal(
     service: Any, storage: Storage, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:

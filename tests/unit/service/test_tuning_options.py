@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -13,14 +12,13 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.command_tree import COMMANDS
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.stores.retention import Retention
 from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.cli import run as run_cli
 from tilewright.service.cli.common import STOP_GAIN, UserError, parse_share, parse_sizes
-from tilewright.service.cli.remote import submit
-from tilewright.service.cli.tuning import tune
 from tilewright.service.jobs import tuning
 from tilewright.service.jobs.job_spec import JobBudget, JobSpec
 from tilewright.service.jobs.planning import ModelRequest
@@ -101,10 +99,10 @@ def test_an_option_that_nobody_knows_fails_the_job() -> None:
 
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
-    for command in (tune, submit):
+    for words in ("tune", "job submit"):
         options = set(CHOSEN) | {"dim", "pad", "weight_limit", "precision"}
         options |= {"samples", "value"}
-        assert options <= set(inspect.signature(command).parameters)
+        assert options <= {each.name for each in COMMANDS[words].params}
 
 
 def test_defaults_are_the_same_wherever_they_are_written() -> None:
@@ -206,12 +204,12 @@ def test_a_run_is_repeated_from_the_database(
     best = storage.records.best_record(run.inputs[0].key)
     storage.close()
     curve = tmp_path / "curve.csv"
-    assert run_cli(["replay", run.id, "--curve", str(curve)]) == 0
+    assert run_cli(["job", "replay", run.id, "--curve", str(curve)]) == 0
     again = capsys.readouterr().out
     assert best is not None and str(best.schedule) in again and "10 trials: as then" in again
     rows = list(csv.reader(curve.read_text().splitlines()))
     assert rows[0] == ["trials", "model_seconds", "forecast_gain"] and rows[-1][0] == "10"
-    assert run_cli(["replay"]) == 0
+    assert run_cli(["job", "replay"]) == 0
     assert run.id in capsys.readouterr().out
     # everything is known now: nothing is measured, nor is the machine
     assert run_cli(["tune", str(model), "--trials", "10"]) == 0
@@ -226,9 +224,9 @@ def test_runs_that_cannot_be_repeated_say_why(
     storage = open_storage(settings)
     storage.runs.start(Started((), 0, TuneOptions(job_id="open")))
     storage.close()
-    assert run_cli(["replay", "open"]) == 1
+    assert run_cli(["job", "replay", "open"]) == 1
     assert "did not end" in capsys.readouterr().err
-    assert run_cli(["replay", "nothing"]) == 1
+    assert run_cli(["job", "replay", "nothing"]) == 1
     assert "nothing" in capsys.readouterr().err
 
 
@@ -252,7 +250,7 @@ def test_a_run_whose_evidence_was_forgotten_by_age_says_so(
     assert load_run(storage.runs.get(run_id), storage).known == {key: [kept]}
     assert storage.retention.apply(Retention(trials=1.0))["trials"] == 1
     storage.close()
-    assert run_cli(["replay", "job"]) == 1
+    assert run_cli(["job", "replay", "job"]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "its evidence was retired" in said and "'conv 3x3' were forgotten by age" in said
 
@@ -266,5 +264,5 @@ def test_runs_of_another_code_generation_are_refused(
     old = storage.runs.start(Started((), 0, TuneOptions(job_id="old", codegen_version="0")))
     storage.runs.finish(old, Finished((), (), 0, 1.0))
     storage.close()
-    assert run_cli(["replay", "old"]) == 1
+    assert run_cli(["job", "replay", "old"]) == 1
     assert "of code generation 0" in capsys.readouterr().err

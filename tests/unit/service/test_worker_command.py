@@ -188,7 +188,7 @@ def test_the_service_packages_command_passes_the_options_on(
     given: list[list[str]] = []
     monkeypatch.setattr("tilewright.service.worker.process.main", lambda a: given.append(a) or 0)
     options = ["--cores", "0", "--sandbox-users", "5000-5001", "--sandbox-mib", "2048"]
-    assert run(["worker", *COMMON, *options]) == 0
+    assert run(["server", "worker", *COMMON, *options]) == 0
     found = parse_arguments(given[0], {})
     assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
     assert "5000-5001" in given[0]

@@ -1,0 +1,23 @@
+"""The commands of `tilewright` as their parser has them, by their words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import typer.main
+
+from tilewright.service.cli import app
+from tilewright.service.cli.tree import paths
+
+
+def _command(words: str) -> click.Command:
+    found: Any = typer.main.get_command(app)
+    for word in words.split():
+        found = found.commands[word]
+    assert not hasattr(found, "commands"), f"'{words}' is a group"
+    return found  # type: ignore[no-any-return]
+
+
+COMMANDS: Mapping[str, click.Command] = {words: _command(words) for words in paths()}
