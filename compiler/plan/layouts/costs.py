@@ -17,13 +17,15 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.shapes import FEW_TAPS
 from tilewright.compiler.plan.workload import Halo, stored_bytes
+from tilewright.compiler.sizes import is_open
 
 OPERATIONS_A_BYTE = 2.0
 
 _LINE_BYTES = 64
 
 _TORN = 1.25
-"""Vectors cross cache lines, because channels lie together and do not fill whole lines."""
+"""Vectors cross cache lines: channels lie together in blocks that neither fill whole lines nor
+divide one."""
 
 _TRANSFORM_MACS = 8
 """Transforming one number into Winograd's domain and reading it, in multiplications."""
@@ -45,7 +47,9 @@ def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
     torn = False
     if layout != ROW_MAJOR:
         last = layout.factors[-1]
-        torn = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes % _LINE_BYTES != 0
+        block = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes
+        fills_lines = block % _LINE_BYTES == 0
+        torn = not fills_lines and (is_open(block) or _LINE_BYTES % block != 0)
     return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
 
 

@@ -36,7 +36,7 @@ def work(graph: Graph, node: Node) -> float:
     [
         (32, ROW_MAJOR, 32 * 25 * 4),
         (32, NCHW16, 32 * 25 * 4),  # a block of 16 float32 is a cache line
-        (32, NCHW8, 1.25 * 32 * 25 * 4),
+        (32, NCHW8, 32 * 25 * 4),  # two blocks are one: none crosses from one line to the next
         (32, NHWC, 32 * 25 * 4),
         (24, NHWC, 1.25 * 24 * 25 * 4),
         (20, NCHW16, 32 * 25 * 4),  # the last block is stored whole
