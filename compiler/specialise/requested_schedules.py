@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.compiler.errors import ArtifactError
 
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from tilewright.compiler.mode import Mode
     from tilewright.compiler.program.kernels import ScheduleSource
     from tilewright.compiler.schedule.schedule import Schedule
+
+
+Answers: TypeAlias = tuple[tuple[str, str], ...]
+"""Keys of workloads, each with its schedule as text; empty for none."""
 
 
 class AskedSchedules:
@@ -28,18 +33,17 @@ class AskedSchedules:
         found = self._answers[workload_key] = self._source.best(workload_key, mode)
         return found
 
-    def answers(self) -> list[list[Any]]:
-        """Each question with its answer, as JSON has them."""
-        return [[key, _text(found)] for key, found in sorted(self._answers.items())]
+    def answers(self) -> Answers:
+        """Each question with its answer."""
+        return tuple((key, _text(self._answers[key])) for key in sorted(self._answers))
 
 
-def check_answers(answers: Any, source: ScheduleSource, mode: Mode) -> None:
-    """Raises ArtifactError if a source says something else now; TypeError or ValueError if these
-    are no answers."""
+def check_answers(answers: Answers, source: ScheduleSource, mode: Mode) -> None:
+    """Raises ArtifactError if a source says something else now."""
     for workload_key, said in answers:
         if _text(source.best(workload_key, mode)) != said:
             raise ArtifactError("a schedule has changed")
 
 
-def _text(schedule: Schedule | None) -> object:
-    return None if schedule is None else schedule.to_json()
+def _text(schedule: Schedule | None) -> str:
+    return "" if schedule is None else json.dumps(schedule.to_json(), sort_keys=True)

@@ -15,22 +15,28 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast
 
 import numpy as np
 
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidModelError
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.artifact import read_artifact
+from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
+from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.sizes.ranges import as_range
 from tilewright.compiler.specialise.cache_folder import KeptFolder
-from tilewright.compiler.specialise.requested_schedules import AskedSchedules, check_answers
+from tilewright.compiler.specialise.requested_schedules import (
+    Answers,
+    AskedSchedules,
+    check_answers,
+)
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import check_runs_here
 
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.driver import ModelSource
     from tilewright.compiler.frontend.model_file import ReadModel
 
-FORMAT = 1
+FORMAT = 2
 ARTIFACT, DETAILS = "artifact", "details.json"
 
 FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
@@ -139,9 +145,7 @@ class KeptModels:
                 return None
             identity, found = _state_of(entry)[:2], None
             # it is damaged, or another process is removing it
-            with suppress(
-                ArtifactError, OSError, ValueError, LookupError, TypeError, AttributeError
-            ):
+            with suppress(ArtifactError, OSError, ValueError):
                 found = self._opened(entry, source, options, tuned=tuned)
             if _state_of(entry)[:2] == identity:
                 if found is None:
@@ -153,21 +157,23 @@ class KeptModels:
     def _opened(
         self, entry: Path, source: _Source, options: CompileOptions, *, tuned: bool
     ) -> Model:
-        """The program of an entry; raises in many ways if that is damaged, or does not hold."""
-        details = json.loads((entry / DETAILS).read_bytes())
-        beside = source.states(details["files"])
-        if not source.has(details["files"]):
+        """The program of an entry.
+
+        Raises:
+            OSError, ValueError: if the entry is damaged.
+            ArtifactError: if it is, or does not hold any more.
+        """
+        details = _Details.from_json(json.loads((entry / DETAILS).read_bytes()))
+        beside = source.states(details.files)
+        if not source.has(details.files):
             raise ArtifactError("its external data has changed")
         if options.schedules is not None and not tuned:
-            check_answers(details["schedules"], options.schedules, options.mode)
+            check_answers(details.schedules, options.schedules, options.mode)
         artifact = read_artifact(entry / ARTIFACT)
         program = artifact.executable(options.mode.threads)
         if not artifact.ports.open:
             return program
-        ranges = {name: as_range(name, text) for name, text in details["ranges"].items()}
-        reason = details["reason"]
-        if not isinstance(reason, str):
-            raise TypeError("a reason is a text")
+        ranges = {name: as_range(name, text) for name, text in details.ranges.items()}
 
         def make(
             cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
@@ -181,7 +187,8 @@ class KeptModels:
             return stage
 
         reads = replace(artifact.reads, ranges=ranges)
-        first = whole_cut(reads, artifact.ports, program, own=options.own_sizes, reason=reason)
+        own = options.own_sizes
+        first = whole_cut(reads, artifact.ports, program, own=own, reason=details.reason)
         return GuardedModel(artifact.ports, first, make)
 
     def _make(self, key: str, source: _Source, options: CompileOptions) -> Model:
@@ -224,10 +231,9 @@ class KeptModels:
             guarded = made[0] if isinstance(made[0], GuardedModel) else None
             ranges = {} if guarded is None else {n: d.range_text for n, d in guarded.ranges.items()}
             reason = "" if guarded is None else guarded.reason
-            details: dict[str, object] = {"files": files, "ranges": ranges, "reason": reason}
-            if asked is not None:
-                details["schedules"] = asked.answers()
-            (folder / DETAILS).write_text(json.dumps(details))
+            answers = () if asked is None else asked.answers()
+            details = _Details(files, ranges, reason, answers)
+            (folder / DETAILS).write_text(json.dumps(details.to_json()))
 
         with suppress(ArtifactError, ChangedModelError):
             self._folder.keep(key, make, replacing=replacing)
@@ -249,6 +255,25 @@ def _naming_packages() -> Iterator[None]:
 
 class ChangedModelError(InvalidModelError):
     """A model's file is not what it was when it was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Details(JsonValue):
+    """What an entry says besides its artifact.
+
+    Attributes:
+        files: SHA-256 (hex) of the files beside the model, by their location.
+        ranges: of dimensions, by name, as users write them.
+        reason: why programs serve one combination of sizes each; empty where none does.
+        schedules: what a source of schedules was asked, and what it said.
+    """
+
+    json_form: ClassVar[JsonForm] = JsonForm("details", sparse=("schedules",))
+
+    files: Mapping[str, str]
+    ranges: Mapping[str, str]
+    reason: str
+    schedules: Answers = ()
 
 
 @dataclass(frozen=True, slots=True)

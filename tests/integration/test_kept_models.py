@@ -379,8 +379,8 @@ def test_a_model_with_schedules_is_kept_while_they_are_the_same(
     assert len(compiles) == 1
     (entry,) = entries(folder)
     details = json.loads((entry / "details.json").read_text())
-    assert [found for _, found in details["schedules"]] == [None]
-    details["schedules"][0][1] = {"algorithm": "another", "choices": {}}
+    assert [found for _, found in details["schedules"]] == [""]
+    details["schedules"][0][1] = '{"algorithm": "another", "choices": {}}'
     for lie in (details, {**details, "schedules": [1]}, {**details, "schedules": None}):
         (entry / "details.json").write_text(json.dumps(lie))
         kept.compile(path, options)
@@ -502,10 +502,10 @@ def test_details_that_lie_are_not_believed(
 ) -> None:
     onnx.save(model(rows="n"), path)
     options = CompileOptions(dims={"n": "1..8"})
-    lies: list[object] = [{"files": {}, "ranges": {"n": "8..1"}}, {"files": {}, "ranges": [1]}]
-    for lie in (*lies, {"files": 3}, {"files": {}, "ranges": {}, "reason": 3}):
+    true = {"files": {}, "ranges": {}, "reason": ""}
+    for lie in ({"ranges": {"n": "8..1"}}, {"ranges": [1]}, {"files": 3}, {"reason": 3}):
         kept.compile(path, options)
         (entry,) = entries(folder)
-        (entry / "details.json").write_text(json.dumps(lie))
+        (entry / "details.json").write_text(json.dumps(true | lie))
     assert np.array_equal(kept.compile(path, options).run([X])[0], 2 * X)
     assert len(compiles) == 5
