@@ -20,7 +20,8 @@ from tilewright.compiler.sizes.ranges import narrowings, turning_point
 P = TypeVar("P")
 
 PROGRAMS_LIMIT = 64
-"""Programs that are kept behind one cut; the oldest gives way."""
+"""Programs that are kept behind one cut; the oldest gives way. A model that is not cut has as many
+as its runs have sizes."""
 
 ENDS_LIMIT = 8
 """A dimension's range is split at so many sizes at most."""
@@ -31,12 +32,15 @@ MOST_ANSWERS = 3
 MOST_FIRST_PARTS = 16
 """Parts that are tried until one has a first program: each attempt imports the model."""
 
+MOST_FIRST_SIZES = 64
+"""Combinations of sizes that are looked at for such parts."""
+
 
 def make_stage(
     cut: DataCut[P], facts: Facts, exact: Facts, compiled: Callable[[], DataStage[P]]
 ) -> DataStage[P] | None:
-    """A new stage, put into the cut; None if none serves these ranges: a range was split, or the
-    cut says why sizes have programs of their own.
+    """Compile a stage and put it into the cut. Returns None if no program serves these ranges: a
+    range was split, or the cut says why sizes have programs of their own.
 
     Args:
         cut: what the stage is a part of.
@@ -45,7 +49,7 @@ def make_stage(
         compiled: compiles it.
 
     Raises:
-        OutOfMemoryError: if there is no room to compile it.
+        OutOfMemoryError: if memory does not suffice to compile it.
         CompilerError: if a stage for one combination of sizes does not compile.
     """
     try:
@@ -62,7 +66,7 @@ def make_stage(
         else:
             cut.reason = str(error)
         return None
-    while len(cut.made) >= PROGRAMS_LIMIT:
+    while not cut.whole and len(cut.made) >= PROGRAMS_LIMIT:
         del cut.made[next(iter(cut.made))]
     cut.made[facts] = stage
     return stage
@@ -78,7 +82,7 @@ def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None
         hints: a size for each dimension that is not derived from others, by name.
 
     Raises:
-        OutOfMemoryError: if there is no room to compile it.
+        OutOfMemoryError: if memory does not suffice to compile it.
     """
     waiting = [dict(hints)]
     tried: set[Facts] = set()
@@ -98,6 +102,7 @@ def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None
             if make(cut, facts, values) is not None:
                 return
         waiting += [each for each in _others(cut, sizes) if each not in waiting]
+        del waiting[MOST_FIRST_SIZES:]
 
 
 def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -167,11 +172,11 @@ def _ends(
 def _narrower(
     cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
 ) -> Mapping[str, Dimension] | None:
-    """Ranges within these that decide a question, those that change: the ones that hold the sizes
-    of a run, or a part of one range next to them.
+    """The dimensions whose range must change to decide a question, with their new ranges. These
+    hold the sizes of the run; otherwise they are one part of one range, next to these sizes.
 
-    Where the data decide sizes, which no hint foresees, the ranges with the most sizes, and those
-    of a question for equality are split at the size that agrees.
+    Sizes that the data decide have no hints. For them, the ranges with the most sizes are returned;
+    a question for equality is split at the size that agrees (`_ends`).
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_open(error.undecided)):

@@ -13,7 +13,12 @@ from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
 from tilewright.compiler.sizes import Dimension, equal, open_size, smaller
 from tilewright.compiler.sizes.ranges import default_ranges
-from tilewright.compiler.specialise.splits import ENDS_LIMIT, make_first, make_stage
+from tilewright.compiler.specialise.splits import (
+    ENDS_LIMIT,
+    MOST_FIRST_PARTS,
+    make_first,
+    make_stage,
+)
 
 Sizes = Mapping[str, int]
 
@@ -169,6 +174,18 @@ def test_ranges_are_split_so_often_and_no_more() -> None:
     assert len(model.cut.ends["n"]) <= ENDS_LIMIT and model.attempts < 40
     assert model.at(n=5) == "n=5"
     assert model.at(n=6) == "n=6"
+
+
+def test_a_model_that_refuses_all_sizes_is_tried_so_often_and_no_more() -> None:
+    def never(sizes: Sizes) -> None:
+        for size in sizes.values():
+            for limit in (50, 60, 70):
+                smaller(size, limit)
+        raise InvalidModelError("at no size")
+
+    model = Model("a b c d e", never)
+    assert model.first(a=55, b=55, c=55, d=55, e=55) == ""
+    assert model.attempts <= MOST_FIRST_PARTS
 
 
 def test_what_no_program_of_a_range_can_do_is_said_once() -> None:
