@@ -1,6 +1,7 @@
 """AffineGrid by a rule: the body that its schema gives drops a batch of one, and then fails.
 
-A size that is known at run time only is left to that body.
+A size that is known at run time only is left to that body, which divides by an extent less 1 where
+corners are aligned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tilewright.compiler.ops.moves import transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import OpenSizeError, is_open
 
 
 def _onnx_affine_grid(node: OnnxNode) -> str:
@@ -20,6 +21,8 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)
     if size is None or any(map(is_open, (*size, *kind.shape))):
+        if node.integer("align_corners", 0) and not all(extent > 1 for extent in (size or ())[2:]):
+            raise OpenSizeError(f"a grid {show(size or ())} with aligned corners")
         raise node.unsupported("a size that is known at run time only")
     rank = len(size) - 2
     if rank not in (2, 3) or kind.shape != (size[0], rank, rank + 1):

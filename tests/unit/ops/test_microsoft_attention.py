@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import ModelProto, TensorProto, helper
 
 from tests.unit.ops.attention_cases import GROUPED, PLAIN, RAGGED, ROTARY, i32
 from tests.unit.ops.microsoft_cases import ms
@@ -14,6 +15,7 @@ from tests.unit.ops.rule_case import Case, expected_outputs
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.sizes import Dimension
 
 Arrays = dict[str, np.ndarray]
 
@@ -95,3 +97,47 @@ def test_compiled(case: Case) -> None:
     found = compile_model(model).run(feeds)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def growing() -> ModelProto:
+    """Grouped attention whose cache grows: an attention mask says how many rows it has then."""
+    attention = {"domain": "com.microsoft", "num_heads": 4, "kv_num_heads": 2}
+    names = ("q", "k", "v", "past_k", "past_v", "lasts", "total")
+    nodes = [
+        helper.make_node("Shape", ["mask"], ["total.long"], start=1),
+        helper.make_node("Cast", ["total.long"], ["total"], to=TensorProto.INT32),
+        helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=0),
+        helper.make_node("Sub", ["count", "axis"], ["lasts.long"]),
+        helper.make_node("Cast", ["lasts.long"], ["lasts"], to=TensorProto.INT32),
+        helper.make_node("GroupQueryAttention", names, ["y", "keys", "values"], **attention),
+    ]
+    shapes = dict(zip("qkv", ([1, "n", 64], [1, "n", 32], [1, "n", 32]), strict=True))
+    shapes |= {name: [1, 2, "past", 16] for name in ("past_k", "past_v")}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    inputs.append(helper.make_tensor_value_info("mask", TensorProto.INT64, [1, "past + n"]))
+    outputs = [helper.make_empty_tensor_value_info(name) for name in ("y", "keys", "values")]
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(nodes, "growing", inputs, outputs, [axis])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_a_cache_grows_by_the_new_rows_if_sizes_say_so() -> None:
+    model = growing()
+    compiled = compile_model(model, dims={"past": "0..64", "n": "1..8"})
+    graph = import_model(model, {"past": Dimension("past", 0, 64), "n": Dimension("n", 1, 8)})
+    for past, n in ((5, 1), (0, 3), (64, 8)):
+        random = np.random.default_rng(past)
+        extents = {"q": (1, n, 64), "k": (1, n, 32), "v": (1, n, 32)}
+        extents |= dict.fromkeys(("past_k", "past_v"), (1, 2, past, 16))
+        feeds: Arrays = {
+            name: random.standard_normal(shape).astype(np.float32)
+            for name, shape in extents.items()
+        }
+        feeds["mask"] = np.ones((1, past + n), np.int64)
+        expected = expected_outputs(model, feeds)
+        at_sizes = run_graph(graph.at({"past": past, "n": n}), feeds)
+        for found in (at_sizes, compiled.run(feeds)):
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.shape == theirs.shape
+                np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.unit.ops.edge_cases import EACH_SIZE
 from tests.unit.ops.rule_case import Case
@@ -92,6 +92,60 @@ def outcome(proto: ModelProto, n: int, feeds: dict[str, np.ndarray]) -> Any:
         return run_graph(import_model(proto, {"n": n}), feeds)
     except CompilerError:
         return None
+
+
+def extents_of(constant: TensorProto) -> dict[str, int]:
+    """The elements of a constant as extents, by name; nothing if some of them are none."""
+    array = numpy_helper.to_array(constant)
+    if array.dtype.kind != "i" or array.size > 6 or not all(0 <= item < 40 for item in array.flat):
+        return {}
+    return {f"k{place}": int(item) for place, item in enumerate(array.flat)}
+
+
+def with_sizes(proto: ModelProto, number: int, names: Collection[str]) -> ModelProto:
+    """The model with a constant that is the shape of an input; the extents called `names` are
+    open."""
+    constant = proto.graph.initializer[number]
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    del copy.graph.initializer[number], copy.graph.node[:]
+    dims = [name if name in names else extent for name, extent in extents_of(constant).items()]
+    copy.graph.input.append(helper.make_tensor_value_info("probe", TensorProto.FLOAT, dims))
+    shape = numpy_helper.from_array(np.array(constant.dims, np.int64), "probe.shape")
+    copy.graph.initializer.append(shape)
+    copy.graph.node.extend(
+        [
+            helper.make_node("Shape", ["probe"], ["probe.extents"]),
+            helper.make_node("Reshape", ["probe.extents", "probe.shape"], ["probe.shaped"]),
+            helper.make_node("Cast", ["probe.shaped"], [constant.name], to=constant.data_type),
+            *proto.graph.node,
+        ]
+    )
+    if all(opset.domain for opset in proto.opset_import):
+        copy.opset_import.append(helper.make_opsetid("", 17))
+    return copy
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_operands_that_become_sizes_mean_the_same(case: Case) -> None:
+    proto, feeds = case.model()
+    for number, constant in enumerate(proto.graph.initializer):
+        extents = extents_of(constant)
+        inputs = {**feeds, "probe": np.zeros([*extents.values()], np.float32)}
+        if not extents:
+            continue
+        for names in (extents, *([name] for name in extents if len(extents) > 1)):
+            model = with_sizes(proto, number, names)
+            sizes = {name: extents[name] for name in names}
+            ranges = {name: Dimension(name, max(n - 1, 0), n + 20) for name, n in sizes.items()}
+            try:
+                graph = import_model(model, ranges)
+            except CompilerError:
+                continue
+            expected = run_graph(import_model(model, sizes), inputs)
+            for ours, theirs in zip(run_graph(graph.at(sizes), inputs), expected, strict=True):
+                assert ours.shape == theirs.shape, sizes
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 OPENED = [case for case in CASES if all(case is not each for each in EACH_SIZE)]

@@ -26,6 +26,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.scatter import rows_replaced
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class _Cache:
         if cached is None:
             return window(node, new, {2: (0, self.length)})
         before = part(node, cached, 2, 0, self.past)
-        parts = [joined(node, before if self.past else None, new, what)]
+        parts = [joined(node, before if self.past != 0 else None, new, what)]
         if (rest := node.shape(cached)[2] - self.total) > 0:
             parts.append(part(node, cached, 2, self.total, rest))
         return node.emit("concat", parts, axis=2) if len(parts) > 1 else parts[0]
@@ -102,7 +103,8 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
     go into a cache that has room for them.
     """
     old = 0 if cached is None else node.shape(cached)[2]
-    if node.builder.known(node.input(6)) is None and old:
+    longest = node.input(6)
+    if node.builder.known(longest) is None and longest not in node.builder.sizes and old:
         last = _last_keys(node, batch)
         first = node.call("Add", last, node.scalar(1 - rows, DType.INT64))
         first = node.emit("max", [first, node.scalar(0, DType.INT64)])
@@ -118,8 +120,8 @@ def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
         assert known is not None
         first = node.call("Add", known, node.scalar(1 - rows, DType.INT64))
     else:
-        first = node.constant(np.array([past], np.int64))
-    return _Cache(node, rows, total, max(total, old), past, first, known)
+        first = node.sizes([past])
+    return _Cache(node, rows, total, larger(total, old), past, first, known)
 
 
 def _last_keys(node: OnnxNode, batch: int) -> str:
@@ -167,7 +169,7 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
     if seen is not None:
         made = made.masked(hidden(node, seen, node.type(query).dtype, -np.inf))
     elif causal:
-        made = replace(made, causal=True, past=cache.past or 0)
+        made = replace(made, causal=True, past=0 if cache.past is None else cache.past)
     if (bias := node.optional(10)) is not None:
         if len(node.shape(bias)) != 4:
             raise node.invalid(f"attention_bias is {show(node.shape(bias))}, not four dimensions")
