@@ -145,7 +145,7 @@ def _onnx_col2im(node: OnnxNode) -> str:
         for d, i in enumerate(image)
     )
     batch, channels, blocks = node.shape(x)
-    if channels % taps or blocks != prod(counts):
+    if channels % taps or not equal(blocks, prod(counts)):
         raise node.invalid(f"blocks {show(node.shape(x))} for {taps} taps at {show(counts)} places")
     dtype = node.type(x).dtype
     picks = np.tile(np.eye(taps).reshape(taps, 1, *block), (channels // taps, *(1,) * (rank + 1)))

@@ -23,6 +23,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.sampling import Coordinates, sampled, taps_along
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class _Regions:
 def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
     x, rois, images = node.input(0), node.input(1), node.input(2)
     count, mode = node.shape(rois)[0], node.word("mode", "avg")
-    if len(node.shape(x)) != 4 or node.shape(rois) != (count, 4):
+    if len(node.shape(x)) != 4 or not same_extents(node.shape(rois), (count, 4)):
         raise node.invalid(f"regions {show(node.shape(rois))} of {show(node.shape(x))}")
     if mode not in ("avg", "max"):
         raise node.invalid(f"mode is '{mode}'")

@@ -21,6 +21,7 @@ from tilewright.compiler.ops.moves import window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 _CUBIC = -0.75
 """The coefficient of cubic convolution that GridSample fixes."""
@@ -202,7 +203,11 @@ def _onnx_deform_conv(node: OnnxNode) -> str:
     places, taps_count = node.shape(offset)[2:], prod(kernel)
     points = prod(places)
     wanted = (batch, offsets * taps_count * rank, *places)
-    if channels % offsets or inner * group != channels or node.shape(offset) != wanted:
+    if (
+        channels % offsets
+        or inner * group != channels
+        or not same_extents(node.shape(offset), wanted)
+    ):
         raise node.invalid(
             f"input {show(node.shape(x))}, weight {show(node.shape(w))} and offset "
             f"{show(node.shape(offset))} do not fit"

@@ -231,7 +231,9 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
     shape = node.shape(x)
     rank = len(shape) - 2
     kernel = node.ints("kernel_shape")
-    if rank < 1 or kernel is None or len(kernel) != rank or node.shape(indices) != shape:
+    if rank < 1 or kernel is None or len(kernel) != rank:
+        raise node.invalid(f"kernel_shape {kernel} for an input {show(shape)}")
+    if not same_extents(node.shape(indices), shape):
         raise node.invalid(f"input {show(shape)}, indices {show(node.shape(indices))}")
     strides = node.ints("strides") or (1,) * rank
     pads = node.ints("pads") or (0,) * (2 * rank)

@@ -26,7 +26,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.scatter import rows_replaced
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import larger
+from tilewright.compiler.sizes import larger, same_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Cache:
         node, (*heads, rows, size) = self.node, self.node.shape(new)
         if cached is None or not (old := node.shape(cached)[2]):
             raise node.invalid(f"{what} is missing: {self.total} rows in all, {rows} of them new")
-        if node.shape(cached) != (*heads, old, size):
+        if not same_extents(node.shape(cached), (*heads, old, size)):
             raise node.invalid(
                 f"{what} is {show(node.shape(cached))} before {show(node.shape(new))}"
             )
@@ -150,7 +150,7 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
         tables, where = (node.input(7), node.input(8)), node.optional(9)
         if where is None:
             where = positions(node, cache.first, batch, rows)
-        elif node.shape(where) != (batch, rows):
+        elif not same_extents(node.shape(where), (batch, rows)):
             raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
         query, key = (
             rotated(node, each, where, tables, interleaved=interleaved) for each in (query, key)
