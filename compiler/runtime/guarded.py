@@ -246,7 +246,7 @@ class GuardedModel(Model):
         labels: bool,
         stop: StopFlag | None = None,
     ) -> tuple[list[Array], list[Ran]]:
-        """What a run gives, and what ran for it."""
+        """The outputs of a run, and the programs that ran."""
         ordered = arrays_in_order(inputs, self._names)
         if (dims := self._apart(ordered)) != self._dims:
             return self._parted_as(dims, ordered, lambda other: other._run(ordered, labels, stop))
@@ -393,8 +393,8 @@ class GuardedModel(Model):
         arrays: Sequence[Array],
         use: Callable[[GuardedModel], T],
     ) -> T:
-        """What `use` gives for the model with these dimensions of its inputs. If the model cannot
-        have them, the inputs are at fault."""
+        """Use the model with these dimensions of its inputs. If the model cannot have them, the
+        inputs are at fault."""
         try:
             with self._lock:
                 other = self._parted.get(dims)

@@ -125,7 +125,7 @@ class Reads:
     derived: frozenset[str] = frozenset()
 
     def exact(self, arrays: Mapping[str, Array]) -> Facts:
-        """What is known of one run: each size is one number."""
+        """The facts of one run: each size is one number."""
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
         for crossing in self.crossings:
@@ -150,7 +150,7 @@ class Reads:
     def around(
         self, exact: Facts, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> Facts:
-        """What a program is for that also serves other sizes: all above 0 stay open.
+        """The facts of a program that also serves other sizes: all above 0 stay open.
 
         Args:
             exact: what is known of a run that it serves.
@@ -273,25 +273,25 @@ class DataCut(Generic[P]):
 
     @property
     def reasons(self) -> list[str]:
-        """Why sizes that are no mistake have programs of their own."""
+        """The reasons why sizes that the model takes have programs of their own."""
         undecided = (e for e in self.refused.values() if not isinstance(e, InvalidModelError))
         return [*filter(None, [self.reason]), *map(str, undecided)]
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
-        """What the stage is for that serves these values, or that is to be made for them."""
+        """The facts of the stage that serves these values, or of the stage to make for them."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: Facts) -> Facts | None:
-        """What the stage is for that serves one run, its own before one for ranges; None if there
-        is none."""
+        """The facts of the stage that serves one run: a stage for its sizes alone before one for
+        ranges. None if no stage does."""
         if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
         known = tuple(self.made) if self.served is None else self.served
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: Facts) -> Facts:
-        """What a new stage that serves one run is for."""
+        """The facts of a new stage that serves one run."""
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)
