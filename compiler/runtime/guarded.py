@@ -150,9 +150,10 @@ class GuardedModel(Model):
 
     @property
     def served(self) -> tuple[Sizes, ...] | None:
-        """The sizes that an artifact has programs of their own for; None if others can be made."""
+        """The sizes that an artifact has programs of their own for; None if others can be made, or
+        the model is cut."""
         listed_ = self._first.served
-        if listed_ is None:
+        if listed_ is None or self.is_cut:
             return None
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 

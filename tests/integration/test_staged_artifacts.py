@@ -98,6 +98,14 @@ def test_a_session_takes_an_artifact_in_stages(folder: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_no_size_selects_a_program_of_an_artifact_in_stages(folder: Path) -> None:
+    loaded = load_artifact(folder)
+    assert isinstance(loaded, GuardedModel) and loaded.is_cut
+    assert loaded.served is None and loaded.ranged is None and loaded.made == ()
+    with pytest.raises(InvalidArgumentError, match="none of its programs is the whole model"):
+        loaded.executable({})
+
+
 def test_the_command_line_says_what_it_made(
     folder: Path,
     tmp_path: Path,
