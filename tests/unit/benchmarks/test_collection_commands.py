@@ -106,7 +106,7 @@ def test_each_command_runs_once_and_what_a_failed_one_makes_is_missed(
     assert rows["g/a", "run DIR"]["problem"] == "`compile` failed"
     assert rows["g/a", "compile"]["last_line"] == "E: m.onnx is | bad", "no path of a machine"
     assert rows["g/a", "run"]["cpu_seconds"] == 1.5
-    assert ["replay", "tune-1"] in asked
+    assert ["job", "replay", "tune-1"] in asked
     assert sum(words[0] == "run" for words in asked) == 1, "the artifact is missing"
     table = (tmp_path / "c.md").read_text()
     assert "not tried: the index \\| is away" in table
@@ -131,7 +131,9 @@ def test_commands_run_beside_a_service(tmp_path: Path) -> None:
     file = written_model(tmp_path / "m.onnx")
     model = Collected("g", "a", lambda folder: file)
     with serving(tmp_path, 8.0, 120.0) as place:
-        rows = list(collection_commands.tried(model, place, tmp_path, ["inspect", "lookup"]))
-    assert [(row.command, row.exit_code) for row in rows] == [("inspect", 0), ("lookup", 0)]
+        rows = list(
+            collection_commands.tried(model, place, tmp_path, ["show graph", "record find"])
+        )
+    assert [(row.command, row.exit_code) for row in rows] == [("show graph", 0), ("record find", 0)]
     looked = rows[-1]
     assert looked.peak_bytes > rows[0].peak_bytes, "the service counts"
