@@ -249,7 +249,9 @@ export class MeasurementWorker {
     return new Promise((resolve) => {
       const sandbox = this.spawn();
       let timer;
+      let over = false; // what a sandbox says after its end counts no more
       const end = (status, error = "") => {
+        over = true;
         clearTimeout(timer);
         signal.removeEventListener("abort", stop);
         sandbox.terminate();
@@ -263,6 +265,7 @@ export class MeasurementWorker {
       signal.addEventListener("abort", stop);
       wait(START_SECONDS + limit);
       sandbox.listen((event) => {
+        if (over) return;
         if (event.event === "ready") sandbox.post(asked);
         else if (event.event === "failed") end(event.status, event.error);
         else if (event.event === "done") end("ok");

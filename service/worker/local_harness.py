@@ -13,6 +13,7 @@ from tilewright.service.worker.facts import device_facts, registration_facts
 from tilewright.service.worker.hand import Log
 from tilewright.service.worker.heat import CoolingDown, Heat
 from tilewright.tuner.measure.confinement import ON, Confinement
+from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
@@ -38,7 +39,12 @@ class DeviceLost(OSError):
 
 
 class Harness(Protocol):
-    """Measures requests on one device. `work` and `look` are called by one thread."""
+    """Measures requests on one device. `work` and `look` are called by one thread.
+
+    `most_together` is how many requests `work` takes at most.
+    """
+
+    most_together: int
 
     def facts(self) -> Mapping[str, Any]:
         """The device's facts, as a worker's registration holds them. Raises DeviceLost."""
@@ -64,7 +70,8 @@ class Harness(Protocol):
 
         Raises:
             DeviceLost: if nothing reaches the device any more.
-            OSError, RuntimeError: if the device cannot do it.
+            ProtocolError: if the request makes no sense to the device.
+            OSError, RuntimeError, ValueError: if the device cannot do it.
         """
 
     def look(self) -> None:
@@ -81,6 +88,8 @@ class Harness(Protocol):
 
 class LocalHarness:
     """Measures on this machine, in a sandbox that this Python keeps."""
+
+    most_together = MOST_TOGETHER
 
     def __init__(
         self,

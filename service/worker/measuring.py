@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tilewright.service.worker.hand import Hand, InHand, Log
 from tilewright.service.worker.local_harness import DeviceLost, Harness
 from tilewright.service.worker.registration import Registration
-from tilewright.service.worker.reporting import WORKER, Reporter
+from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
+from tilewright.tuner.measure.wire import ProtocolError
 
 
 class Measuring:
@@ -26,11 +27,13 @@ class Measuring:
         self._hand = hand
         self._reporter = reporter
         self._log = log
+        self._lost_with: set[str] = set()
 
     def serve(self) -> None:
         """Work until the worker ends."""
+        self._find()
         while not self._hand.stopping.is_set():
-            together = self._hand.ready.take(0.2)
+            together = self._hand.ready.take(0.2, self._harness.most_together)
             try:
                 if together:
                     self._work(together)
@@ -38,8 +41,9 @@ class Measuring:
                     self._look()
             except DeviceLost as error:
                 self._log(f"the device is lost: {error}")
-                self._give_back(together)
-                self._find_again()
+                self._blame(together)
+                self._give_back()
+                self._find()
 
     def _look(self) -> None:
         """Between batches, now and then: how fast the device is."""
@@ -67,11 +71,9 @@ class Measuring:
             except DeviceLost:
                 raise
             except (OSError, RuntimeError, ValueError) as error:
+                cause = SERVICE if isinstance(error, ProtocolError) else WORKER
                 for work in together:
-                    request_id = work.request.request_id
-                    self._log(f"request {request_id}: {error}")
-                    self._reporter.fail_quietly(work.lease_id, WORKER, str(error))
-                    hand.put_down(request_id)
+                    self._fail(work, cause, str(error))
                 return
             for work, result in zip(together, results, strict=True):
                 if result is not None:
@@ -82,26 +84,44 @@ class Measuring:
                 continue  # it is given back at the worker's end
             hand.put_down(request_id)
 
-    def _give_back(self, together: Sequence[InHand]) -> None:
-        """Let others do what this device cannot while it is away."""
-        hand = self._hand
-        hand.away = True
-        while together and not hand.stopping.is_set():
-            self._reporter.release_quietly([work.lease_id for work in together])
-            for work in together:
-                hand.put_down(work.request.request_id)
-            together = hand.ready.take(0.0)
+    def _fail(self, work: InHand, cause: str, error: str) -> None:
+        request_id = work.request.request_id
+        self._log(f"request {request_id}: {error}")
+        self._reporter.fail_quietly(work.lease_id, cause, error)
+        self._hand.put_down(request_id)
 
-    def _find_again(self) -> None:
-        """Wait until something reaches the device again, or the worker ends."""
+    def _blame(self, together: Sequence[InHand]) -> None:
+        """Give back what was in hand when the device was lost. The first time that is nobody's
+        fault; what it is lost with again may be what brings it down."""
+        for work in together:
+            request_id = work.request.request_id
+            if request_id in self._lost_with:
+                self._fail(work, KILLED, "the device was lost twice while it worked on this")
+                continue
+            self._lost_with.add(request_id)
+            self._release([work])
+
+    def _give_back(self) -> None:
+        """Let others do what lies ready, while the device is away."""
+        self._hand.away = True
+        while not self._hand.stopping.is_set() and (waiting := self._hand.ready.take(0.0)):
+            self._release(waiting)
+
+    def _release(self, works: Sequence[InHand]) -> None:
+        self._reporter.release_quietly([work.lease_id for work in works])
+        for work in works:
+            self._hand.put_down(work.request.request_id)
+
+    def _find(self) -> None:
+        """Wait until something reaches the device, or the worker ends."""
         backoff = self._registration.backoff()
         while not self._hand.stopping.is_set():
-            backoff.wait()
             try:
                 self._harness.begin(self._registration.worker_id)
             except DeviceLost as error:
                 self._log(str(error))
-                self._give_back(self._hand.ready.take(0.0))  # what was claimed just before
+                self._give_back()  # what was claimed just before
+                backoff.wait()
                 continue
             with self._hand.changed:
                 self._hand.away = False

@@ -76,6 +76,7 @@ class Worker:
         """
         self._registration.register()
         if self._hand.stopping.is_set():
+            self._harness.close()
             return
         self._recover()
         claiming, reporting = (
@@ -85,7 +86,6 @@ class Worker:
         claiming.start()
         reporting.start()
         try:
-            self._harness.begin(self._registration.worker_id)
             Measuring(
                 self._harness, self._registration, self._hand, self._reporter, self._log
             ).serve()

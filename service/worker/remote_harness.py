@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.service.worker.hand import Log
@@ -24,7 +24,7 @@ from tilewright.service.worker.local_harness import (
     DeviceLost,
     WorkResult,
 )
-from tilewright.service.worker.via import FOLDER, START_SECONDS, DeviceCommand, ViaError
+from tilewright.service.worker.via import FOLDER, START_SECONDS, DeviceCommand, ViaError, end, kill
 from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
@@ -42,32 +42,58 @@ LOOK_SECONDS = 0.1
 GOODBYE_SECONDS = 5.0
 """How long a harness may take to end by itself."""
 
+SILENT_SECONDS = 60.0
+"""A harness tells its state every five seconds: one that says nothing for so long is lost."""
+
+CANCEL_SECONDS = 20.0
+"""Longest that work takes to end once it is not wanted any more."""
+
+IDLE_LINE_BYTES = 1 << 20
+"""Most of a line while no work is in hand."""
+
+MOST_WAITING = 16
+"""Messages that nobody has read yet: an honest harness is asked for each."""
+
+MOST_LOGGED = 1000
+"""Lines of a harness's log; what it says beyond that is not passed on."""
+
 _SAME = ("architecture", "system", "processor", "model", "cores")
 """Facts by which a device is known again."""
 
 
-_END: Mapping[str, Any] = {}
-
-
 @dataclass(slots=True)
 class _Connection:
-    """A harness that runs, and what it has said that somebody waits for, _END last."""
+    """A harness that runs.
+
+    Attributes:
+        said: what it has said that somebody waits for.
+        ended: set when it says nothing more.
+        heard_at: when it last said something, by time.monotonic().
+        busy: whether it has work in hand.
+    """
 
     process: subprocess.Popen[bytes]
-    said: queue.Queue[Mapping[str, Any]]
+    said: queue.Queue[Mapping[str, Any]] = field(default_factory=lambda: queue.Queue(MOST_WAITING))
+    ended: threading.Event = field(default_factory=threading.Event)
+    heard_at: float = field(default_factory=time.monotonic)
+    busy: bool = False
 
 
 class RemoteHarness:
     """Starts the harness when it is first needed, and anew when it is lost.
 
     Args:
-        via: what reaches the device.
+        command: what reaches the device.
         cache_bytes: of the device's cache of blobs.
         sandbox_bytes: most memory of candidates; 0: no limit.
     """
 
-    def __init__(self, via: DeviceCommand, cache_bytes: int, sandbox_bytes: int, log: Log) -> None:
-        self._via = via
+    most_together = 1
+
+    def __init__(
+        self, command: DeviceCommand, cache_bytes: int, sandbox_bytes: int, log: Log
+    ) -> None:
+        self._command = command
         self._arguments = ["--serve", FOLDER, "--cache-mib", str(cache_bytes >> 20)]
         if sandbox_bytes:
             self._arguments += ["--sandbox-mib", str(sandbox_bytes >> 20)]
@@ -90,6 +116,7 @@ class RemoteHarness:
 
     def begin(self, worker_id: str) -> None:
         self._worker_id = worker_id
+        self._connected()
         self.look()
 
     def work(
@@ -103,21 +130,21 @@ class RemoteHarness:
 
     def look(self) -> None:
         if time.monotonic() >= self._looked_at + PROBE_SECONDS:
-            self._looked_at = time.monotonic()
             self._send({"do": "probe"})
+            self._looked_at = time.monotonic()
+        elif self._connected().ended.is_set():
+            raise self._lost("it ended")
 
     def close(self) -> None:
         if self._connection is None:
             return
         process, self._connection = self._connection.process, None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # what has ended cannot be told so
             assert process.stdin is not None
             process.stdin.close()  # which ends it
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GOODBYE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
 
     def _one(
         self, request: Request, blob: Blob, cancelled: Callable[[], bool]
@@ -133,27 +160,63 @@ class RemoteHarness:
             worker = self._worker_id
             return RunResult(request.request_id, RunStatus.REFUSED, why, worker=worker)
         self._send({"do": "work", "worker": self._worker_id, "request": plain.to_json()})
-        is_cancelled = False
+        connection = self._connected()
+        connection.busy = True
+        try:
+            return self._answer(plain, made, blob, cancelled)
+        finally:
+            connection.busy = False
+
+    def _answer(
+        self,
+        request: Request,
+        made: Mapping[str, bytes],
+        blob: Blob,
+        cancelled: Callable[[], bool],
+    ) -> WorkResult | None:
+        """What becomes of work that the harness was given."""
+        over_at: float | None = None  # when it must have ended that is not wanted any more
         while True:
             said = self._heard(LOOK_SECONDS)
-            if cancelled() and not is_cancelled:
-                is_cancelled = True
+            if over_at is None and cancelled():
+                over_at = time.monotonic() + CANCEL_SECONDS
                 self._send({"do": "cancel"})
             match said:
+                case None if over_at is not None and time.monotonic() >= over_at:
+                    raise self._lost("it does not end what is not wanted any more")
                 case None:
                     continue
                 case {"need": list(digests)}:
-                    if not is_cancelled:
-                        is_cancelled = not self._give(digests, plain, made, blob, cancelled)
+                    if over_at is None and not self._given(digests, request, made, blob, cancelled):
+                        over_at = time.monotonic() + CANCEL_SECONDS
                 case {"result": dict(result)}:
                     self._looked_at = time.monotonic()
-                    return None if is_cancelled else self._read(request, result)
+                    return None if over_at is not None else self._read(request, result)
+                case {"failed": str(why), "cause": "service"}:
+                    raise ProtocolError(f"the device: {why[:400]}")
                 case {"failed": str(why)}:
                     raise RuntimeError(f"the device: {why[:400]}")
-                case {"cancelled": True}:
+                case {"cancelled": True} if over_at is not None:
                     return None
                 case _:
                     raise self._lost("it said what makes no sense")
+
+    def _given(
+        self,
+        digests: Sequence[object],
+        request: Request,
+        made: Mapping[str, bytes],
+        blob: Blob,
+        cancelled: Callable[[], bool],
+    ) -> bool:
+        """As `_give`. The harness waits for each blob: one that cannot be had ends it."""
+        try:
+            return self._give(digests, request, made, blob, cancelled)
+        except DeviceLost:
+            raise
+        except OSError:
+            self._end()
+            raise
 
     def _give(
         self,
@@ -192,14 +255,14 @@ class RemoteHarness:
             return self._connection
         for again in (False, True):
             try:
-                started = self._via.start(self._arguments, again)
+                started = self._command.start(self._arguments, again)
             except ViaError as error:
                 if not self._facts:
                     raise
                 raise DeviceLost(str(error)) from error
-            connection = _Connection(started.process, queue.Queue())
-            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
-            self._connection = connection
+            connection = self._connection = _Connection(started.process)
+            for body in (self._listen, self._watch):
+                threading.Thread(target=body, args=(connection,), daemon=True).start()
             match self._said(connection, START_SECONDS):
                 case {
                     "hello": int(protocol),
@@ -211,7 +274,7 @@ class RemoteHarness:
                     self._room = room
                     return connection
             self.close()
-        raise self._via.failure("the harness does not start there")
+        raise self._command.failure("the harness does not start there")
 
     def _met(self, facts: Mapping[str, Any]) -> None:
         """Note what the device is. Raises DeviceLost for another one than was met before."""
@@ -229,47 +292,73 @@ class RemoteHarness:
             connection.process.stdin.write(text + b"\n")
             connection.process.stdin.write(data)
             connection.process.stdin.flush()
-        except BrokenPipeError as error:
+        except (OSError, ValueError) as error:  # also of one that the watch has closed
             raise self._lost("it ended") from error
 
     def _heard(self, seconds: float) -> Mapping[str, Any] | None:
         """What the harness says next; None where it says nothing for so long."""
         assert self._connection is not None
         said = self._said(self._connection, seconds)
-        if said is _END:
+        if said is None and self._connection.ended.is_set() and self._connection.said.empty():
             raise self._lost("it ended")
         return said
 
     def _said(self, connection: _Connection, seconds: float) -> Mapping[str, Any] | None:
-        """The same, _END where it has ended."""
-        try:
-            return connection.said.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        """The same, also of one that has ended."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return connection.said.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                if connection.ended.is_set() and connection.said.empty():
+                    return None
+            if time.monotonic() >= until:
+                return None
 
     def _lost(self, why: str) -> DeviceLost:
         """That the connection is over, which it is from now on."""
+        self._end()
+        return self._command.failure(why)
+
+    def _end(self) -> None:
         if self._connection is not None:
-            self._connection.process.kill()
-            self._connection.process.wait()
+            end(self._connection.process)
             self._connection = None
-        return self._via.failure(why)
+
+    def _watch(self, connection: _Connection) -> None:
+        """The body of a thread: end a harness that has fallen silent, whatever waits for it."""
+        while not connection.ended.wait(1.0):
+            if time.monotonic() >= connection.heard_at + SILENT_SECONDS:
+                self._log(f"the device has said nothing for {SILENT_SECONDS:.0f} seconds")
+                kill(connection.process)
+                return
 
     def _listen(self, connection: _Connection) -> None:
         """The body of a thread: note what the harness says, until it says what is no message."""
+        try:
+            self._note_all(connection)
+        finally:
+            connection.ended.set()
+
+    def _note_all(self, connection: _Connection) -> None:
         assert connection.process.stdout is not None
-        while line := connection.process.stdout.readline(LINE_BYTES):
+        logged = 0
+        while True:
+            most = LINE_BYTES if connection.busy else IDLE_LINE_BYTES
+            line = connection.process.stdout.readline(most)
+            connection.heard_at = time.monotonic()
             try:
                 said = json.loads(line)
-            except (ValueError, RecursionError):
-                break
+            except (ValueError, RecursionError):  # also its end
+                return
             match said:
                 case {"log": str(text)}:
-                    self._log(text[:1000])
+                    logged += 1
+                    if logged <= MOST_LOGGED:
+                        self._log(text[:1000])
                 case {"state": {"speed": dict() | None, "condition": dict()} as state}:
                     self._state = state
-                case dict():
+                case dict() if not connection.said.full():
                     connection.said.put(said)
                 case _:
-                    break
-        connection.said.put(_END)
+                    return

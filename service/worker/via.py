@@ -8,10 +8,13 @@ version, and started. A command with a target's name in braces runs the harness 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +26,9 @@ from tilewright.service.worker.local_harness import DeviceLost
 
 START_SECONDS = 60.0
 """Longest that a command may take to reach its device, and the device to answer."""
+
+END_SECONDS = 5.0
+"""Longest that a command takes to end when it is killed; one of root's may not."""
 
 UPLOAD_SECONDS = 600.0
 """Longest that the copy of the harness may take."""
@@ -60,11 +66,20 @@ if test -x "$f"; then echo 'tilewright has it'; else echo 'tilewright lacks it';
 )
 
 _COPY = """\
-rm -f "$d"/harness-*
-base64 -d > "$f.new" <<'TILEWRIGHT'
+n="$f.$$"
+base64 -d > "$n" <<'TILEWRIGHT'
 @TILEWRIGHT
-chmod 700 "$f.new" && mv "$f.new" "$f" && echo 'tilewright has it'
+if test -s "$n" && chmod 700 "$n" && mv "$n" "$f"
+then echo 'tilewright has it'; else rm -f "$n"; echo 'tilewright fails to take it'; fi
+for o in "$d"/harness-*; do test "$o" = "$f" || rm -f "$o"; done
 """
+
+
+LINE_BYTES = 4096
+"""Most of a line that a command says before the harness runs, or writes to standard error."""
+
+MOST_RELAYED = 1000
+"""Lines of a command's standard error that go to the log."""
 
 
 class ViaError(Exception):
@@ -136,7 +151,9 @@ class DeviceCommand:
             if again or told.startswith("lacks"):
                 self._log(f"copying the harness for {target} to the device")
                 lines = base64.encodebytes(binary.read_bytes()).decode()
-                self._ask(process, _COPY.replace("@", lines), "has", UPLOAD_SECONDS)
+                script = _COPY.replace("@", lines)
+                if self._ask(process, script, "has|fails", UPLOAD_SECONDS).startswith("fails"):
+                    raise self.failure("the harness cannot be copied to the device")
             quoted = " ".join(
                 f'"$d"{shlex.quote(each.removeprefix(FOLDER))}'
                 if each.startswith(FOLDER)
@@ -144,8 +161,11 @@ class DeviceCommand:
                 for each in arguments
             )
             _send(process, f'exec "$f" {quoted}\n')
+        except BrokenPipeError as error:
+            end(process)
+            raise self.failure("its shell ended") from error
         except BaseException:
-            process.kill()
+            end(process)
             raise
         return StartedHarness(process, digest)
 
@@ -171,6 +191,8 @@ class DeviceCommand:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                # neither the device nor what reaches it is to see a token
+                env={k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_")},
             )
         except OSError as error:
             raise ViaError(f"'{words[0]}' cannot be started: {error.strerror}") from error
@@ -180,11 +202,14 @@ class DeviceCommand:
         return process
 
     def _relay(self, errors: IO[bytes]) -> None:
-        for line in errors:
+        relayed = 0
+        while line := errors.readline(LINE_BYTES):
             text = line.decode(errors="replace").strip()[:500]
             if text:
                 self._last = [*self._last, text][-LAST_LINES:]
-                self._log(text)
+                relayed += 1
+                if relayed <= MOST_RELAYED:
+                    self._log(text)
 
     def _ask(
         self,
@@ -197,11 +222,11 @@ class DeviceCommand:
         prints before are passed over."""
         assert process.stdout is not None
         pattern = re.compile(rf"tilewright (?:({wanted}) )?(.*)")
-        late = threading.Timer(seconds, process.kill)
+        late = threading.Timer(seconds, kill, [process])
         late.start()
         try:
             _send(process, script)
-            for line in process.stdout:
+            while line := process.stdout.readline(LINE_BYTES):
                 found = pattern.search(line.decode(errors="replace").strip())
                 if found:
                     return found[2] if wanted == "runs" else f"{found[1]} {found[2]}"
@@ -210,6 +235,22 @@ class DeviceCommand:
         finally:
             late.cancel()
         raise self.failure("no shell answers on the device")
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and all that it has started; from any thread."""
+    with contextlib.suppress(OSError):  # it has ended, or belongs to root
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command, and let the far end of what it has started see the end of its input."""
+    kill(process)
+    with contextlib.suppress(OSError):
+        assert process.stdin is not None
+        process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
 
 
 def _send(process: subprocess.Popen[bytes], text: str) -> None:

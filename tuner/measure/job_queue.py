@@ -58,14 +58,18 @@ class JobQueue(Generic[Item]):
             self._closed = True
             self._changed.notify_all()
 
-    def take(self, timeout_seconds: float | None = None) -> list[Item]:
-        """The next items for one job, waiting for a first; none when time is up."""
+    def take(self, timeout_seconds: float | None = None, most: int = MOST_TOGETHER) -> list[Item]:
+        """The next items for one job, waiting for a first; none when time is up.
+
+        Args:
+            most: items of a job.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._closed, timeout_seconds)
             if self._closed or not self._items:
                 return []
             taken = [self._items.popleft()]
-            while self._items and len(taken) < MOST_TOGETHER:
+            while self._items and len(taken) < most:
                 wanted = [self._request_of(item) for item in (*taken, self._items[0])]
                 if not go_together(wanted):
                     break

@@ -81,7 +81,6 @@ bool tw_cache_has(tw_cache *cache, const char *digest) {
     blob_path(cache, digest, path);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
-    futimens(file, (const struct timespec[]){{0, UTIME_NOW}, {0, UTIME_OMIT}}); /* it was used */
     verified *seen = known(cache, digest);
     bool right = fstat(file, &found) == 0;
     bool same = right && strcmp(seen->digest, digest) == 0 && seen->inode == found.st_ino &&
@@ -91,18 +90,14 @@ bool tw_cache_has(tw_cache *cache, const char *digest) {
         right = tw_sha256_file(file, hex) && strcmp(hex, digest) == 0;
         if (!right) unlink(path);
     }
+    /* that it was used changes it, too: what is remembered is as it is from now on */
+    futimens(file, (const struct timespec[]){{0, UTIME_NOW}, {0, UTIME_OMIT}});
     if (right && fstat(file, &found) == 0) {
         *seen = (verified){.inode = found.st_ino, .size = found.st_size, .changed = found.st_ctim};
         memcpy(seen->digest, digest, sizeof seen->digest);
     }
     close(file);
     return right;
-}
-
-bool tw_cache_here(const tw_cache *cache, const char *digest) {
-    char path[PATH_BYTES];
-    blob_path(cache, digest, path);
-    return access(path, R_OK) == 0;
 }
 
 static void partial_path(const tw_cache *cache, char path[PATH_BYTES]) {

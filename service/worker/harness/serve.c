@@ -143,17 +143,35 @@ static char *take_line(server *self, int milliseconds, size_t *length) {
     }
 }
 
+/* Tell the state now and then: an agent takes a device that is silent for lost. */
+static void tell_sometimes(server *self) {
+    if (!self->ended && tw_now() >= self->told_at + STATE_SECONDS) tell_state(self);
+}
+
 /* Whether the agent has taken the work back, or has ended. */
 static bool is_over(void *given) {
     server *self = given;
     size_t length;
     char *line = take_line(self, 0, &length);
-    if (line) { /* while work is done, an agent says nothing else */
-        self->is_cancelled = true;
+    if (line) {
+        json_document document = {0};
+        const json *said = json_parse(&document, line, length);
+        if (strcmp(json_get_text(said, "do"), "cancel") == 0)
+            self->is_cancelled = true;
+        else
+            self->ended = true; /* while work is done, an agent says nothing else */
+        json_free(&document);
         free(line);
     }
-    if (!self->ended && tw_now() >= self->told_at + STATE_SECONDS) tell_state(self);
+    tell_sometimes(self);
     return self->ended || self->is_cancelled;
+}
+
+/* The same of a probe, which nothing cancels: what the agent says meanwhile comes after it. */
+static bool has_ended(void *given) {
+    server *self = given;
+    tell_sometimes(self);
+    return self->ended;
 }
 
 /* Let the device cool; false where nobody waits for the work any more. */
@@ -174,6 +192,7 @@ static bool keep(server *self, const char *digest, uint64_t left, tw_error *erro
     bool kept = file >= 0;
     while (left) {
         size_t here = self->input.length - self->start;
+        tell_sometimes(self);
         if (!here) {
             read_some(self, FOREVER);
             if (self->ended) break;
@@ -207,6 +226,7 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
     bool good = true;
     tw_text_format(&line, "{\"need\":[");
     for (size_t i = 0; i < count; i++) {
+        tell_sometimes(self);
         if (tw_cache_has(cache, blobs[i].digest)) continue;
         tw_text_format(&line, "%s\"%s\"", missing ? "," : "", blobs[i].digest);
         needed[missing++] = &blobs[i];
@@ -283,7 +303,7 @@ static void work(server *self, const json *asked) {
 static void probe(server *self) {
     tw_error error;
     self->is_cancelled = false;
-    if (!tw_probe_device(self->harness, 1, is_over, self, &error))
+    if (!tw_probe_device(self->harness, 1, has_ended, self, &error))
         tw_say("the reference kernel: %s", error.text);
     tell_state(self);
 }
@@ -296,7 +316,7 @@ int tw_serve(tw_harness *harness) {
     while (!self.ended) {
         json_document document = {0};
         size_t length;
-        char *text = take_line(&self, FOREVER, &length);
+        char *text = take_line(&self, 1000 * STATE_SECONDS, &length);
         const json *asked = text ? json_parse(&document, text, length) : NULL;
         const char *what = json_get_text(asked, "do");
         if (strcmp(what, "work") == 0)
@@ -307,6 +327,7 @@ int tw_serve(tw_harness *harness) {
             self.ended = true;
         json_free(&document);
         free(text);
+        tell_sometimes(&self);
     }
     tw_text_free(&self.input);
     return 0;

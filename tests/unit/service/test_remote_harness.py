@@ -27,6 +27,7 @@ from tilewright.db.stores.leases import RequestState
 from tilewright.db.stores.tokens import Scope
 from tilewright.db.stores.workers import Health
 from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.worker import remote_harness
 from tilewright.service.worker.harness_build import harness_path
 from tilewright.service.worker.local_harness import Blob, DeviceLost
 from tilewright.service.worker.remote_harness import RemoteHarness
@@ -35,7 +36,7 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
-from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
+from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
 
 SEED = 5
 KERNELS = """
@@ -318,6 +319,126 @@ def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
     assert results[0].measurements[0][1].status is Status.RUN_TIMEOUT
 
 
+def test_work_that_brings_a_device_down_twice_is_not_tried_there_again(
+    worker: subprocess.Popen[bytes], device: LeasedDevice, storage: Storage, tmp_path: Path
+) -> None:
+    code = library_of(KERNELS, tmp_path)
+    submit(device, host_target(), code, ("hangs",), Phase.SCREEN, limit_seconds=60.0)
+    device.runner.poll(0.0)  # which queues it
+    for time_ in ("a first", "a second"):
+        until(lambda: bool(storage.leases.in_hand()))
+        until(lambda: len(children_of(worker.pid)) == 1)
+        time.sleep(1.0)
+        for child in children_of(worker.pid):
+            os.kill(child, signal.SIGKILL)
+        lost = "the device is lost"
+        seen = 1 if time_ == "a first" else 2
+        until(lambda: (tmp_path / "log").read_text().count(lost) == seen)  # noqa: B023
+    until(lambda: "the device was lost twice" in (tmp_path / "log").read_text())
+
+
+def test_a_request_that_comes_during_a_probe_is_worked_on_after_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    binary = harness_path(target_of(platform.machine()), folder)
+    process = subprocess.Popen(
+        [binary, "--serve", tmp_path / "blobs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    request, _ = request_of(["good"], b"code")
+    work = {"do": "work", "worker": "w", "request": request.to_json()}
+    for _ in range(50):  # until the child of a probe is met
+        process.stdin.write(b'{"do":"probe"}\n')
+        process.stdin.flush()
+        ends = time.monotonic() + 0.2
+        children: list[int] = []
+        while not children and time.monotonic() < ends:
+            children = children_of(process.pid)
+        if children:
+            os.kill(children[0], signal.SIGSTOP)
+            break
+    process.stdin.write(json.dumps(work).encode() + b"\n")
+    process.stdin.flush()
+    time.sleep(0.6)
+    os.kill(children[0], signal.SIGCONT)
+    found = next(line for line in process.stdout if line.startswith(b'{"need"'))
+    assert set(json.loads(found)["need"]) == set(request.digests)
+    process.stdin.close()  # its agent has ended
+    assert process.wait(10) == 0
+
+
+def test_a_device_that_is_away_is_not_taken_for_found(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to("/usr/bin/env")
+    found = RemoteHarness(DeviceCommand(f"{tmp_path}/way {{}}", folder, print), 1 << 20, 0, print)
+    assert found.facts()
+    found.close()
+    (tmp_path / "way").unlink()
+    (tmp_path / "way").symlink_to("/bin/false")
+    for _ in range(3):
+        with pytest.raises(DeviceLost, match="the harness does not start there"):
+            found.begin("w")
+
+
+def test_a_blob_that_is_damaged_here_costs_its_request_alone(
+    harness: RemoteHarness, tmp_path: Path
+) -> None:
+    request, blob = request_of(["good"], library_of(KERNELS, tmp_path))
+
+    def damaged(digest: str) -> Path:
+        if digest == request.library_digest:
+            raise OSError("it was damaged")
+        return blob(digest)
+
+    with pytest.raises(OSError, match="it was damaged") as raised:
+        harness.work([request], damaged, never, lambda _: False)
+    assert not isinstance(raised.value, DeviceLost)
+    (result,) = harness.work([request], blob, never, lambda _: False)
+    assert isinstance(result, MeasureResult)
+
+
+def test_the_device_sees_no_token(harness: RemoteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_TOKEN", "secret")
+    harness.begin("w")
+    (child,) = children_of(os.getpid())[-1:]
+    assert b"secret" not in Path(f"/proc/{child}/environ").read_bytes()
+
+
+def test_a_device_where_nothing_can_be_copied_says_so(folder: Path, tmp_path: Path) -> None:
+    """Its shell has no `base64`."""
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "uname", "mkdir", "chmod", "mv", "rm"):
+        path = shutil.which(name)
+        assert path is not None
+        (tmp_path / "bin" / name).symlink_to(path)
+    command = f"env HOME={tmp_path} XDG_CACHE_HOME= PATH={tmp_path}/bin"
+    with pytest.raises(DeviceLost, match=r"cannot be copied to the device .*base64"):
+        RemoteHarness(DeviceCommand(command, folder, print), 1 << 20, 0, print).facts()
+    assert not [*(tmp_path / ".cache/tilewright").iterdir()]
+
+
+def test_what_wraps_a_harness_ends_with_it(folder: Path) -> None:
+    command = DeviceCommand("sh -c '{} \"$@\"; true' x", folder, print)
+    harness = RemoteHarness(command, 1 << 20, 0, print)
+    harness.begin("w")
+    (wrapper,) = children_of(os.getpid())[-1:]
+    (inner,) = children_of(wrapper)
+    harness.close()
+    until(lambda: not Path(f"/proc/{inner}/environ").exists())
+
+
+def test_a_device_that_floods_is_lost(folder: Path, tmp_path: Path) -> None:
+    text = FAKE.replace("ANSWER", "pass").replace("PROTOCOL", str(PROTOCOL))
+    text = text.replace("for line in", "while True: say(more=1)\nfor line in")
+    (tmp_path / "fake.py").write_text(text)
+    via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, print)
+    harness = RemoteHarness(via, 1 << 30, 0, print)
+    with pytest.raises(DeviceLost):
+        for _ in range(100):
+            harness.begin("w")
+            time.sleep(0.05)
+    harness.close()
+
+
 def children_of(process: int) -> list[int]:
     """Processes that it started."""
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
@@ -325,7 +446,7 @@ def children_of(process: int) -> list[int]:
 
 
 FAKE = """
-import hashlib, json, sys
+import hashlib, json, sys, time
 def say(**message): print(json.dumps(message), flush=True)
 digest = hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest()
 facts = {"architecture": "x86_64"}
@@ -350,11 +471,22 @@ for line in sys.stdin:
             "that of another request",
         ),
         ('say(failed="no process", cause="worker")', RuntimeError, "the device: no process"),
+        ('say(failed="no sense", cause="service")', ProtocolError, "the device: no sense"),
+        ("say(cancelled=True)", DeviceLost, "it said what makes no sense"),
+        ("pass", DeviceLost, "it ended"),
+        ("time.sleep(99)", DeviceLost, "it ended"),
     ],
 )
 def test_a_device_is_not_believed(
-    folder: Path, tmp_path: Path, answer: str, error: type[Exception], why: str
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    error: type[Exception],
+    why: str,
 ) -> None:
+    """Nor waited for: one that says nothing is lost."""
+    monkeypatch.setattr(remote_harness, "SILENT_SECONDS", 1.5)
     text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
     (tmp_path / "fake.py").write_text(text)
     via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, print)
