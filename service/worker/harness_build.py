@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tilewright.compiler.runtime.native_build import SOURCES
+from tilewright.compiler.targets.families import families, family_of
 
 FOLDER = Path(__file__).parent / "harness"
 STATIC = ("-O2", "-static", "-s")
@@ -25,13 +26,8 @@ STATIC = ("-O2", "-static", "-s")
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
 
-TARGETS: Mapping[str, str] = {
-    "aarch64": "aarch64-linux-{}",
-    "armv7": "arm-linux-{}eabihf",
-    "riscv64": "riscv64-linux-{}",
-    "x86-64": "x86_64-linux-{}",
-}
-"""What zig calls them, for one of its C libraries."""
+TARGETS = tuple(family.name for family in families() if not family.modules)
+"""The kinds of devices, by the names of their architectures."""
 
 
 def zig_compiler(target: str, library: str = "musl") -> list[str]:
@@ -40,9 +36,11 @@ def zig_compiler(target: str, library: str = "musl") -> list[str]:
     musl goes into a static binary, which runs on every Linux, Android's too; `gnu` is the library
     of usual systems.
     """
-    features = ["-mcpu=generic+v7a+vfp3"] if target == "armv7" else []
-    name = TARGETS[target].format(library)
-    return [sys.executable, "-m", "ziglang", "cc", "-target", name, *features]
+    family = family_of(target)
+    assert family is not None
+    name = (family.c_target or f"{family.name}-linux-{{library}}").format(library=library)
+    processor = [f"-mcpu={family.c_processor}"] if family.c_processor else []
+    return [sys.executable, "-m", "ziglang", "cc", "-target", name, *processor]
 
 
 def host_compiler() -> list[str]:
@@ -104,7 +102,7 @@ def harness(target: str, folder: Path) -> Path:
         return path
     if importlib.util.find_spec("ziglang") is not None:
         compiler = zig_compiler(target)
-    elif target.replace("-", "_") == platform.machine() and sys.platform == "linux":
+    elif family_of(platform.machine()) is family_of(target) and sys.platform == "linux":
         compiler = _host_compiler()
     else:
         raise HarnessError(f"for a device of {target} zig is needed: pip install ziglang")

@@ -138,10 +138,16 @@ class Worker:
             self._hand.stopping.set()
 
 
+def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
+    """What reaches the device; neither of them sees a token. Raises ViaError."""
+    seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
+    return DeviceCommand(options.via, options.spool.absolute() / "harness", log, seen)
+
+
 def _harness(options: WorkerOptions, files: StateFolder, log: Log) -> Harness:
     """That of this machine, or of the device that a command reaches. Raises ViaError."""
     if options.via:
-        via = DeviceCommand(options.via, options.spool.absolute() / "harness", log)
+        via = _command(options, log)
         return RemoteHarness(via, options.cache_bytes, options.sandbox_bytes, log)
     confinement = _confinement(options, files.number, str(files.blobs))
     return LocalHarness(options.python, confinement, options.cores, log)
@@ -159,8 +165,9 @@ def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinemen
 def _check(options: WorkerOptions, log: Log) -> int:
     """Look at the device; the exit status says what was found. Raises ViaError, DeviceLost."""
     if options.via:
-        via = DeviceCommand(options.via, options.spool.absolute() / "harness", log)
-        started = via.start(["--check", *(["--json"] if options.as_json else [])])
+        started = _command(options, log).start(
+            ["--check", *(["--json"] if options.as_json else [])]
+        )
         found, _ = started.process.communicate()
         print(found.decode(errors="replace"), end="")
         return started.process.returncode

@@ -17,10 +17,11 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from tilewright.compiler.targets.families import family_of
 from tilewright.service.worker.harness_build import TARGETS, HarnessError, harness
 from tilewright.service.worker.local_harness import DeviceLost
 
@@ -39,17 +40,7 @@ LAST_LINES = 5
 FOLDER = "{folder}"
 """In the arguments of a harness: the folder of the device that it may write to."""
 
-_MACHINES = {
-    "aarch64": "aarch64",
-    "arm64": "aarch64",
-    "armv7l": "armv7",
-    "armv8l": "armv7",
-    "riscv64": "riscv64",
-    "x86_64": "x86-64",
-}
-"""What `uname -m` says -> the target of the harness."""
-
-_PLACE = re.compile(r"\{([a-z0-9-]*)\}")
+_PLACE = re.compile(r"\{([a-z0-9_-]*)\}")
 
 _FIND = """\
 for d in "$XDG_CACHE_HOME" "$HOME/.cache" /data/local/tmp /var/tmp /tmp; do
@@ -105,10 +96,18 @@ class DeviceCommand:
         text: the command, as a shell reads it.
         folder: where harnesses that are made are kept, and the blobs of one that runs here.
         log: gets what the command and the device write to standard error.
+        environment: that of the command; None: this process's.
     """
 
-    def __init__(self, text: str, folder: Path, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        text: str,
+        folder: Path,
+        log: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Raises ViaError for what is no command."""
+        self._environment = environment
         try:
             self._words = shlex.split(text)
         except ValueError as error:
@@ -191,8 +190,7 @@ class DeviceCommand:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                # neither the device nor what reaches it is to see a token
-                env={k: v for k, v in os.environ.items() if not k.startswith("TILEWRIGHT_")},
+                env=self._environment,
             )
         except OSError as error:
             raise ViaError(f"'{words[0]}' cannot be started: {error.strerror}") from error
@@ -261,10 +259,10 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 def target_of(machine: str) -> str:
     """The harness's target of what `uname -m` says. Raises ViaError."""
-    target = _MACHINES.get(machine.strip())
-    if target is None:
+    family = family_of(machine.strip())
+    if family is None or family.name not in TARGETS:
         raise ViaError(f"there is no harness for a device of '{machine.strip()[:40]}'")
-    return target
+    return family.name
 
 
 def _digest(binary: Path) -> str:

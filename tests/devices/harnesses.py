@@ -10,9 +10,7 @@ from pathlib import Path
 
 from tests.devices.emulators import zig_environment
 from tilewright.service.worker.harness_build import build, harness_path, zig_compiler
-
-NAMES = {"aarch64": "aarch64", "armv7l": "armv7", "riscv64": "riscv64"}
-"""What the harness's builder calls an architecture."""
+from tilewright.service.worker.via import target_of
 
 
 def put_harness(architecture: str, folder: Path) -> str:
@@ -21,7 +19,7 @@ def put_harness(architecture: str, folder: Path) -> str:
     Raises:
         UnavailableError: if the compiler is not to be had.
     """
-    target = NAMES[architecture]
+    target = target_of(architecture)
     environment = zig_environment()
     folder.mkdir(parents=True, exist_ok=True)
     path = harness_path(target, folder)

@@ -13,11 +13,12 @@ import pytest
 
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
-from tests.devices.harnesses import NAMES, put_harness
+from tests.devices.harnesses import put_harness
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, RISCV64
 from tests.devices.packages import UnavailableError
 from tests.devices.test_jobs import TOLERANCE, save_model
 from tilewright.service.worker.harness_build import harness_path
+from tilewright.service.worker.via import target_of
 
 TRIALS = 4
 SECONDS = 600.0
@@ -80,7 +81,8 @@ def copied(binary: Path) -> Callable[[str, Path], str]:
 
     def put(architecture: str, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(binary, harness_path(NAMES[architecture], folder))
-        return NAMES[architecture]
+        target = target_of(architecture)
+        shutil.copy(binary, harness_path(target, folder))
+        return target
 
     return put

@@ -355,6 +355,8 @@ class Family:
         vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
         helpers: functions that the architecture's ABI promises for what has no instructions.
         c_target: what zig calls it, for a C library that it names.
+        c_processor: what zig calls the weakest CPU of the described targets, where its own default
+            is another.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
         fma_intrinsic: what LLVM makes the target's multiply-add of.
         holds_sums: whether LLVM moves a sum of products to where it is read last, away from where
@@ -414,6 +416,7 @@ class Family:
     pointer_reach: int = 0
     helpers: frozenset[str] = frozenset()
     c_target: str = ""
+    c_processor: str = ""
     modules: bool = False
     fma_intrinsic: str = "llvm.fma"
     holds_sums: bool = False

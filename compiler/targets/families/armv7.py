@@ -103,7 +103,7 @@ libgcc and compiler-rt, with which every program is linked."""
 
 FAMILY = Family(
     name="armv7",
-    machines=("armv7l", "armhf"),
+    machines=("armv7l", "armv8l", "armhf"),
     targets=_TARGETS,
     baselines=("armv7", "armv7-vfpv4"),
     processors=_PROCESSORS,
@@ -117,4 +117,5 @@ FAMILY = Family(
     widening=WideningProduct(intrinsic="llvm.arm.neon.vmulls.v4i32", lanes=4),
     helpers=_HELPERS,
     c_target="arm-linux-{library}eabihf",
+    c_processor="generic+v7a+vfp3",
 )

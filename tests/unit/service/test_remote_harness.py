@@ -104,9 +104,13 @@ def worker(
     (tmp_path / "token").write_text(secret)
     options = ["--server", server.url, "--name", "phone", "--spool", str(folder.parent)]
     options += ["--token-file", str(tmp_path / "token"), "--via", "{}"]
+    environment = {**os.environ, "TILEWRIGHT_TOKEN": "another"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tilewright.service.worker", *options], stdout=log, stderr=log
+            [sys.executable, "-m", "tilewright.service.worker", *options],
+            stdout=log,
+            stderr=log,
+            env=environment,
         )
         try:
             yield process
@@ -396,11 +400,13 @@ def test_a_blob_that_is_damaged_here_costs_its_request_alone(
     assert isinstance(result, MeasureResult)
 
 
-def test_the_device_sees_no_token(harness: RemoteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_TOKEN", "secret")
-    harness.begin("w")
-    (child,) = children_of(os.getpid())[-1:]
-    assert b"secret" not in Path(f"/proc/{child}/environ").read_bytes()
+def test_neither_the_command_nor_the_device_sees_the_token(
+    worker: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    until(lambda: "registered as" in (tmp_path / "log").read_text())
+    (child,) = children_of(worker.pid)
+    found = Path(f"/proc/{child}/environ").read_bytes()
+    assert b"PATH=" in found and b"TILEWRIGHT" not in found
 
 
 def test_a_device_where_nothing_can_be_copied_says_so(folder: Path, tmp_path: Path) -> None:
