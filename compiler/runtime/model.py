@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPort, OpenPorts, dims_text, open_dims
+from tilewright.compiler.runtime.ports import OpenPort, dims_text, open_dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.session import Session
 from tilewright.compiler.runtime.stopping import StopFlag
@@ -102,36 +102,6 @@ class Model(ABC):
         """`<Model x float32 (batch, 3) -> y float32 (batch, 10)>`."""
         sides = (", ".join(map(_text, ports)) for ports in (self.inputs, self.outputs))
         return f"<Model {' -> '.join(sides)}>"
-
-
-class OpenModel(Model):
-    """A compiled model whose dimensions are dynamic, as its ports state.
-
-    Attributes:
-        ports: the inputs and outputs, with the names of their dynamic dimensions.
-    """
-
-    ports: OpenPorts
-
-    @property
-    def open(self) -> tuple[str, ...]:
-        """The names of the inputs' dynamic dimensions, each once, in order."""
-        return self.ports.open
-
-    @property
-    def inputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
-        return self.ports.described(self.ports.inputs)
-
-    @property
-    def outputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
-        return self.ports.described(self.ports.outputs)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order."""
-        return tuple(self.ports.outputs)
 
 
 def _text(port: Port | OpenPort) -> str:

@@ -42,8 +42,9 @@ LOOK_SECONDS = 0.1
 GOODBYE_SECONDS = 5.0
 """How long a harness may take to end by itself."""
 
-SILENT_SECONDS = 60.0
-"""A harness tells its state every five seconds: one that says nothing for so long is lost."""
+SILENT_SECONDS = 120.0
+"""A harness that says nothing for so long is lost. It tells its state every five seconds, except
+while it reads one large blob from a slow disk."""
 
 CANCEL_SECONDS = 20.0
 """Longest that work takes to end once it is not wanted any more."""

@@ -230,13 +230,7 @@ void json_free(json_document *document) {
         before = each->before;
         free(each);
     }
-    free(document->text);
     *document = (json_document){0};
-}
-
-void json_keep(json_document *document, char *text) {
-    free(document->text);
-    document->text = text;
 }
 
 const json *json_get(const json *object, const char *name) {

@@ -36,7 +36,6 @@ typedef struct json {
 /* Holds all that was read until it is freed. Starts as {0}. */
 typedef struct {
     struct json_block *blocks;
-    char *text;
     size_t nodes;
     size_t most_nodes; /* that it may have; 0: JSON_NODES */
 } json_document;
@@ -44,9 +43,6 @@ typedef struct {
 /* The value that a text is; NULL where it is none. */
 const json *json_parse(json_document *document, const char *text, size_t length);
 void json_free(json_document *document);
-
-/* Let a document free the text that it was read from, of which it has none yet, with itself. */
-void json_keep(json_document *document, char *text);
 
 /* What an object has under a name; NULL where it is no object or has nothing. */
 const json *json_get(const json *object, const char *name);
