@@ -57,7 +57,7 @@ def check(
         of_job = storage.leases.of_job(job_id)
         requests |= {status.request_id: status for status in of_job}
         found.wrong += _of_job(storage, job_id, of_job, found)
-    # a tuner without a job has requests, too (`service.jobs.weak_records`)
+    # a tuner without a job has requests, too (`service.jobs.evidence.weak_records`)
     done = {name for names in finished.values() for name in names}
     requests |= storage.leases.status(sorted(done - requests.keys()))
     leases = {name: storage.leases.history(name) for name in requests}

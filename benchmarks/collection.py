@@ -175,7 +175,7 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def facts(printed: str) -> dict[str, Any]:
     """What the command's JSON says of the job; empty if it printed none."""
-    from tilewright.service.wording import phases_text, result_lines
+    from tilewright.service.messages import phases_text, result_lines
 
     try:
         report = json.loads(printed)

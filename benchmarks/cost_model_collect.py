@@ -25,7 +25,7 @@ from tilewright.db.engine import open_engine
 from tilewright.db.migrate import upgrade
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.tasks import WorkloadStore
-from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.service.jobs.report.workload_facts import workload_name
 from tilewright.service.worker.facts import device_facts
 from tilewright.tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
 from tilewright.tuner.measure.builder import ProcessBuilder, Ticket

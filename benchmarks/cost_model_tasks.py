@@ -18,8 +18,8 @@ from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.targets.target import Target
-from tilewright.service.jobs.planning import ModelRequest, plan_model
-from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
+from tilewright.service.jobs.report.workload_facts import workload_name
 
 NETWORKS = (
     "resnet50",

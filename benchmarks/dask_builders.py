@@ -23,7 +23,7 @@ from tilewright.compiler.graph.text import parse_graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import make_workload
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.service.jobs.model_tasks import task_of
+from tilewright.service.jobs.plan.model_tasks import task_of
 from tilewright.tuner.measure.builder import Built, ProcessBuilder
 from tilewright.tuner.measure.dask_builder import DaskBuilder
 from tilewright.tuner.measure.measurement import Status

@@ -8,7 +8,7 @@ Each model of `benchmarks.digest_models` is compiled for the described targets, 
 - kernels: the LLVM IR of every kernel, and the schedule of every workload.
 - program: its JSON, with canonical names of kernels: instructions, buffers and memory.
 - values: the values of the imported graph that the program's buffers show
-  (`service.jobs.correspondence`).
+  (`service.jobs.evidence.correspondence`).
 - space: knobs and points of schedule spaces, and the LLVM IR of 16 random points per workload. Each
   workload of a model has its space hashed for one target, which its key chooses.
 
@@ -73,10 +73,10 @@ from tilewright.compiler.schedule.templates import templates
 from tilewright.compiler.sizes.ranges import SizeRange
 from tilewright.compiler.targets.target import Target, known_targets
 from tilewright.compiler.timings import Timings
-from tilewright.service.jobs.correspondence import Shown, correspondence
-from tilewright.service.jobs.observation import written
-from tilewright.service.jobs.planning import ModelRequest, Planned
-from tilewright.service.jobs.stage_planning import plan_programs
+from tilewright.service.jobs.evidence.correspondence import Shown, correspondence
+from tilewright.service.jobs.evidence.observation import written
+from tilewright.service.jobs.plan.planning import ModelRequest, Planned
+from tilewright.service.jobs.plan.stage_planning import plan_programs
 
 FILE = Path(__file__).parent / "data" / "digests.txt"
 

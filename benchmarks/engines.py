@@ -146,7 +146,7 @@ def load_tuned(
     if (Path(schedules) / "manifest.json").exists():
         executable: Any = load_artifact(Path(schedules), threads=threads)
     else:
-        from tilewright.service.jobs.known_model import KnownModel
+        from tilewright.service.jobs.knowledge.known_model import KnownModel
         from tilewright.service.settings import Settings
         from tilewright.service.storage import open_storage
 

@@ -29,7 +29,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.tasks import make_task
 

@@ -45,8 +45,8 @@ from tilewright.db.stores.shapes import extent
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import TaskStatus
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.jobs.families import shape_of
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.knowledge.families import shape_of
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.storage import open_storage
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.measure.wire import PROTOCOL

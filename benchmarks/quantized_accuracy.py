@@ -31,7 +31,7 @@ from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin
 from tilewright.compiler.api import compile_model
-from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.quantize.errors import QuantizeError
 from tilewright.service.quantize.fidelity import Fidelity
 from tilewright.service.quantize.limit import LeastSqnr

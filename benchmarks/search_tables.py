@@ -22,7 +22,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import Target
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Builder
 from tilewright.tuner.measure.measurement import (

@@ -26,7 +26,7 @@ from tilewright.db.stores.requests import NewRequest
 from tilewright.db.stores.statements import chunks
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.listening import listen
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord

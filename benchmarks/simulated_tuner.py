@@ -24,9 +24,9 @@ from tilewright.db.models import JobRow
 from tilewright.db.storage import Storage
 from tilewright.db.stores.job_rows import JobClaim, JobProgress
 from tilewright.db.stores.statements import table_of
-from tilewright.service.jobs.job_run import PROGRESS_SECONDS
-from tilewright.service.jobs.remote_runner import RemoteRunner
-from tilewright.service.jobs.waiting import match_jobs
+from tilewright.service.jobs.device.remote_runner import RemoteRunner
+from tilewright.service.jobs.device.waiting import match_jobs
+from tilewright.service.jobs.pipeline.job_run import PROGRESS_SECONDS
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.measurement import RecordKey, Trial

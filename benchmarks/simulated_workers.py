@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.service_load_server import TARGET
 from tilewright.service.worker.facts import registration_facts
-from tilewright.service.worker.hand import PREFETCHED
+from tilewright.service.worker.held_lease import PREFETCHED
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import Measurement, Status
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
@@ -104,7 +104,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 class _Hand:
-    """What a worker has in hand, as `service.worker.hand` has it.
+    """What a worker has in hand, as `service.worker.held_lease` has it.
 
     Attributes:
         leases: those that are not measured yet, with their payloads.

@@ -67,10 +67,10 @@ def tune(
     Raises:
         CompilerError: if the model or the budget is wrong.
     """
-    from tilewright.service.jobs.builders import open_builder
-    from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-    from tilewright.service.jobs.local_device import LocalDevice
-    from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+    from tilewright.service.jobs.device.local_device import LocalDevice
+    from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+    from tilewright.service.jobs.process.builders import open_builder
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage
     from tilewright.tuner.cancel import CancelToken
@@ -88,7 +88,7 @@ def tune(
             outcome = run_job(
                 spec,
                 device,
-                Workshop(storage, builder, beside=beside),
+                JobContext(storage, builder, beside=beside),
                 JobWatcher(),
                 job_id=f"tuned-{run_name}-{threads}",
                 token=CancelToken(),

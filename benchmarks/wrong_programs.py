@@ -2,7 +2,8 @@
 
 One operator of a model's imported graph is changed at a time: what a wrong pass, layout or kernel
 would compute. The program of the changed graph is compared with the graph as it was: as a whole,
-and step by step (`service.jobs.certificate`). A change that hardly moves an output is left out.
+and step by step (`service.jobs.evidence.certificate`). A change that hardly moves an
+output is left out.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tilewright.compiler.graph.names import fresh
 from tilewright.compiler.mode import PRECISIONS, Mode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.program.builder import build_program
-from tilewright.service.jobs.certificate import WrongProgramError, certify
-from tilewright.service.jobs.loadables import of_compiled
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.observation import Observation
-from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
-from tilewright.service.jobs.ties import jumps
-from tilewright.service.jobs.verification import MODEL_TOLERANCE
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.evidence.certificate import WrongProgramError, certify
+from tilewright.service.jobs.evidence.observation import Observation
+from tilewright.service.jobs.evidence.ties import jumps
+from tilewright.service.jobs.evidence.verification import MODEL_TOLERANCE
+from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
 
 UNCHANGED = {DType.FLOAT32: 2e-6, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2}

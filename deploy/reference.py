@@ -384,7 +384,7 @@ def python() -> str:
     from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.runtime.session import Session
     from tilewright.service import client
-    from tilewright.service.jobs.known_model import KnownModel
+    from tilewright.service.jobs.knowledge.known_model import KnownModel
 
     blocks = ["## tilewright", prose(tilewright.__doc__)]
     blocks += _members(tilewright, ("compile_model", "load_artifact", "tune", "bind_workers"))
@@ -397,7 +397,10 @@ def python() -> str:
     blocks += ["## tilewright.service.client", prose(client.__doc__)]
     blocks += _members(client, ("Client", "Tuned", "Curve"))
     blocks += ["### Errors of the client", _errors(client)]
-    blocks += ["## tilewright.service.jobs.known_model", *_class("KnownModel", KnownModel)]
+    blocks += [
+        "## tilewright.service.jobs.knowledge.known_model",
+        *_class("KnownModel", KnownModel),
+    ]
     return page(
         "Python",
         "What other code may import. [The runtime](../runtime.md) and [the client](../client.md) "

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.service.api.schemas.jobs import ProgressView, TaskView
+from tilewright.service.messages import schedule_text
 from tilewright.service.progress import progress_line
 from tilewright.service.units import duration, microseconds, milliseconds
-from tilewright.service.wording import schedule_text
 
 NUMERICS = {
     "strict": "no algorithm that rounds differently",

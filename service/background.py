@@ -26,7 +26,7 @@ from tilewright.compiler.package import run_module
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.specialise.store import KeptModels, own_folder
 from tilewright.service.cli.mode_options import mode_words
-from tilewright.service.jobs.known_model import KnownModel
+from tilewright.service.jobs.knowledge.known_model import KnownModel
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tilewright.service.jobs.profiling import kernel_text, operators_of
+from tilewright.service.jobs.report.profiling import kernel_text, operators_of
+from tilewright.service.messages import schedule_text
 from tilewright.service.units import finite
-from tilewright.service.wording import schedule_text
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.artifact import Artifact

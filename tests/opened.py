@@ -8,8 +8,8 @@ from typing import Any
 
 from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
-from tilewright.service.jobs.planning import ModelRequest
-from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.planning import ModelRequest
+from tilewright.service.jobs.plan.stage_planning import plan_first_program
 
 
 def dims_of(port: Any) -> list[str | int]:

@@ -12,9 +12,9 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.space import ScheduleSpace
-from tilewright.tuner.drawn_sizes import points_at, points_of
 from tilewright.tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.random_sizes import points_at, points_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def make_task(
     """A task over the schedule space that the compiler has for a workload.
 
     If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
-    By default `points` are those that are drawn (`tuner.drawn_sizes`).
+    By default `points` are those that are drawn (`tuner.random_sizes`).
 
     Raises:
         ScheduleError: if no template takes the workload.

@@ -54,7 +54,7 @@ ENDLESS_STEPS = 100_000
 
 NOT_ENDED = "a loop has not ended"
 """How the error begins with which it gives up: what a user may do depends on who drew the inputs
-(`service.jobs.drawn_choices`)."""
+(`service.jobs.inputs.random_choices`)."""
 
 ENDLESS = (1 << 63) - 1
 """The number of steps of a loop that nothing bounds."""

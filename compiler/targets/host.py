@@ -1,7 +1,7 @@
 """The target of this machine, targets by their names, and what this process can run.
 
 This is the one place where a target is compared with the host. Everything else that needs to run
-code asks a device (`service.jobs.device`), whose target may be another machine's.
+code asks a device (`service.jobs.device.device`), whose target may be another machine's.
 """
 
 from __future__ import annotations

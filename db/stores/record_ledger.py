@@ -208,7 +208,7 @@ class RecordLedger:
         with reading(self._engine) as connection:
             return [_stored(row) for row in connection.execute(query)]
 
-    def carry_over(
+    def revalidate(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:
         """The present code generation emits the same code for these records: they are of it."""

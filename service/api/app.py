@@ -23,19 +23,19 @@ from tilewright.service.api.answers import KnownAnswers
 from tilewright.service.api.description import describe
 from tilewright.service.api.freshness import Freshness
 from tilewright.service.api.gate import Gate, GatedRoute, TokenCache
+from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.housekeeping import keep_house, name_all
 from tilewright.service.api.idempotency import AnswerAtOnceError
 from tilewright.service.api.metrics import Metrics, MetricsMiddleware
 from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.plain_text import PlainTextMiddleware
 from tilewright.service.api.planning import Planning
-from tilewright.service.api.pulse import Pulse
 from tilewright.service.api.request_ids import RequestIdMiddleware
 from tilewright.service.api.results import most_bytes
 from tilewright.service.api.served import ServedRecords
 from tilewright.service.api.spelling import Spelling
 from tilewright.service.api.upload import WRITERS
-from tilewright.service.api.waiting import WaitingRoom
+from tilewright.service.api.waiting import ClaimDispatcher
 from tilewright.service.api.worker_traffic import WorkerTraffic
 from tilewright.service.dashboard import app as dashboard
 from tilewright.service.settings import Settings
@@ -66,9 +66,9 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         )
         app.state.notifier = notifier
         claims = partial(opened.leases.claim_all, lease_seconds=settings.lease_seconds)
-        room = WaitingRoom(notifier, claims, opened.leases.release)
+        room = ClaimDispatcher(notifier, claims, opened.leases.release)
         app.state.waiting_room = room
-        app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds, _pulse(settings))
+        app.state.worker_traffic = WorkerTraffic(opened, settings.lease_seconds, _pacing(settings))
         tokens = TokenCache(opened.tokens)
         app.state.gate = Gate(settings, tokens, partial(most_bytes, opened))
         planning = Planning(settings, opened.blobs)
@@ -129,11 +129,11 @@ def _routes() -> Sequence[BaseRoute]:
     return whole.routes
 
 
-def _pulse(settings: Settings) -> Pulse:
+def _pacing(settings: Settings) -> HeartbeatPacing:
     """So rare that a first lease, which no heartbeat has renewed yet, does not run out, and that
     who misses two heartbeats is not lost."""
     rarest = min(settings.lease_seconds * 2, settings.worker_lost_seconds) / 3
-    return Pulse(settings.heartbeat_seconds, rarest)
+    return HeartbeatPacing(settings.heartbeat_seconds, rarest)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _at_once(_: Request, error: Exception) -> Response:
 def stop_waiting(app: FastAPI) -> None:
     """End open event streams and long polls, since the process is about to stop."""
     app.state.stopping = True
-    room: WaitingRoom | None = getattr(app.state, "waiting_room", None)
+    room: ClaimDispatcher | None = getattr(app.state, "waiting_room", None)
     if room is not None:  # the application has begun
         room.close()
 

@@ -1,4 +1,4 @@
-"""What several routes take: stores, settings, a token with the right scope, an addressee."""
+"""What several routes take: stores, settings, a token with the right scope, an job_target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.planning import Planning
 from tilewright.service.api.schemas.fields import SHOWN_TARGET
 from tilewright.service.api.spelling import Spelling
-from tilewright.service.api.waiting import WaitingRoom
+from tilewright.service.api.waiting import ClaimDispatcher
 from tilewright.service.api.worker_traffic import WorkerTraffic
 from tilewright.service.settings import Settings
 
@@ -39,9 +39,9 @@ async def get_notifier(request: Request) -> Notifier:
     return notifier
 
 
-async def get_waiting_room(request: Request) -> WaitingRoom:
+async def get_waiting_room(request: Request) -> ClaimDispatcher:
     room = request.app.state.waiting_room
-    assert isinstance(room, WaitingRoom)
+    assert isinstance(room, ClaimDispatcher)
     return room
 
 
@@ -82,7 +82,7 @@ NotifierDep = Annotated[Notifier, Depends(get_notifier)]
 SpellingDep = Annotated[Spelling, Depends(get_spelling)]
 PlanningDep = Annotated[Planning, Depends(get_planning)]
 UploadLimiterDep = Annotated[CapacityLimiter, Depends(get_upload_limiter)]
-WaitingRoomDep = Annotated[WaitingRoom, Depends(get_waiting_room)]
+ClaimDispatcherDep = Annotated[ClaimDispatcher, Depends(get_waiting_room)]
 WorkerTrafficDep = Annotated[WorkerTraffic, Depends(get_worker_traffic)]
 
 
@@ -91,7 +91,7 @@ Submitter = Annotated[Token, Depends(Needs(Scope.SUBMIT))]
 Measurer = Annotated[Token, Depends(Needs(Scope.MEASURE))]
 Admin = Annotated[Token, Depends(Needs(Scope.ADMIN))]
 
-AddresseeQuery = Annotated[
+JobTargetQuery = Annotated[
     str,
     Query(max_length=200, description="Target key or name, or a worker", examples=[SHOWN_TARGET]),
 ]

@@ -23,8 +23,8 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.retention import Retention
 from tilewright.db.stores.sweeps import TERM_SECONDS
 from tilewright.service.api.metrics import Metrics
-from tilewright.service.jobs.families import name_workloads
-from tilewright.service.jobs.leftovers import store_leftovers
+from tilewright.service.jobs.knowledge.families import name_workloads
+from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.settings import Settings
 
 log = structlog.get_logger("tilewright.web")
@@ -60,7 +60,7 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     of those of jobs that ended. It keeps every blob
     that a row refers to, and every young one, because the row may be about to be written.
     """
-    store_leftovers(storage)
+    store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)
     storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
     storage.idempotency.remove(settings.keep_answers_seconds)

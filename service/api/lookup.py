@@ -14,8 +14,12 @@ from tilewright.service.api.planning import Planning
 from tilewright.service.api.planning_child import PlannedWorkload, WorkloadsQuestion
 from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.api.served import ServedRecords
-from tilewright.service.jobs.addressee import is_described, resolve_addressee, target_key_of
-from tilewright.service.jobs.targets import is_target_key
+from tilewright.service.jobs.device.job_target import (
+    is_described,
+    resolve_job_target,
+    target_key_of,
+)
+from tilewright.service.jobs.device.targets import is_target_key
 
 
 async def target_key(name: str, storage: Storage) -> str:
@@ -68,7 +72,7 @@ async def lookup_model(
 
     def known() -> WorkloadsQuestion:
         storage.models.get(digest, sees)
-        target = resolve_addressee(body.target, storage).target
+        target = resolve_job_target(body.target, storage).target
         return WorkloadsQuestion(digest, body.mode(target), body.dims)
 
     question = await run_in_threadpool(known)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright.service.jobs.drawn_choices import check_draws
-from tilewright.service.jobs.job_spec import JobSpec
-from tilewright.service.jobs.planned_ports import open_ports
-from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.inputs.random_choices import check_draws
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
+from tilewright.service.jobs.plan.planned_ports import open_ports
+from tilewright.service.jobs.plan.stage_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:

@@ -48,7 +48,7 @@ class Listener(Protocol):
     def wake(self, topic: str, /) -> None: ...
 
 
-class Ears:
+class Subscription:
     """What a coroutine waits with. It is woken by every notice of its topics since it was made."""
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Notifier:
         await asyncio.to_thread(self._thread.join)
 
     @contextmanager
-    def listening(self, *topics: str) -> Iterator[Ears]:
+    def listening(self, *topics: str) -> Iterator[Subscription]:
         """Hear of these topics from now on: look at the database first, then wait."""
-        ears = Ears()
+        ears = Subscription()
         with self.telling(ears, *topics):
             yield ears
 

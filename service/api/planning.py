@@ -34,8 +34,8 @@ from tilewright.service.api.planning_child import (
 )
 from tilewright.service.api.remembered import Remembered
 from tilewright.service.api.turns import TooManyError, Turns
-from tilewright.service.jobs.bounded_planning import memory_limit
-from tilewright.service.jobs.given_files import SamplesFile, shown_name, stored_digests
+from tilewright.service.jobs.inputs.given_files import SamplesFile, shown_name, stored_digests
+from tilewright.service.jobs.plan.bounded_planning import memory_limit
 from tilewright.service.settings import Settings
 
 MOST_WAITING = 64

@@ -23,14 +23,14 @@ from tilewright.db.types import canonical_json
 from tilewright.service.api.errors import ApiProblem, compiler_problem, database_problem
 from tilewright.service.api.model_check import check_job, check_model_bytes
 from tilewright.service.api.remembered import held_bytes
-from tilewright.service.jobs.given_files import GivenFiles, SamplesFile, read_samples_file
-from tilewright.service.jobs.job_spec import JobSpec
-from tilewright.service.jobs.model_graph import ModelGraph, model_graph
-from tilewright.service.jobs.planning import ModelRequest
-from tilewright.service.jobs.predicted import Predicted, predicted
-from tilewright.service.jobs.shown_code import ShownCode, shown_code
-from tilewright.service.jobs.stage_planning import plan_first_program
-from tilewright.service.jobs.workload_facts import workload_name
+from tilewright.service.jobs.inputs.given_files import GivenFiles, SamplesFile, read_samples_file
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
+from tilewright.service.jobs.plan.planning import ModelRequest
+from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.report.model_graph import ModelGraph, model_graph
+from tilewright.service.jobs.report.predicted import Predicted, predicted
+from tilewright.service.jobs.report.shown_code import ShownCode, shown_code
+from tilewright.service.jobs.report.workload_facts import workload_name
 from tilewright.tuner.measure.measurement import Trial
 
 T = TypeVar("T")

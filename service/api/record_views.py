@@ -11,9 +11,9 @@ from tilewright.service.api.schemas.records import (
     WithdrawView,
 )
 from tilewright.service.api.views import record_view
-from tilewright.service.jobs.nearest import Answer
-from tilewright.service.jobs.record_exchange import Imported
-from tilewright.service.jobs.withdrawal import Withdrawal
+from tilewright.service.jobs.evidence.withdrawal import Withdrawal
+from tilewright.service.jobs.knowledge.nearest import Answer
+from tilewright.service.jobs.knowledge.record_exchange import Imported
 from tilewright.tuner.measure.measurement import RecordKey
 
 

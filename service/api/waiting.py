@@ -57,7 +57,8 @@ class _Queue:
 class _Waiter:
     """A claim, and how many requests want its answer: two if the worker has sent it again.
 
-    It is in `WaitingRoom._changed`, or looked for, or in its queue's `idle`, until it is answered.
+    It is in `ClaimDispatcher._changed`, or looked for, or in its queue's `idle`, until it is
+    answered.
     """
 
     def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
@@ -77,7 +78,7 @@ class _Waiter:
         self._woken(self)
 
 
-class WaitingRoom:
+class ClaimDispatcher:
     """The claims of a process.
 
     Args:

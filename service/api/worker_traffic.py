@@ -15,7 +15,7 @@ from tilewright.db.stores.tokens import Scope, Token
 from tilewright.db.stores.workers import Heartbeat, Presence
 from tilewright.service.api.errors import ApiProblem, forbidden
 from tilewright.service.api.gate import LARGE_BYTES
-from tilewright.service.api.pulse import Pulse
+from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.results import ResultRefused, admit
 from tilewright.service.api.together import Together
 
@@ -74,13 +74,13 @@ class WorkerTraffic:
     Args:
         storage: the workers and their leases.
         lease_seconds: for which a lease is renewed, or for longer where heartbeats are rare.
-        pulse: says how rare they are.
+        pacing: says how rare they are.
     """
 
-    def __init__(self, storage: Storage, lease_seconds: float, pulse: Pulse) -> None:
+    def __init__(self, storage: Storage, lease_seconds: float, pacing: HeartbeatPacing) -> None:
         self._storage = storage
         self._lease_seconds = lease_seconds
-        self._pulse = pulse
+        self._pacing = pacing
         self._asked = Together(self._own, MOST)
         self._beats = Together(self._renew, MOST)
         self._results = Together(self._save, MOST)
@@ -92,7 +92,7 @@ class WorkerTraffic:
     async def heartbeat(self, beat: Beat) -> Heard:
         """Note that a worker lives, and renew its leases. Raises as `own`."""
         heard = await self._beats.ask(beat)
-        self._pulse.hear(beat.worker_id)
+        self._pacing.hear(beat.worker_id)
         return heard
 
     async def report(self, sent: Sent, size_bytes: int) -> Completion:
@@ -114,7 +114,7 @@ class WorkerTraffic:
         allowed = self._own(beats)
         ours = [b for b, found in zip(beats, allowed, strict=True) if isinstance(found, Presence)]
         presences = iter(self._storage.workers.heartbeats([beat.sign for beat in ours]))
-        pause = self._pulse.seconds
+        pause = self._pacing.seconds
         named = [(beat.worker_id, beat.leases) for beat in ours]
         lease_seconds = max(self._lease_seconds, BEATS_OF_A_LEASE * pause)
         renewed = iter(self._storage.leases.renew_all(named, lease_seconds))

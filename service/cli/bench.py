@@ -40,7 +40,7 @@ OURS = "tilewright"
 
 
 class Peer(StrEnum):
-    """Engines of `service.jobs.comparison.PEERS`, which is not imported before a command runs."""
+    """Engines of `service.jobs.report.comparison.PEERS`, imported only when a command runs."""
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
@@ -79,9 +79,9 @@ def bench(
     from tilewright.compiler.errors import InvalidInputError
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.steps_view import telling
-    from tilewright.service.jobs.drawn_choices import with_inputs
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.stage_planning import plan_first_program
+    from tilewright.service.jobs.inputs.random_choices import with_inputs
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.plan.stage_planning import plan_first_program
 
     if on is not None:
         if against is not None:
@@ -156,8 +156,8 @@ def _race(
 ) -> tuple[list[_Row], float | None]:
     """Time each feed, beside another engine if one is named; and the largest difference to it, as
     a share of the largest output."""
-    from tilewright.service.jobs.comparison import PEERS, Run, race
-    from tilewright.service.jobs.verification import largest_model_error
+    from tilewright.service.jobs.evidence.verification import largest_model_error
+    from tilewright.service.jobs.report.comparison import PEERS, Run, race
 
     rows: list[_Row] = []
     errors = []
@@ -215,9 +215,9 @@ def _bench_on(
     as_json: bool,
 ) -> None:
     from tilewright.service.cli.view import settled_line
-    from tilewright.service.jobs.no_regret import settle
-    from tilewright.service.jobs.planning import ModelRequest, plan_model
-    from tilewright.service.jobs.timing import time_model
+    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.pipeline.timing import time_model
+    from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
     from tilewright.service.storage import open_storage
 
     existing_file(model)

@@ -27,7 +27,7 @@ def list_models(
 
     Example: tilewright cost-model list --target host
     """
-    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.device.targets import target_key
 
     storage = _storage()
     models = storage.cost_models.list(None if target is None else target_key(target))
@@ -43,8 +43,8 @@ def train(target: TargetOption = "host", as_json: JsonOption = False) -> None:
 
     Example: tilewright cost-model train --target znver4
     """
-    from tilewright.service.jobs.cost_models import describe, train_cost_model
-    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.device.targets import target_key
+    from tilewright.service.jobs.knowledge.cost_models import describe, train_cost_model
 
     storage = _storage()
     trained = train_cost_model(storage, target_key(target))
@@ -66,7 +66,7 @@ def promote(
 
     Example: tilewright cost-model promote 3
     """
-    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.device.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.promote(target_key(target), version)
@@ -82,7 +82,7 @@ def rollback(target: TargetOption = "host", as_json: JsonOption = False) -> None
 
     Example: tilewright cost-model rollback --target znver4
     """
-    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.device.targets import target_key
 
     storage = _storage()
     model = storage.cost_models.roll_back(target_key(target))

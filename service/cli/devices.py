@@ -98,9 +98,9 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import make_table
+    from tilewright.service.messages import condition_text
     from tilewright.service.sentences import one_sentence
     from tilewright.service.units import speedup
-    from tilewright.service.wording import condition_text
 
     def text(said: object) -> Text:
         return Text(one_sentence(str(said)))

@@ -115,7 +115,7 @@ def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
     from tilewright.compiler.runtime.artifact import load_artifact
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.program import KernelCall
-    from tilewright.service.jobs.profiling import SAMPLES
+    from tilewright.service.jobs.report.profiling import SAMPLES
     from tilewright.tuner.measure.model_runs import draw_inputs
 
     try:

@@ -12,8 +12,8 @@ from tilewright.compiler.codegen.statistics import InnerLoop
 from tilewright.compiler.runtime.ports import sizes_text
 from tilewright.service.cli.inspect_view import quantity, size
 from tilewright.service.cli.view import make_table
-from tilewright.service.jobs.explain import KernelReport, ModelReport
-from tilewright.service.jobs.report_table import ReportTable, rate, roofline, serves
+from tilewright.service.jobs.report.explain import KernelReport, ModelReport
+from tilewright.service.jobs.report.report_table import ReportTable, rate, roofline, serves
 from tilewright.service.units import microseconds
 
 LEGEND = (

@@ -27,7 +27,7 @@ from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
-    from tilewright.service.jobs.explain import KernelReport, ModelReport
+    from tilewright.service.jobs.report.explain import KernelReport, ModelReport
 
 
 def show_kernels(
@@ -65,12 +65,12 @@ def show_kernels(
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
     from tilewright.service.cli.view import settled_line, timings_table
-    from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
-    from tilewright.service.jobs.explain import explain as explain_model
-    from tilewright.service.jobs.no_regret import settle
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
-    from tilewright.service.jobs.stage_planning import plan_first_program
+    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.report.explain import explain as explain_model
+    from tilewright.service.jobs.report.shown_sizes import FIRST_STAGE, range_lines
     from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.sizes.hinted_ranges import Shares
-    from tilewright.service.jobs.given_inputs import GivenInputs
+    from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _feeds_at_hints(
 ) -> list[Feed]:
     """Seeded inputs at the hints of a model of which no program serves a range."""
     from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.service.jobs.planning import ModelRequest, plan_sizes
+    from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
 
     dims = {name: (size,) for name, size in ranges.items()}
     found = []
@@ -83,8 +83,8 @@ def _feeds(
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
-    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.inputs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.report.shown_sizes import hinted_sizes, stated_sizes
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range

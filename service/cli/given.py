@@ -13,7 +13,7 @@ from tilewright.service.cli.common import UserError, existing_file
 
 if TYPE_CHECKING:
     from tilewright.service.client import Client
-    from tilewright.service.jobs.given_inputs import GivenInputs
+    from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 
 SamplesOption = Annotated[
     Path | None,
@@ -47,8 +47,8 @@ def given_inputs(
         InvalidArgumentError: if it names no input, or one that cannot hold it.
         QuantizeError: naming the file, and the array in it, that is wrong.
     """
-    from tilewright.service.jobs.given_files import checked_values, inputs_at
-    from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
+    from tilewright.service.jobs.inputs.given_files import checked_values, inputs_at
+    from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
     from tilewright.service.quantize.samples import read_each
 
     if samples is None and not values:
@@ -69,8 +69,8 @@ def sampled_hints(
         InvalidArgumentError: if a sample has a size that a range of `dims` does not hold.
     """
     from tilewright.compiler.sizes.hinted_ranges import HintedRange, as_hinted
-    from tilewright.service.jobs.given_files import inputs_at
-    from tilewright.service.jobs.given_inputs import most_frequent
+    from tilewright.service.jobs.inputs.given_files import inputs_at
+    from tilewright.service.jobs.inputs.given_inputs import most_frequent
 
     if not given.samples:
         return {}

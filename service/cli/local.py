@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tilewright.compiler.program.builder import CompiledProgram
     from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.sizes.hinted_ranges import Shares
-    from tilewright.service.jobs.known_model import KnownModel
-    from tilewright.service.jobs.no_regret import Settled
+    from tilewright.service.jobs.evidence.end_to_end import Settled
+    from tilewright.service.jobs.knowledge.known_model import KnownModel
 
 
 class Format(StrEnum):
@@ -84,10 +84,10 @@ def show_graph(
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.plan.costs import plan_summary
     from tilewright.service.cli.inspect_view import open_inputs, summary_view
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.shown_sizes import FIRST_STAGE, range_lines
-    from tilewright.service.jobs.stage_planning import plan_first_program
-    from tilewright.service.jobs.workload_facts import workload_name
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.report.shown_sizes import FIRST_STAGE, range_lines
+    from tilewright.service.jobs.report.workload_facts import workload_name
 
     check_printing(as_json, dump_after)
     read = read_model(existing_file(model))
@@ -159,11 +159,11 @@ def compile_(
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import settled_line, timings_table
-    from tilewright.service.jobs.no_regret import settle
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.shown_sizes import range_lines
-    from tilewright.service.jobs.stage_planning import plan_programs
-    from tilewright.service.jobs.tuning import build_artifact, build_for_c
+    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.plan.stage_planning import plan_programs
+    from tilewright.service.jobs.report.shown_sizes import range_lines
     from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
@@ -334,7 +334,7 @@ def _random_arrays(
     """Random inputs of the first size that `bench` would time; standard error says so."""
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.feeds import feeds_of
-    from tilewright.service.jobs.given_inputs import NONE_GIVEN
+    from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
 
     shares = hinted_shares({name: [size] for name, size in ranges.items()})
     feed = feeds_of(executable, model, shares, ranges, NONE_GIVEN)[0]
@@ -442,7 +442,7 @@ def opened(
         yield load_artifact(model, threads=mode.threads, sizes=sizes or None), None
         return
     from tilewright.compiler.targets.host import resolve_target
-    from tilewright.service.jobs.known_model import KnownModel
+    from tilewright.service.jobs.knowledge.known_model import KnownModel
     from tilewright.service.storage import open_storage
 
     existing_file(model)

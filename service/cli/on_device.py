@@ -14,8 +14,8 @@ from tilewright.service.cli.common import UserError
 if TYPE_CHECKING:
     from tilewright.compiler.targets.target import Target
     from tilewright.db.storage import Storage
-    from tilewright.service.jobs.device import Device
-    from tilewright.service.jobs.given_inputs import GivenInputs
+    from tilewright.service.jobs.device.device import Device
+    from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 
 OnOption = Annotated[
     str | None,
@@ -42,10 +42,10 @@ def device_for(
     """
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.db.stores.workers import Health
-    from tilewright.service.jobs.addressee import resolve_worker, target_of_key
-    from tilewright.service.jobs.given_inputs import NONE_GIVEN
-    from tilewright.service.jobs.leased_device import LeasedDevice
-    from tilewright.service.jobs.local_device import LocalDevice
+    from tilewright.service.jobs.device.job_target import resolve_worker, target_of_key
+    from tilewright.service.jobs.device.leased_device import LeasedDevice
+    from tilewright.service.jobs.device.local_device import LocalDevice
+    from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
     from tilewright.tuner.cancel import CancelToken
 
     given = given or NONE_GIVEN

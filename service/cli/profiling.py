@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import Shares
-    from tilewright.service.jobs.given_inputs import GivenInputs
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.profiling import ModelProfile
+    from tilewright.service.jobs.inputs.given_inputs import GivenInputs
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.report.profiling import ModelProfile
 
 
 def show_time(
@@ -58,7 +58,7 @@ def show_time(
     """
     import json
 
-    from tilewright.service.jobs.profiling import traces
+    from tilewright.service.jobs.report.profiling import traces
 
     if trace is not None and not trace.parent.is_dir():
         raise UserError(f"--trace '{trace}': the folder '{trace.parent}' is not there")
@@ -103,9 +103,14 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.targets.detection import named_device
-    from tilewright.service.jobs.given_inputs import NONE_GIVEN
-    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, operators_of, steps_of
-    from tilewright.service.jobs.shown_sizes import hinted_sizes, stated_sizes
+    from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
+    from tilewright.service.jobs.report.profiling import (
+        SAMPLES,
+        ModelProfile,
+        operators_of,
+        steps_of,
+    )
+    from tilewright.service.jobs.report.shown_sizes import hinted_sizes, stated_sizes
     from tilewright.tuner.measure.model_runs import draw_inputs
 
     given, stated = artifact_sizes(folder, dims)
@@ -145,8 +150,8 @@ def _of_stages(
 
     `where` are the target, the device and the threads; `operators` those of each kernel, if known.
     """
-    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from tilewright.service.jobs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.inputs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
 
     complain(f"warning: {DRAWN}")
     found = []
@@ -168,14 +173,14 @@ def _of_model(
     given: GivenInputs,
 ) -> list[ModelProfile]:
     from tilewright.compiler.program.builder import build_program
-    from tilewright.service.jobs.drawn_choices import check_draws, named_inputs
-    from tilewright.service.jobs.loadables import of_compiled
-    from tilewright.service.jobs.no_regret import settle
-    from tilewright.service.jobs.planning import ModelRequest
-    from tilewright.service.jobs.profiling import SAMPLES, ModelProfile, steps_of
-    from tilewright.service.jobs.shown_sizes import shown_sizes
-    from tilewright.service.jobs.stage_planning import plan_first_program
-    from tilewright.service.jobs.workload_facts import workload_name
+    from tilewright.service.jobs.device.loadables import of_compiled
+    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
+    from tilewright.service.jobs.plan.planning import ModelRequest
+    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
+    from tilewright.service.jobs.report.shown_sizes import shown_sizes
+    from tilewright.service.jobs.report.workload_facts import workload_name
     from tilewright.service.storage import open_storage
 
     existing_file(model)

@@ -96,8 +96,8 @@ def quantize(
     from tilewright.compiler.mode import Mode
     from tilewright.service.cli.quantize_view import report_view
     from tilewright.service.cli.steps_view import telling
-    from tilewright.service.jobs.no_regret import settle
-    from tilewright.service.jobs.planning import Planned
+    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.plan.planning import Planned
     from tilewright.service.quantize.errors import NothingToQuantizeError
     from tilewright.service.quantize.limit import parse_limit
     from tilewright.service.quantize.methods import check_installed, load_whole

@@ -50,8 +50,8 @@ def list_records(
     Example: tilewright record list --target znver4 --state disputed
     """
     from tilewright.db.standing import Standing
-    from tilewright.service.jobs.targets import target_key
-    from tilewright.service.jobs.withdrawal import worker_names
+    from tilewright.service.jobs.device.targets import target_key
+    from tilewright.service.jobs.evidence.withdrawal import worker_names
 
     try:
         wanted = None if state is None else Standing(state)
@@ -70,7 +70,7 @@ def list_records(
         found.sort(key=lambda one: -one.stored_at)
         if as_json:
             from tilewright.service.api.record_views import stored_record_view
-            from tilewright.service.jobs.families import name_workloads
+            from tilewright.service.jobs.knowledge.families import name_workloads
 
             while name_workloads(storage):
                 pass
@@ -99,7 +99,7 @@ def withdraw(
     Example: tilewright record withdraw --worker board --reason "it throttles"
     """
     from tilewright.db.stores.audit import Action
-    from tilewright.service.jobs.withdrawal import withdraw_records
+    from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 
     if not record and not worker:
         raise UserError("give --record or --worker")
@@ -141,8 +141,8 @@ def export(
 
     Example: tilewright record export -o ours.jsonl --target znver4
     """
-    from tilewright.service.jobs.record_exchange import export_records
-    from tilewright.service.jobs.targets import target_key
+    from tilewright.service.jobs.device.targets import target_key
+    from tilewright.service.jobs.knowledge.record_exchange import export_records
     from tilewright.service.signing import signing_key
 
     signer = signing_key(load_settings().signing_key_file)
@@ -167,7 +167,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
     Example: tilewright record import theirs.jsonl --trust KEY
     """
     from tilewright.db.stores.audit import Action
-    from tilewright.service.jobs.record_exchange import Imported, import_records
+    from tilewright.service.jobs.knowledge.record_exchange import Imported, import_records
 
     trusted = _trusted(trust)
     with _storage() as storage, _lines(path) as lines:
@@ -195,8 +195,8 @@ def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fal
 
     Example: tilewright record verify theirs.jsonl --trust KEY
     """
-    from tilewright.service.jobs.record_exchange import checked_lines
-    from tilewright.service.jobs.record_lines import RecordLineError
+    from tilewright.service.jobs.knowledge.record_exchange import checked_lines
+    from tilewright.service.jobs.knowledge.record_lines import RecordLineError
 
     good, refused = 0, []
     with _lines(path) as lines:
@@ -262,10 +262,10 @@ def _storage() -> Iterator[Storage]:
 
 def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
     from tilewright.service.cli.view import make_table
-    from tilewright.service.jobs.families import name_workloads
+    from tilewright.service.jobs.knowledge.families import name_workloads
+    from tilewright.service.messages import schedule_text
     from tilewright.service.sentences import one_sentence
     from tilewright.service.units import microseconds
-    from tilewright.service.wording import schedule_text
 
     names = storage.workloads.targets()
     workers = {worker.id: worker.name for worker in storage.workers.list()}

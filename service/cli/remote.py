@@ -159,7 +159,7 @@ def _follow(client: Client, job: Job, out: Console) -> Job:
 
 
 def _summary(job: JobView) -> str:
-    from tilewright.service.wording import kernels_text
+    from tilewright.service.messages import kernels_text
 
     progress = job.progress
     seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
@@ -178,7 +178,7 @@ def _tell_reason(job: JobView, out: Console) -> None:
 
 
 def _tell_result(job: JobView, out: Console) -> None:
-    from tilewright.service.wording import result_lines
+    from tilewright.service.messages import result_lines
 
     for line in result_lines(job.result) if job.result else ():
         out.print(line, soft_wrap=True, markup=False)
@@ -312,7 +312,7 @@ def fetch_artifact(
 
 def _show(client: Client, job: Job, as_json: bool) -> None:
     from tilewright.service.cli.view import job_table, sizes_note, task_table
-    from tilewright.service.wording import failures_text
+    from tilewright.service.messages import failures_text
 
     tasks = client.tasks(job.id)
     if as_json:
@@ -379,7 +379,7 @@ def find_records(
     from tilewright.service.api.schemas.lookups import LookupRequest
     from tilewright.service.cli.view import lookup_table, sizes_note
     from tilewright.service.client import NotKnownError
-    from tilewright.service.wording import schedule_text
+    from tilewright.service.messages import schedule_text
 
     path = Path(what)
     is_key = set(what) <= set("0123456789abcdef") and not path.exists()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tilewright.db.storage import Storage
     from tilewright.db.stores.runs import StoredRun
-    from tilewright.service.jobs.replaying import Repeated
+    from tilewright.service.jobs.report.replaying import Repeated
 
 
 def replay(
@@ -91,7 +91,7 @@ def _facts(run: StoredRun) -> dict[str, Any]:
 
 def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> Repeated:
     """Print the run again."""
-    from tilewright.service.jobs.replaying import repeat
+    from tilewright.service.jobs.report.replaying import repeat
     from tilewright.tuner.events import Progress, Recorded
 
     points = [("trials", "model_seconds", "forecast_gain")]

@@ -242,7 +242,7 @@ def tuner(
     Example: tilewright server tuner --builders 8
     """
     from tilewright.service import logs
-    from tilewright.service.jobs.tuner_process import TunerProcess
+    from tilewright.service.jobs.process.tuner_process import TunerProcess
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage
     from tilewright.tuner.measure.dask_builder import is_dask

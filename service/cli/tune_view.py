@@ -15,12 +15,12 @@ from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.jobs import ProgressView
 from tilewright.service.api.views import failures, task_view
 from tilewright.service.cli.view import told_tasks
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.run_job import JobOutcome, JobWatcher
-from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.pipeline.run_job import JobOutcome, JobWatcher
+from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.messages import failures_text, kernels_text, result_lines, run_text
 from tilewright.service.progress import phase_line, progress_line
 from tilewright.service.units import speedup
-from tilewright.service.wording import failures_text, kernels_text, result_lines, run_text
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event
 

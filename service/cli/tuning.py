@@ -71,14 +71,14 @@ def tune(
     from tilewright.service.api.views import task_view
     from tilewright.service.cli.tune_view import tell, watching
     from tilewright.service.cli.view import rate_line, timings_table
-    from tilewright.service.jobs.bounded_verification import verification_limits
-    from tilewright.service.jobs.builders import open_builder
-    from tilewright.service.jobs.cost_models import describe, train_due
-    from tilewright.service.jobs.incomplete import untuned
-    from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-    from tilewright.service.jobs.local_device import LocalDevice
-    from tilewright.service.jobs.peer import onnxruntime_times
-    from tilewright.service.jobs.run_job import Workshop, run_job
+    from tilewright.service.jobs.device.local_device import LocalDevice
+    from tilewright.service.jobs.evidence.bounded_verification import verification_limits
+    from tilewright.service.jobs.evidence.peer import onnxruntime_times
+    from tilewright.service.jobs.knowledge.cost_models import describe, train_due
+    from tilewright.service.jobs.pipeline.incomplete import untuned
+    from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.pipeline.run_job import JobContext, run_job
+    from tilewright.service.jobs.process.builders import open_builder
     from tilewright.service.storage import open_storage
     from tilewright.tuner.cancel import AnyToken, CancelToken
 
@@ -106,7 +106,7 @@ def tune(
     builder = open_builder(settings, beside)
     # the kernels that planning makes are kept: a child that plans would leave them to this process
     bound = verification_limits(settings)
-    workshop = Workshop(storage, builder, verification=bound, beside=beside)
+    job_context = JobContext(storage, builder, verification=bound, beside=beside)
     # its own: two runs at once, each with its trials
     job_id = f"tune-{secrets.token_hex(8)}"
     try:
@@ -120,7 +120,7 @@ def tune(
                 outcome = run_job(
                     spec,
                     device,
-                    workshop,
+                    job_context,
                     watcher,
                     job_id=job_id,
                     token=token,
@@ -138,15 +138,15 @@ def tune(
         report["peers"] = onnxruntime_times(model, made, outcome.latencies, mode.threads, given)
     tell(out, report, made)
     if not outcome.cancelled:
-        with workshop.timings.stage("train cost models"):
+        with job_context.timings.stage("train cost models"):
             for trained in train_due(storage, settings.cost_model_trials):
                 out.print(describe(trained), soft_wrap=True, markup=False)
     storage.close()
     if timings:
-        out.print(timings_table(workshop.timings.stages))
-        out.print(timings_table(workshop.loop.stages, "The tuner's loop, by the wall's clock"))
+        out.print(timings_table(job_context.timings.stages))
+        out.print(timings_table(job_context.loop.stages, "The tuner's loop, by the wall's clock"))
         title = "Beside it: builders, all together, and the device"
-        out.print(timings_table(workshop.beside.stages, title))
+        out.print(timings_table(job_context.beside.stages, title))
         out.print(rate_line(outcome.finished))
     if as_json:
         told = {
@@ -156,9 +156,9 @@ def tune(
         }
         if timings:
             told["timings"] = {
-                "stages": workshop.timings.seconds(),
-                "loop": workshop.loop.seconds(),
-                "beside": workshop.beside.seconds(),
+                "stages": job_context.timings.seconds(),
+                "loop": job_context.loop.seconds(),
+                "beside": job_context.beside.seconds(),
             }
         say_json(told)
     if outcome.cancelled:

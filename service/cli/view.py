@@ -15,9 +15,7 @@ from tilewright.compiler.timings import StageTime
 from tilewright.service.api.schemas.jobs import JobView, TaskView
 from tilewright.service.api.schemas.lookups import LookupView
 from tilewright.service.api.schemas.workers import WorkerView
-from tilewright.service.sentences import one_sentence
-from tilewright.service.units import duration, microseconds, milliseconds, speedup
-from tilewright.service.wording import (
+from tilewright.service.messages import (
     comparison_text,
     condition_text,
     failed_text,
@@ -25,12 +23,14 @@ from tilewright.service.wording import (
     schedule_text,
     verdict_text,
 )
+from tilewright.service.sentences import one_sentence
+from tilewright.service.units import duration, microseconds, milliseconds, speedup
 from tilewright.tuner.events import Finished
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tilewright.service.jobs.no_regret import Settled
+    from tilewright.service.jobs.evidence.end_to_end import Settled
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:

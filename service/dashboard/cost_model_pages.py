@@ -15,7 +15,7 @@ from tilewright.service.api.routes import cost_models as routes
 from tilewright.service.api.schemas.cost_models import CostModelView
 from tilewright.service.dashboard.pages import next_link, page
 from tilewright.service.dashboard.session import PageRoute
-from tilewright.service.jobs.addressee import target_names
+from tilewright.service.jobs.device.job_target import target_names
 from tilewright.service.units import finite
 
 router = APIRouter(route_class=PageRoute)

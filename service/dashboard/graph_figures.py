@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.dashboard.figures import percent
-from tilewright.service.jobs.layered import Point
-from tilewright.service.jobs.model_graph import (
+from tilewright.service.jobs.report.layered import Point
+from tilewright.service.jobs.report.model_graph import (
     BOX_HEIGHT,
     LONGEST_NAME,
     DrawnKind,

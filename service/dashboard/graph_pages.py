@@ -18,7 +18,7 @@ from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.dashboard.graph_figures import GraphFigures
 from tilewright.service.dashboard.pages import first_page, page
 from tilewright.service.dashboard.session import PageRoute
-from tilewright.service.jobs.model_graph import BOX_HEIGHT, MOST_STEPS, ModelGraph
+from tilewright.service.jobs.report.model_graph import BOX_HEIGHT, MOST_STEPS, ModelGraph
 
 router = APIRouter(route_class=PageRoute)
 

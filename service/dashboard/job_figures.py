@@ -11,8 +11,8 @@ from typing import Any
 from tilewright.service.api.schemas.jobs import CurveView, JobView, TaskView
 from tilewright.service.dashboard.figures import ratio
 from tilewright.service.difference import runs_of
+from tilewright.service.messages import result_lines
 from tilewright.service.units import finite
-from tilewright.service.wording import result_lines
 
 COLOURS = 8
 """Tasks that have a colour in the bars; the others share one."""

@@ -9,7 +9,8 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tilewright.service import units, wording
+from tilewright.service import messages as wording
+from tilewright.service import units
 from tilewright.service.api.errors import ApiProblem
 from tilewright.service.api.pages import NEXT_TOKEN, Pages
 from tilewright.service.api.request_ids import current_request_id

@@ -21,7 +21,7 @@ from tilewright.service.api.schemas.records import CoverageView, WithdrawRequest
 from tilewright.service.dashboard.forms import checked_body, form_fields, form_file
 from tilewright.service.dashboard.pages import next_link, page, server_of
 from tilewright.service.dashboard.session import PageRoute
-from tilewright.service.jobs.addressee import target_names
+from tilewright.service.jobs.device.job_target import target_names
 
 router = APIRouter(route_class=PageRoute)
 

@@ -15,10 +15,10 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.model import Model
-from tilewright.service.jobs.device import Device
-from tilewright.service.jobs.explain import kernel_seconds
-from tilewright.service.jobs.planning import ModelRequest, Planned
-from tilewright.service.jobs.stage_planning import plan_first_program
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.plan.planning import ModelRequest, Planned
+from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.report.explain import kernel_seconds
 from tilewright.service.quantize.attribution import Attribution, Timed, attribute
 from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError
 from tilewright.service.quantize.fidelity import Fidelity, Outputs, noise_ratio

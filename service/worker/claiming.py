@@ -7,7 +7,7 @@ import uuid
 from dataclasses import replace
 
 from tilewright.service.worker.cache import is_digest
-from tilewright.service.worker.hand import PREFETCHED, Hand, InHand, Log
+from tilewright.service.worker.held_lease import PREFETCHED, Hand, HeldLease, Log
 from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import SERVICE, Reporter
@@ -118,7 +118,7 @@ class Claimer:
             self._reporter.fail_quietly(lease_id, SERVICE, str(error))
             return
         files.hold(request_id, lease_id)
-        work = InHand(request, lease_id)
+        work = HeldLease(request, lease_id)
         with hand.changed:
             hand.leases[request_id] = work
         if self._may_run(work) and self._fetch_blobs(work):
@@ -126,7 +126,7 @@ class Claimer:
         elif not hand.stopping.is_set():  # else it is given back at the worker's end
             hand.put_down(request_id)
 
-    def _may_run(self, work: InHand) -> bool:
+    def _may_run(self, work: HeldLease) -> bool:
         """Whether there is room for a run, which states what it needs; else the run is refused.
 
         Waits until earlier leases give up their blobs. Batches of candidates are small and always
@@ -163,7 +163,7 @@ class Claimer:
                 hand.changed.wait(0.5)
         return False
 
-    def _fetch_blobs(self, work: InHand) -> bool:
+    def _fetch_blobs(self, work: HeldLease) -> bool:
         """Whether everything that a request names lies on disk."""
         backoff = self._registration.backoff()
         request, cache = work.request, self._hand.cache
@@ -196,7 +196,7 @@ class Claimer:
         cache.trim(self._hand.digests())
         return True
 
-    def _dropped(self, work: InHand) -> bool:
+    def _dropped(self, work: HeldLease) -> bool:
         """Whether nobody waits for this lease any more."""
         return work.lost.is_set() or self._hand.stopping.is_set()
 

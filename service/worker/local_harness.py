@@ -10,8 +10,8 @@ from tilewright.compiler.runtime.memory import available_bytes
 from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.facts import device_facts, registration_facts
-from tilewright.service.worker.hand import Log
 from tilewright.service.worker.heat import CoolingDown, Heat
+from tilewright.service.worker.held_lease import Log
 from tilewright.tuner.measure.confinement import ON, Confinement
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import Status

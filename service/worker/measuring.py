@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.service.worker.hand import Hand, InHand, Log
+from tilewright.service.worker.held_lease import Hand, HeldLease, Log
 from tilewright.service.worker.local_harness import DeviceLost, Harness
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
@@ -55,7 +55,7 @@ class Measuring:
             self._log(f"the reference kernel: {error}")
             self._hand.stopping.wait(self._registration.heartbeat_seconds)
 
-    def _work(self, together: Sequence[InHand]) -> None:
+    def _work(self, together: Sequence[HeldLease]) -> None:
         hand = self._hand
 
         def cancelled() -> bool:
@@ -84,13 +84,13 @@ class Measuring:
                 continue  # it is given back at the worker's end
             hand.put_down(request_id)
 
-    def _fail(self, work: InHand, cause: str, error: str) -> None:
+    def _fail(self, work: HeldLease, cause: str, error: str) -> None:
         request_id = work.request.request_id
         self._log(f"request {request_id}: {error}")
         self._reporter.fail_quietly(work.lease_id, cause, error)
         self._hand.put_down(request_id)
 
-    def _blame(self, together: Sequence[InHand]) -> None:
+    def _blame(self, together: Sequence[HeldLease]) -> None:
         """Give back what was in hand when the device was lost. The first time that is nobody's
         fault; what it is lost with again may be what brings it down."""
         for work in together:
@@ -107,7 +107,7 @@ class Measuring:
         while not self._hand.stopping.is_set() and (waiting := self._hand.ready.take(0.0)):
             self._release(waiting)
 
-    def _release(self, works: Sequence[InHand]) -> None:
+    def _release(self, works: Sequence[HeldLease]) -> None:
         self._reporter.release_quietly([work.lease_id for work in works])
         for work in works:
             self._hand.put_down(work.request.request_id)

@@ -23,7 +23,7 @@ from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
 from tilewright.service.worker.claiming import Claimer
-from tilewright.service.worker.hand import Hand, Log
+from tilewright.service.worker.held_lease import Hand, Log
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.local_harness import DeviceLost, Harness, LocalHarness, memory_bytes
 from tilewright.service.worker.measuring import Measuring

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.service.worker.hand import Log
+from tilewright.service.worker.held_lease import Log
 from tilewright.service.worker.http import (
     LAST_PAUSE_SECONDS,
     Api,

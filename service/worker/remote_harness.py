@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright.service.worker.hand import Log
+from tilewright.service.worker.held_lease import Log
 from tilewright.service.worker.local_harness import (
     PROBE_SECONDS,
     Blob,

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilewright.service.worker.hand import Hand, InHand, Log
+from tilewright.service.worker.held_lease import Hand, HeldLease, Log
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.state import Spooled
@@ -67,7 +67,7 @@ class Reporter:
                 return
             report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
 
-    def finish(self, work: InHand, result: MeasureResult | RunResult) -> None:
+    def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
         """Put a result into the spool: from then on it is never lost."""
         request_id = work.request.request_id
         with self._hand.changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tilewright.service.worker.hand import Log
+from tilewright.service.worker.held_lease import Log
 from tilewright.tuner.measure import linux
 
 

@@ -20,9 +20,9 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
-from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Progress
 from tilewright.tuner.measure.builder import ProcessBuilder
@@ -98,7 +98,7 @@ def test_a_job_outlives_a_worker_and_then_the_scheduler(
                 model(), Mode(resolve_target("x86-64-v3")), budget=JobBudget(TRIALS, stop_gain=0.0)
             ),
             FakeDevice([0.9] * 8, runner=FakeQueue(seconds)),
-            Workshop(storage, builder),
+            JobContext(storage, builder),
             watcher,
             job_id="job",
             token=CancelToken(),

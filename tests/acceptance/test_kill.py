@@ -25,7 +25,7 @@ from tilewright.db.stores.leases import RequestState, RequestStatus
 from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.client import Client
 from tilewright.service.embedded import read_token
-from tilewright.service.jobs.replaying import repeat
+from tilewright.service.jobs.report.replaying import repeat
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.measure.measurement import Phase

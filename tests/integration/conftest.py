@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.tuner.measure.builder import ProcessBuilder
 
 

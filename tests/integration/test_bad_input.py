@@ -26,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.databases import lay_database
 from tests.unit.service.api_calls import onnx_bytes
-from tests.unit.service.test_bounded_verification import endless
+from tests.unit.service.jobs.test_bounded_verification import endless
 from tilewright import CompilerError, compile_model
 from tilewright.db.errors import StorageError
 from tilewright.service.api.app import create_app

@@ -33,10 +33,10 @@ from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.targets.host import host_target
-from tilewright.service.jobs import ties
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.planning import ModelRequest, Planned, plan_model
-from tilewright.service.jobs.verification import Verification, verify_artifact, worst
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.evidence import ties
+from tilewright.service.jobs.evidence.verification import Verification, verify_artifact, worst
+from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""

@@ -12,9 +12,9 @@ from tilewright import load_artifact
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.verify import compare, tolerance_for
-from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -43,7 +43,7 @@ def test_a_product_is_tuned(tmp_path: Path) -> None:
             outcome = run_job(
                 JobSpec(model.SerializeToString(), budget=JobBudget(8)),
                 device,
-                Workshop(storage, builder),
+                JobContext(storage, builder),
                 JobWatcher(),
                 job_id="here",
                 token=CancelToken(),

@@ -14,11 +14,11 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.model_tasks import tasks_of
-from tilewright.service.jobs.planning import ModelRequest, plan_sizes
-from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.jobs.plan.model_tasks import tasks_of
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -82,7 +82,7 @@ def test_a_model_with_a_growing_cache_is_tuned_by_default(tmp_path: Path) -> Non
             outcome = run_job(
                 spec,
                 device,
-                Workshop(storage, builder),
+                JobContext(storage, builder),
                 JobWatcher(),
                 job_id="j",
                 token=CancelToken(),

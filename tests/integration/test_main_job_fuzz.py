@@ -25,9 +25,10 @@ from tests.integration.cut_models import Cut, drawn, run
 from tests.opened import dims_of, refusal
 from tilewright import load_artifact
 from tilewright.service.cli import run as run_cli
-from tilewright.service.jobs import builders, local_device
-from tilewright.service.jobs.given_inputs import NONE_GIVEN, GivenInputs
-from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.device import local_device
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.process import builders
 from tilewright.tuner.measure.builder import ProcessBuilder
 
 EXAMPLES, PLANNED = 4, 20

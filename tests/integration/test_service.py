@@ -20,10 +20,10 @@ from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.archive import unpack
 from tilewright.service.cli import run as run_cli
 from tilewright.service.client import Client, ClientError
-from tilewright.service.jobs.job_spec import JobBudget, JobSpec
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.run_job import JobWatcher, Workshop, run_job
-from tilewright.service.jobs.tracker import Tracker
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -217,7 +217,7 @@ def check_the_same_as_at_home(job: JobView, phases: list[str | None], folder: Pa
             outcome = run_job(
                 spec,
                 device,
-                Workshop(home, builder),
+                JobContext(home, builder),
                 watcher,
                 job_id="home",
                 token=CancelToken(),

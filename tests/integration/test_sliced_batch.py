@@ -18,7 +18,7 @@ from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.program.sliced_batch import slice_of
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import Loop, Slices
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 
 CONVOLUTION = """
     a = Conv<pads=[1,1,1,1]>(x, w)

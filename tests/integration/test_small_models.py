@@ -18,8 +18,9 @@ from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.archive import unpack
 from tilewright.service.cli import run as run_cli
 from tilewright.service.client import Client
-from tilewright.service.jobs import builders, local_device
-from tilewright.service.jobs.local_device import LocalDevice
+from tilewright.service.jobs.device import local_device
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.process import builders
 from tilewright.tuner.measure.builder import ProcessBuilder
 
 TRIALS = 1

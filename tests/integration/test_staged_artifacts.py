@@ -32,10 +32,10 @@ from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, Inva
 from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksum, read_artifact
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.service.cli import run as run_cli
-from tilewright.service.jobs.given_inputs import NONE_GIVEN
-from tilewright.service.jobs.planning import ModelRequest
-from tilewright.service.jobs.stage_planning import plan_first_program, plan_programs
-from tilewright.service.jobs.staged_inputs import staged_inputs
+from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
+from tilewright.service.jobs.inputs.staged_inputs import staged_inputs
+from tilewright.service.jobs.plan.planning import ModelRequest
+from tilewright.service.jobs.plan.stage_planning import plan_first_program, plan_programs
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 
@@ -266,8 +266,8 @@ def two_chosen(operator: str) -> onnx.ModelProto:
 
 
 def _made(proto: onnx.ModelProto, place: Path) -> Any:
-    from tilewright.service.jobs.no_regret import FixedSchedules
-    from tilewright.service.jobs.tuning import build_artifact
+    from tilewright.service.jobs.evidence.end_to_end import FixedSchedules
+    from tilewright.service.jobs.pipeline.tuning import build_artifact
 
     plans = plan_programs(ModelRequest(proto.SerializeToString()), {})
     build_artifact(plans, FixedSchedules({}), place)
@@ -309,8 +309,8 @@ def test_a_table_that_may_be_empty_has_a_program_where_it_is_not(tmp_path: Path)
 
 
 def test_a_branch_that_contradicts_itself_has_no_program(tmp_path: Path) -> None:
-    from tilewright.service.jobs.no_regret import FixedSchedules
-    from tilewright.service.jobs.tuning import build_artifact
+    from tilewright.service.jobs.evidence.end_to_end import FixedSchedules
+    from tilewright.service.jobs.pipeline.tuning import build_artifact
 
     with pytest.warns(UserWarning, match="is an error if it is chosen"):
         plans = plan_programs(ModelRequest(branches().SerializeToString()), {})

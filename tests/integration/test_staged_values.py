@@ -17,10 +17,10 @@ from tilewright.compiler.errors import InvalidInputError, ModelWarning, OutOfMem
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.specialise.jit import Stager
-from tilewright.service.jobs.no_regret import FixedSchedules
-from tilewright.service.jobs.planning import ModelRequest
-from tilewright.service.jobs.stage_planning import plan_programs
-from tilewright.service.jobs.tuning import build_artifact
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules
+from tilewright.service.jobs.pipeline.tuning import build_artifact
+from tilewright.service.jobs.plan.planning import ModelRequest
+from tilewright.service.jobs.plan.stage_planning import plan_programs
 
 
 def chosen(x: Info, mark: Info) -> onnx.ModelProto:

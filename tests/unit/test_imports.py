@@ -432,12 +432,12 @@ COMPARES_WITH_THE_HOST = {
     "compiler.targets.target",
     "compiler.targets.host",
     # "host" in the list of a worker on a machine like the service's
-    "service.jobs.targets",
+    "service.jobs.device.targets",
 }
 ASKS_WHAT_RUNS_HERE = {
     "compiler.driver",
     "compiler.specialise.store",
-    "service.jobs.local_device",
+    "service.jobs.device.local_device",
 }
 
 

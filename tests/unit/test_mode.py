@@ -22,9 +22,9 @@ from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.api.schemas.modes import ModeRequest
 from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, mode_words, with_mode
-from tilewright.service.jobs.job_spec import JobSpec
-from tilewright.service.jobs.model_tasks import tasks_of
-from tilewright.service.jobs.planning import ModelRequest, plan_model
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
+from tilewright.service.jobs.plan.model_tasks import tasks_of
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 
 TARGET = resolve_target("x86-64-v3")
 

@@ -25,9 +25,9 @@ from tilewright.compiler.profile import (
 from tilewright.compiler.runtime.ports import Dims, OpenPorts
 from tilewright.compiler.sizes import OpenSizeError, SizesDifferError, open_size
 from tilewright.compiler.sizes.ranges import default_range, parse_range
-from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes, plan_sizes
-from tilewright.service.jobs.shown_sizes import range_lines, shown_sizes
-from tilewright.service.jobs.verified_sizes import at_verified_sizes
+from tilewright.service.jobs.evidence.verified_sizes import at_verified_sizes
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes, plan_sizes
+from tilewright.service.jobs.report.shown_sizes import range_lines, shown_sizes
 
 
 def hints(**inputs: Dims) -> dict[str, int]:

@@ -15,8 +15,8 @@ from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
 from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tilewright.tuner.cost_model.protocol import Sample, point_samples
-from tilewright.tuner.drawn_sizes import points_at, points_of
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
+from tilewright.tuner.random_sizes import points_at, points_of
 
 
 def samples_of(

@@ -18,7 +18,7 @@ from tilewright.service.api.schemas.cost_models import (
     RollbackRequest,
 )
 from tilewright.service.api.views import cost_model_view
-from tilewright.service.jobs.targets import target_key
+from tilewright.service.jobs.device.targets import target_key
 
 router = APIRouter(tags=["cost models"], route_class=GatedRoute)
 

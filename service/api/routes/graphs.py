@@ -15,8 +15,8 @@ from tilewright.service.api.limiter import LimiterDep, counted_answer
 from tilewright.service.api.planning_child import GraphQuestion, JobCheck
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.schemas.graphs import GraphView
-from tilewright.service.jobs.addressee import mode_of
-from tilewright.service.jobs.model_graph import ModelGraph
+from tilewright.service.jobs.device.job_target import mode_of
+from tilewright.service.jobs.report.model_graph import ModelGraph
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

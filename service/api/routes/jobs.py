@@ -27,10 +27,10 @@ from tilewright.service.api.planning_child import JobCheck
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
 from tilewright.service.api.views import job_view, task_view
-from tilewright.service.jobs.addressee import Addressee, mode_of, resolve_addressee
-from tilewright.service.jobs.leftovers import store_leftovers
-from tilewright.service.jobs.nests import stored_nest
-from tilewright.service.jobs.waiting import Workforce, match_jobs
+from tilewright.service.jobs.device.job_target import JobTarget, mode_of, resolve_job_target
+from tilewright.service.jobs.device.waiting import Workforce, match_jobs
+from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
+from tilewright.service.jobs.report.nests import stored_nest
 from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
@@ -42,33 +42,33 @@ async def checked_job(
     planning: PlanningDep,
     limiter: LimiterDep,
     token: Submitter,
-) -> Addressee:
+) -> JobTarget:
     """Whom a job is for, once its model was found to be one that can be tuned so. It is planned in
     another process, and no thread waits for that."""
 
-    def found() -> tuple[JobCheck, Addressee]:
+    def found() -> tuple[JobCheck, JobTarget]:
         limiter.take(Limited.JOBS)
         model = storage.models.get(body.model, token.sees)
         # touched: a sweep must not remove them before the job holds them
         touched = storage.models.touch_samples(body.samples, token.sees)
         for digest in set(body.samples) - set(touched):
             raise NotFoundError("samples", digest)
-        addressee = resolve_addressee(body.target, storage)
-        target, options = addressee.target, body.options()
+        job_target = resolve_job_target(body.target, storage)
+        target, options = job_target.target, body.options()
         check = JobCheck(model.digest, body.mode(target), options)
         check.spec(b"").budget.options()  # what is wrong without a look at the model
-        return check, addressee
+        return check, job_target
 
-    check, addressee = await run_in_threadpool(found)
+    check, job_target = await run_in_threadpool(found)
     await planning.check_job(check, limiter.asker)
-    return addressee
+    return job_target
 
 
 @router.post("/jobs", status_code=201)
 @refuses(404, 429)
 def create_job(
     body: JobRequest,
-    addressee: Annotated[Addressee, Depends(checked_job)],
+    job_target: Annotated[JobTarget, Depends(checked_job)],
     storage: StorageDep,
     settings: SettingsDep,
     token: Submitter,
@@ -78,23 +78,23 @@ def create_job(
 
     While no worker that could measure it is alive the job waits for one: `reason` says what helps.
     """
-    target = addressee.target
+    target = job_target.target
     # "host" and a worker's name are resolved here, and nowhere else
     storage.workloads.put_target(target.key, target.name, target.to_json())
     workforce = Workforce.of(storage)
-    served = workforce.serves(target.key, addressee.worker_id)
+    served = workforce.serves(target.key, job_target.worker_id)
     job = storage.jobs.create(
         body.model,
         body.target,
         target_key=target.key,
-        worker_id=addressee.worker_id,
+        worker_id=job_target.worker_id,
         threads=body.threads,
         numerics=body.numerics,
         options=body.options(),
         samples=body.samples,
         priority=body.priority,
         wait_seconds=body.wait_seconds,
-        waits=None if served else workforce.reason(target.key, addressee.worker_id),
+        waits=None if served else workforce.reason(target.key, job_target.worker_id),
         owner=token.id,
         max_open=settings.max_open_jobs,
         # with the job itself: a process that dies before it has answered makes no second one
@@ -154,7 +154,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
         job = _own_job(job_id, storage, token)
         cancelled = storage.jobs.cancel(job.id)
         audit(Action.JOB_CANCELLED, job.id, owner=job.owner, state=job.state.value)
-    store_leftovers(storage)  # no tuner may be there to do it
+    store_orphaned_results(storage)  # no tuner may be there to do it
     return shown_job(storage, cancelled)
 
 

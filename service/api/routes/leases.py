@@ -9,11 +9,11 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.stores.leases import Cause, Claim
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.deps import (
+    ClaimDispatcherDep,
     Measurer,
     SettingsDep,
     SpellingDep,
     StorageDep,
-    WaitingRoomDep,
     WorkerTrafficDep,
 )
 from tilewright.service.api.gate import GatedRoute
@@ -48,7 +48,7 @@ async def claim(
     request: Request,
     settings: SettingsDep,
     traffic: WorkerTrafficDep,
-    room: WaitingRoomDep,
+    room: ClaimDispatcherDep,
     token: Measurer,
 ) -> ClaimView:
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""

@@ -17,7 +17,7 @@ from tilewright.db.stores.audit import Action
 from tilewright.db.stores.tokens import Token
 from tilewright.service.api.audit import AuditDep, Auditor
 from tilewright.service.api.conditional import NOT_MODIFIED, tagged
-from tilewright.service.api.deps import AddresseeQuery, Admin, Reader, SettingsDep, StorageDep
+from tilewright.service.api.deps import Admin, JobTargetQuery, Reader, SettingsDep, StorageDep
 from tilewright.service.api.errors import invalid
 from tilewright.service.api.gate import GatedRoute
 from tilewright.service.api.pages import PagesDep
@@ -39,11 +39,15 @@ from tilewright.service.api.schemas.records import (
     WithdrawRequest,
     WithdrawView,
 )
-from tilewright.service.jobs.addressee import target_key_of, target_names, target_of_key
-from tilewright.service.jobs.families import name_workloads
-from tilewright.service.jobs.nearest import best_answer
-from tilewright.service.jobs.record_exchange import Imported, export_records, import_records
-from tilewright.service.jobs.withdrawal import withdraw_records
+from tilewright.service.jobs.device.job_target import target_key_of, target_names, target_of_key
+from tilewright.service.jobs.evidence.withdrawal import withdraw_records
+from tilewright.service.jobs.knowledge.families import name_workloads
+from tilewright.service.jobs.knowledge.nearest import best_answer
+from tilewright.service.jobs.knowledge.record_exchange import (
+    Imported,
+    export_records,
+    import_records,
+)
 from tilewright.service.settings import Settings
 from tilewright.service.signing import signing_key
 from tilewright.tuner.measure.measurement import RecordKey
@@ -199,7 +203,7 @@ def explain_schedule(
     storage: StorageDep,
     token: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: AddresseeQuery,
+    target: JobTargetQuery,
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:

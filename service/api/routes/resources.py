@@ -34,7 +34,7 @@ from tilewright.service.api.schemas.resources import (
     WorkloadView,
 )
 from tilewright.service.api.views import task_view
-from tilewright.service.jobs.addressee import target_key_of, target_names
+from tilewright.service.jobs.device.job_target import target_key_of, target_names
 from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["resources"], route_class=GatedRoute)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from tilewright.db.errors import NotFoundError
 from tilewright.service.api.answers import KnownAnswers, LookupRoute
 from tilewright.service.api.conditional import NOT_MODIFIED, JsonAnswer
-from tilewright.service.api.deps import AddresseeQuery, Reader
+from tilewright.service.api.deps import JobTargetQuery, Reader
 from tilewright.service.api.errors import invalid
 from tilewright.service.api.limiter import get_limiter
 from tilewright.service.api.lookup import lookup_model, lookup_workloads, stands, target_key
@@ -28,7 +28,7 @@ async def get_schedule(
     request: Request,
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
-    target: AddresseeQuery,
+    target: JobTargetQuery,
     threads: Annotated[int, Query(ge=1, le=256)] = 1,
     numerics: Numerics = "fast",
 ) -> Response:

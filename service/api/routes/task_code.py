@@ -24,9 +24,9 @@ from tilewright.service.api.schemas.jobs import (
     PredictionsView,
     PredictionView,
 )
-from tilewright.service.jobs.addressee import mode_of
-from tilewright.service.jobs.predicted import Predicted
-from tilewright.service.jobs.shown_code import ShownCode
+from tilewright.service.jobs.device.job_target import mode_of
+from tilewright.service.jobs.report.predicted import Predicted
+from tilewright.service.jobs.report.shown_code import ShownCode
 from tilewright.tuner.cost_model.metrics import Scores
 from tilewright.tuner.measure.measurement import RecordKey, Status
 

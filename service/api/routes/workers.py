@@ -27,9 +27,9 @@ from tilewright.service.api.schemas.workers import (
 )
 from tilewright.service.api.views import worker_view
 from tilewright.service.api.worker_traffic import Beat, check_own
-from tilewright.service.jobs.addressee import target_names
-from tilewright.service.jobs.targets import recognised_as, runnable_targets
-from tilewright.service.jobs.waiting import match_jobs
+from tilewright.service.jobs.device.job_target import target_names
+from tilewright.service.jobs.device.targets import recognised_as, runnable_targets
+from tilewright.service.jobs.device.waiting import match_jobs
 from tilewright.tuner.measure.wire import PROTOCOL
 
 router = APIRouter(tags=["workers"], route_class=GatedRoute)

@@ -15,7 +15,7 @@ import pytest
 from rich.console import RenderableType
 
 from tests.golden.service.canned import CONDITION, LONG, RESULT, VERDICT, speed
-from tests.unit.service.test_cost_models import product
+from tests.unit.service.jobs.test_cost_models import product
 from tilewright.compiler.codegen.statistics import InnerLoop
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
@@ -31,13 +31,13 @@ from tilewright.service.cli.inspect_view import summary_view
 from tilewright.service.cli.terminal import console
 from tilewright.service.cli.tune_view import LineWatcher, tell
 from tilewright.service.cli.view import rate_line, timings_table
-from tilewright.service.jobs.explain import KernelReport, ModelReport
-from tilewright.service.jobs.replaying import Repeated
-from tilewright.service.jobs.run_job import JobOutcome
-from tilewright.service.jobs.tracker import Tracker
-from tilewright.service.jobs.verification import Verification
+from tilewright.service.jobs.evidence.verification import Verification
+from tilewright.service.jobs.pipeline.run_job import JobOutcome
+from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.jobs.report.explain import KernelReport, ModelReport
+from tilewright.service.jobs.report.replaying import Repeated
+from tilewright.service.messages import ending_text, failures_text, result_lines, verdict_text
 from tilewright.service.progress import progress_line
-from tilewright.service.wording import ending_text, failures_text, result_lines, verdict_text
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
 from tilewright.tuner.forecast import Forecast
@@ -247,7 +247,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         finished,
     )
     told = Repeated(finished, {"random": 2, "": 1}, events)
-    monkeypatch.setattr("tilewright.service.jobs.replaying.repeat", lambda *_: told)
+    monkeypatch.setattr("tilewright.service.jobs.report.replaying.repeat", lambda *_: told)
     nothing: Any = None
     replaying._repeat(nothing, nothing, folder / "curve.csv", console())
     console().print((folder / "curve.csv").read_text())

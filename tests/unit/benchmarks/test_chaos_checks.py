@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.chaos_checks import check
 from tests.databases import lay_database
-from tests.unit.service.test_remote_runner import make, runner, work
+from tests.unit.service.jobs.test_remote_runner import make, runner, work
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.weak_records import AGAIN
+from tilewright.service.jobs.evidence.weak_records import AGAIN
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 

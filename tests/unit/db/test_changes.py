@@ -192,7 +192,7 @@ def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
         assert not await heard(lambda: ledger.propose(second, "job")), "it is not served yet"
         confirm = lambda: ledger.confirm(name(second), again, ours=True)  # noqa: E731
         assert await heard(confirm) == {WORKLOAD}
-        carry = lambda: ledger.carry_over([name(second)], "2", "1")  # noqa: E731
+        carry = lambda: ledger.revalidate([name(second)], "2", "1")  # noqa: E731
         assert await heard(carry) == {WORKLOAD}, "the answer says which code generation"
         assert not await heard(lambda: ledger.use([name(second)], "job"))
         withdraw = lambda: ledger.withdraw("bad", record_ids=[name(second)])  # noqa: E731

@@ -14,8 +14,8 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.builder import build_program
 from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.service.jobs.planning import ModelRequest, plan_first_sizes
-from tilewright.service.jobs.verification import _draw
+from tilewright.service.jobs.evidence.verification import _draw
+from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes
 from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.compiler.targets.target import Target
-from tilewright.service.jobs.leased_device import LeasedDevice
+from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey
 from tilewright.tuner.measure.wire import (
     Candidate,

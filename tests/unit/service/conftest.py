@@ -28,8 +28,9 @@ from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.app import create_app
 from tilewright.service.api.server import server_config
 from tilewright.service.embedded import owner_token
-from tilewright.service.jobs import job_run, tuner_process
-from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.jobs.pipeline import job_run
+from tilewright.service.jobs.process import tuner_process
+from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.worker import local_harness as worker_module

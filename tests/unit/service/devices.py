@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.target import Target
 from tilewright.db.standing import Backing, Witness
-from tilewright.service.jobs.device import Checked, Device, DeviceError, Loadable, Variant
+from tilewright.service.jobs.device.device import Checked, Device, DeviceError, Loadable, Variant
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.roofline import Level, Speeds
 from tilewright.tuner.measure.statistics import Comparison

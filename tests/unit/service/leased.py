@@ -26,8 +26,8 @@ from tilewright.compiler.targets.host import host_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
-from tilewright.service.jobs.device import DeviceError, Loadable
-from tilewright.service.jobs.interrupts import Interrupted, JobCancelled
+from tilewright.service.jobs.device.device import DeviceError, Loadable
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.statistics import Comparison

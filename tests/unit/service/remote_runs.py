@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.measured import honest
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import Cause
-from tilewright.service.jobs.remote_runner import (
+from tilewright.service.jobs.device.remote_runner import (
     RemoteRunner,
 )
 from tilewright.tuner.cancel import CancelToken

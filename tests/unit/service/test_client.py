@@ -16,8 +16,8 @@ import httpx2
 import pytest
 
 from deploy.clients import COROUTINES, SCHEMA, blocking_files, described, stamp
+from tests.unit.service.api.test_following import finish, tuner
 from tests.unit.service.api_calls import onnx_bytes
-from tests.unit.service.test_following import finish, tuner
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.jobs import JobEventView, JobRequest
 from tilewright.service.api.schemas.lookups import LookupRequest
@@ -32,7 +32,7 @@ from tilewright.service.client import (
     silence,
 )
 from tilewright.service.client.silence import Silence
-from tilewright.service.jobs.targets import target_key
+from tilewright.service.jobs.device.targets import target_key
 from tilewright.tuner.measure.wire import PROTOCOL
 
 TARGET = "x86-64-v3"

@@ -11,11 +11,11 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compiler.targets.target import Target
-from tilewright.service.jobs.device import Checked
-from tilewright.service.jobs.leased_device import LeasedDevice
-from tilewright.service.jobs.local_device import LocalDevice
-from tilewright.service.jobs.remote_runner import RemoteRunner
-from tilewright.service.jobs.tuner_process import TunerProcess
+from tilewright.service.jobs.device.device import Checked
+from tilewright.service.jobs.device.leased_device import LeasedDevice
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.device.remote_runner import RemoteRunner
+from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.tuner.events import Ended, Finished, Started, TaskSnapshot
 from tilewright.tuner.measure.model_runs import Race
 

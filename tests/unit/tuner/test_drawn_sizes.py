@@ -16,11 +16,10 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import check_values, open_size
 from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.tuner import drawn_sizes
+from tilewright.tuner import random_sizes as drawn_sizes
 from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model
 from tilewright.tuner.cost_model.dataset import samples_of
-from tilewright.tuner.drawn_sizes import draw_sizes, points_at, points_of, points_within
 from tilewright.tuner.floor import least_seconds
 from tilewright.tuner.measure.measurement import (
     Measurement,
@@ -33,6 +32,7 @@ from tilewright.tuner.measure.measurement import (
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.random_sizes import draw_sizes, points_at, points_of, points_within
 from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task, make_task
 

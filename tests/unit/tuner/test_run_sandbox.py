@@ -20,7 +20,7 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.targets.host import host_target
-from tilewright.service.jobs.device import Loadable
+from tilewright.service.jobs.device.device import Loadable
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.roofline import probe_library, vector_bytes
 from tilewright.tuner.measure.run_packing import Blobs, make_request, pack_program

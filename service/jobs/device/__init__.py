@@ -1,0 +1,1 @@
+"""The machine that a job tunes for: local, or reached through leases."""

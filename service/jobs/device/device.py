@@ -1,0 +1,164 @@
+"""The machine that a job tunes for: its facts, and what it can be asked to run.
+
+A job never looks at the machine that it runs on. It asks a `Device`, and there are two: the machine
+of this process (`service.jobs.device.local_device`), and one that workers stand for
+(`service.jobs.device.leased_device`). Only the local device compares a target with its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.executable import Executable
+from tilewright.compiler.runtime.packing import Bytes
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target
+from tilewright.db.standing import Backing, Witness
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.roofline import Speeds
+from tilewright.tuner.measure.runner import Runner
+
+
+class DeviceError(CompilerError):
+    """A device did not do what it was asked; the message is one sentence that names the device.
+
+    Attributes:
+        ran: whether the program was run and crashed or did not end. If not, the device is absent,
+            or lacks what the run needs.
+    """
+
+    def __init__(self, message: str, *, ran: bool = False) -> None:
+        super().__init__(message)
+        self.ran = ran
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A compiled program that a device can be given.
+
+    Attributes:
+        program: its instructions, kernels and memory.
+        weights: the packed constants that it refers to by offset; other programs may refer to the
+            same block.
+        load: the program in this process, for a number of threads.
+        link: its code as one shared library for its target.
+        mixing: the symbols of kernels whose algorithm adds up different rows and columns: a
+            rounding of a large element shows in small ones that do not depend on it.
+    """
+
+    program: Program
+    weights: Bytes
+    load: Callable[[int], Executable]
+    link: Callable[[], bytes]
+    mixing: frozenset[str] = frozenset()
+
+
+Variant = Sequence[Loadable]
+"""One way to compile a model: a program for each of its sizes, run one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of a run on drawn inputs.
+
+    Attributes:
+        errors: of each output that was compared, the largest difference from what was expected,
+            relative to the largest value expected (`tuner.measure.model_runs.largest_error`).
+        fetched: the outputs that were asked for, by name.
+    """
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    fetched: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Device(Protocol):
+    """A machine that measures. Methods are called from one thread."""
+
+    @property
+    def name(self) -> str:
+        """For people: `this machine`, or the worker's name."""
+
+    @property
+    def facts(self) -> DeviceFacts | None:
+        """What the machine is, as it says itself; None while no worker has come yet."""
+
+    @property
+    def runner(self) -> Runner:
+        """Measures kernels."""
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is ours: what it measures needs no second opinion."""
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Outputs that one `check` may bring back, in bytes."""
+
+    def beside(self, first: Witness) -> Device:
+        """What gives a second opinion: another machine than this worker, if there is one."""
+
+    def worth(self, first: Witness) -> Backing:
+        """What it would be worth that `beside` agrees just now."""
+
+    def runs(self, target: Target) -> bool:
+        """Whether code for this target runs there."""
+
+    def absence(self, target: Target) -> str:
+        """Why code for this target does not run there: a sentence without its full stop."""
+
+    def speeds(self, target: Target) -> Speeds:
+        """Its roofline, measured with code for this target. It takes about a second.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        """Run a program once and compare its outputs there.
+
+        Args:
+            loadable: the program.
+            threads: threads that the run uses.
+            seed: of the inputs (`tuner.measure.model_runs.draw_inputs`).
+            expected: outputs by name, as the references give them.
+            fetch: names of the outputs to bring back; the others stay there.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def race(
+        self,
+        variants: Iterable[Variant],
+        threads: int,
+    ) -> Race:
+        """Run variants interleaved in pairs with the first one, the incumbent.
+
+        Each is asked for when it is its turn.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """
+
+    def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
+        """Seconds of each instruction of `program.walk()`, each in its place: the fastest sample.
+
+        Returns:
+            (instructions,), float64.
+
+        Raises:
+            DeviceError: if the device cannot.
+        """

@@ -1,0 +1,74 @@
+"""Programs for devices to run: those that were just compiled, and those of artifacts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tilewright.compiler import driver
+from tilewright.compiler.codegen.link import link_shared
+from tilewright.compiler.program.builder import CompiledProgram
+from tilewright.compiler.runtime.artifact import LIBRARY, Artifact
+from tilewright.compiler.schedule.templates import template_of
+from tilewright.service.jobs.device.device import Loadable
+from tilewright.service.jobs.plan.planning import Planned
+
+LoadableOf = Callable[[Planned], Loadable]
+"""What of a compiled model serves the sizes of a plan."""
+
+
+def of_compiled(compiled: CompiledProgram) -> Loadable:
+    """A program that was just compiled; it is linked only for a device that needs a library."""
+    return Loadable(
+        compiled.program,
+        compiled.weights,
+        partial(driver.load_program, compiled),
+        partial(_linked, compiled.objects),
+        frozenset(
+            compiled.described[key][0]
+            for key, schedule in compiled.schedules.items()
+            if template_of(schedule.algorithm).mixes
+        ),
+    )
+
+
+def at_sizes(compiled: CompiledProgram, planned: Planned) -> Loadable:
+    """A program that was just compiled, at the sizes of a plan."""
+    program = compiled.program
+    if program.dimensions:
+        program = program.at(dict(planned.sizes))
+    return of_compiled(replace(compiled, program=program))
+
+
+def of_artifact(artifact: Artifact, planned: Planned) -> Loadable:
+    """The program of an artifact for the sizes of a plan, or for its stage, from the artifact's own
+    files.
+
+    Raises:
+        ArtifactError: if it serves no such sizes.
+        OSError: if its files cannot be read.
+    """
+    sizes = dict(planned.sizes)
+    program = artifact.program(sizes, planned.stage if planned.stages is not None else None)
+    return Loadable(
+        program,
+        artifact.weights(),
+        lambda threads: artifact.load(program, threads),
+        (artifact.path / LIBRARY).read_bytes,
+        frozenset(
+            str(said["kernel"])
+            for said in artifact.metadata["schedules"].values()
+            if template_of(said["schedule"]["algorithm"]).mixes
+        ),
+    )
+
+
+def _linked(objects: tuple[bytes, ...]) -> bytes:
+    """One shared library. Raises CompilerError if it cannot be linked."""
+    with tempfile.TemporaryDirectory(prefix="tilewright-link-") as folder:
+        library = Path(folder) / "kernels.so"
+        link_shared(list(objects), library)
+        return library.read_bytes()

@@ -1,0 +1,327 @@
+"""The tuner's runner over the queue of measurements: workers elsewhere do the work.
+
+Requests and their results live in the database, so a tuner that was killed finds them again. Only
+the web process lets leases run out: while it is away no worker can renew one.
+
+What is submitted, and what is acknowledged, gathers until the tuner polls, and is then written in
+one transaction: a commit for each was most of what a tuner did beside many workers. Nobody was told
+of what a killed tuner had gathered. Its successor proposes the candidates anew, and finds the
+trials that were not acknowledged among those that are stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.plain_form import PlainForms
+from tilewright.tuner.measure.plausible import ImplausibleError, check_measured
+from tilewright.tuner.measure.run_wire import is_run
+from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
+
+POLL_SECONDS = 0.02
+
+FEW = 16
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5e-4, 0.2
+"""For so long nothing is looked for or queued, for each request under way beyond a few. The workers
+have enough in hand, and what comes together is taken, stored and queued in one transaction each."""
+
+REQUESTS_PER_WORKER = 3
+"""Requests in the queue for each worker: some are measured, interleaved, while the others lie
+ready."""
+
+MOST_GATHERED, MOST_BYTES = 100, 16 << 20
+"""Requests, and bytes of what they name, that wait for the tuner to poll. More are queued at
+once."""
+
+TURN_SECONDS = 10.0
+"""For so long requests lie for one of several workers that were named, before the next has them."""
+
+
+class RemoteRunner:
+    """Measures for one job, through all workers of a target, or some that are named.
+
+    Those that are named have a turn each: the first that is well gets all requests, the next one
+    those that it has not taken in time. Where none of them has been alive for `absent_seconds`
+    while requests wait, the job is given back (`gives_back`: WorkerAbsent), or the requests are
+    cancelled. One in quarantine counts as alive where it may be tried with them (`canaries`).
+    For workers without NumPy requests are spelled out (`plain`).
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        job_id: str,
+        target_key: str,
+        interrupt: CancelToken,
+        worker_ids: Sequence[str] = (),
+        *,
+        cancel: CancelToken | None = None,
+        absent_seconds: float = float("inf"),
+        gives_back: bool = False,
+        canaries: bool = True,
+        priority: int = 0,
+        plain: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._priority = priority
+        self._plain = PlainForms() if plain else None
+        self._cancel = cancel or CancelToken()
+        self._absent_seconds = absent_seconds
+        self._gives_back = gives_back
+        self._canaries = canaries
+        self._present = self._turned = clock()
+        self._storage = storage
+        self._job_id = job_id
+        self._target_key = target_key
+        self._interrupt = interrupt
+        self._worker_ids = tuple(worker_ids)
+        self._open: dict[str, MeasureRequest] = {}
+        self._gathered: dict[str, MeasureRequest] = {}  # of the open ones, and what they name
+        self._blobs: dict[str, bytes] = {}
+        self._stored: list[str] = []
+        self._withdrawn: dict[str, MeasureRequest] = {}
+        # asked for by an earlier process of this job, which may have stored what came of them
+        self._known: set[str] = set()
+        self._looked_for_workers = self._next_look = float("-inf")
+        self._workers = self._in_quarantine = 0
+
+    @property
+    def capacity(self) -> int:
+        """`REQUESTS_PER_WORKER` for each living worker; as many without any, which wait for one."""
+        return REQUESTS_PER_WORKER * max(1, self.workers)
+
+    @property
+    def workers(self) -> int:
+        """Living workers for the target, looked up at most once a second."""
+        if self._clock() - self._looked_for_workers >= 1.0:
+            self._looked_for_workers = self._clock()
+            found = self._storage.workers.healths(self._target_key, self._worker_ids)
+            self._workers, self._in_quarantine = found[Health.HEALTHY], found[Health.QUARANTINED]
+        return self._workers
+
+    def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
+        """Queue a request soon: at the latest when the tuner polls.
+
+        Raises:
+            JobCancelled: if the job has ended: nobody is to measure for it.
+            StaleLeaseError: as `poll`.
+        """
+        if self._cancel.cancelled:
+            raise JobCancelled(self._cancel.reason)
+        if self._plain is not None:
+            request, more = self._plain.batch(request)
+            blobs = {**blobs, **more}
+        self._withdrawn.pop(request.request_id, None)
+        self._open[request.request_id] = self._gathered[request.request_id] = request
+        self._blobs |= {digest: blobs[digest] for digest in request.digests if digest in blobs}
+        size = sum(map(len, self._blobs.values()))
+        if len(self._gathered) >= MOST_GATHERED or size >= MOST_BYTES:
+            self._send()
+
+    def poll(self, timeout_seconds: float) -> list[MeasureResult]:
+        """Results that are there, waiting up to the timeout for a first one.
+
+        Raises:
+            Interrupted: if the process must let go of the job.
+            StaleLeaseError: if it is paused or has ended, and this process does not know yet.
+            WorkerAbsent: if nobody is there who could measure.
+        """
+        ends = self._clock() + timeout_seconds
+        while True:
+            if self._interrupt.cancelled:
+                raise Interrupted(self._interrupt.reason)
+            if self._clock() >= self._next_look and (results := self._look()):
+                return results
+            left = ends - self._clock()
+            if left > 0:
+                self._interrupt.wait(min(POLL_SECONDS, left))
+            if left <= POLL_SECONDS:
+                return []  # the next poll looks at once
+
+    def acknowledge(self, request_ids: Sequence[str]) -> None:
+        """The trials are stored. The queue is told with what waits to be queued, or when the tuner
+        polls."""
+        self._stored += request_ids
+        if self._gathered:  # the tuner learns from the trials now, and that may take a while
+            self._send()
+
+    def cancel(self, request_ids: Sequence[str] | None = None) -> None:
+        ids = list(self._open) if request_ids is None else list(request_ids)
+        self._withdraw(ids)
+        self._storage.leases.cancel(request_ids=ids)
+
+    def resume(self) -> list[MeasureRequest]:
+        """Requests of an earlier process of this job whose trials were not stored."""
+        # what this one stored for another stage of the job would be waited for without end: the
+        # queue is told of it later, and tells nobody of it from then on
+        self._tell_stored()
+        statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
+        # what was cancelled when the job was paused is proposed again
+        known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
+        payloads = self._storage.leases.payloads(known)
+        found = []
+        for request_id, payload in payloads.items():
+            if is_run(payload):
+                continue  # who asks for a run again finds it by its name
+            try:
+                found.append(MeasureRequest.from_json(payload))
+            except ProtocolError:
+                # of an older release: nobody could measure or read it
+                self._storage.leases.cancel(request_ids=[request_id])
+                self._storage.leases.acknowledge([request_id])
+        self._open.update((request.request_id, request) for request in found)
+        return found
+
+    def close(self) -> None:
+        """Tell the queue what is stored. What was not queued yet is forgotten."""
+        self._tell_stored()
+
+    def _tell_stored(self) -> None:
+        self._storage.leases.acknowledge(self._stored)
+        self._stored.clear()
+
+    def _send(self) -> None:
+        """Queue what has gathered; its blobs are saved first, so that no worker looks for them in
+        vain. Raises StaleLeaseError."""
+        if self._cancel.cancelled:
+            self._withdraw(list(self._gathered))
+        if not (self._gathered or self._stored):
+            return
+        if self._gathered:
+            # those that are there are made young: the sweep spares them until a request names them
+            wanted = {digest for r in self._gathered.values() for digest in r.digests}
+            for digest in wanted - self._storage.blobs.touch(wanted):
+                self._storage.blobs.put(self._blobs[digest])
+            if len(self._open) == len(self._gathered):
+                self._turned = self._clock()  # a turn begins when there is something to take
+        new = self._storage.leases.submit(
+            [
+                NewRequest(
+                    request_id=request.request_id,
+                    target_key=self._target_key,
+                    payload=request.to_json(),
+                    blob_digests=request.digests,
+                    job_id=self._job_id,
+                    worker_id=next(iter(self._worker_ids), None),
+                    priority=self._priority,
+                )
+                for request in self._gathered.values()
+            ],
+            self._stored,
+        )
+        self._known |= self._gathered.keys() - {*new}
+        self._gathered.clear()
+        self._blobs.clear()
+        self._stored.clear()
+
+    def _withdraw(self, request_ids: Sequence[str]) -> None:
+        """Do not queue what has gathered of these. What an earlier process has asked for keeps what
+        came of it."""
+        mine = [name for name in request_ids if name in self._gathered]
+        if not mine:
+            return
+        there = self._storage.leases.status(mine)
+        for name in mine:
+            del self._gathered[name]
+            if name in there:
+                self._known.add(name)
+            else:
+                self._withdrawn[name] = self._open.pop(name)
+        if not self._gathered:
+            self._blobs.clear()
+
+    def _look_for_workers(self) -> None:
+        """Raises WorkerAbsent, or cancels what waits, where nobody has been there for long."""
+        now = self._clock()
+        if not self._open or self.workers or (self._canaries and self._in_quarantine):
+            self._present = now
+        elif now - self._present >= self._absent_seconds:
+            if self._gives_back:
+                raise WorkerAbsent("no worker is alive that could measure")
+            self.cancel()
+
+    def _pass_on(self) -> None:
+        """Give what nobody has taken to the next worker, if the turn of the last one is over."""
+        if len(self._worker_ids) < 2 or not self._open:
+            return
+        now = self._clock()
+        if now - self._turned < TURN_SECONDS:
+            return
+        self._turned = now
+        known = self._storage.workers.presences(self._worker_ids)
+        last, *others = self._worker_ids
+        well = [name for name in others if name in known and known[name].health is Health.HEALTHY]
+        if well:
+            self._storage.leases.hand_on(list(self._open), well[0])
+            # whoever had a turn comes last
+            self._worker_ids = (well[0], *(n for n in others if n != well[0]), last)
+
+    def _look(self) -> list[MeasureResult]:
+        """Send what has gathered, and take what is there."""
+        self._send()
+        results = self._collect()
+        self._look_for_workers()
+        self._pass_on()
+        many = max(0, len(self._open) - FEW)
+        self._next_look = self._clock() + min(LONGEST_PAUSE_SECONDS, many * PAUSE_SECONDS)
+        return results
+
+    def _collect(self) -> list[MeasureResult]:
+        if not self._open:
+            return self._given_up()
+        outcomes = [*self._known, *self._storage.leases.unstored(self._job_id)]
+        ours = [request_id for request_id in dict.fromkeys(outcomes) if request_id in self._open]
+        found = self._storage.leases.status(ours)
+        final = {name: status for name, status in found.items() if status.state.final}
+        self._known -= final.keys()
+        told = [result_of(self._open.pop(name), status) for name, status in final.items()]
+        return self._given_up() + told  # after the queries: one that fails loses none of them
+
+    def _given_up(self) -> list[MeasureResult]:
+        """What was withdrawn before it was queued, told once."""
+        told = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
+        self._withdrawn.clear()
+        return told
+
+
+def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
+    """The outcome of a request as the tuner knows it. Raises ValueError if it has none yet."""
+    worker = status.worker_id or ""
+    match status.state:
+        case RequestState.DONE:
+            try:
+                result = MeasureResult.from_json(status.result or {})
+                check_measured(request, result)
+                return _by(worker, result)
+            except (ProtocolError, ImplausibleError) as error:
+                return _same(request, Status.WORKER_LOST, str(error), worker)
+        case RequestState.CANCELLED:
+            return _same(request, Status.CANCELLED, "cancelled", worker)
+        case RequestState.FAILED | RequestState.EXPIRED:
+            return _same(request, Status.WORKER_LOST, status.error or "lost", worker)
+        case RequestState.SET_ASIDE:
+            # one of them takes machines down: none of them is tried again
+            return _same(request, Status.CRASH, status.error or "set aside", worker)
+        case RequestState.QUEUED | RequestState.LEASED:
+            raise ValueError(f"request '{request.request_id}' is not finished")
+
+
+def _by(worker: str, result: MeasureResult) -> MeasureResult:
+    """The result with the worker's id: who it is is not what it says."""
+    named = tuple((name, replace(m, worker=worker)) for name, m in result.measurements)
+    return replace(result, measurements=named, worker=worker)
+
+
+def _same(request: MeasureRequest, status: Status, error: str, worker: str) -> MeasureResult:
+    measurement = Measurement(status, error, worker=worker)
+    measurements = tuple((c.trial_id, measurement) for c in request.candidates)
+    return MeasureResult(request.request_id, measurements, worker)

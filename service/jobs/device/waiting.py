@@ -1,0 +1,111 @@
+"""Jobs and the workers that could measure them: which jobs wait, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+
+from tilewright.db.storage import Storage
+from tilewright.db.stores.workers import Health, Presence
+from tilewright.service.jobs.device.job_target import target_names
+
+MOST_NAMED = 5
+"""Workers that a reason lists by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workforce:
+    """Every worker that is known, and the names of targets by their keys."""
+
+    workers: Sequence[Presence]
+    names: Mapping[str, str]
+
+    @staticmethod
+    def of(storage: Storage) -> Workforce:
+        """The workers as they are now."""
+        return Workforce(list(storage.workers.presences().values()), target_names(storage))
+
+    def serves(self, target_key: str, worker_id: str | None) -> bool:
+        """Whether a worker may measure for a target, or this very one."""
+        return any(map(may_measure, self._fitting(target_key, worker_id)))
+
+    def reason(self, target_key: str, worker_id: str | None) -> str:
+        """Why nobody measures, what would help, and which workers there are; one sentence."""
+        if worker_id is not None:
+            return f"the job is for one worker alone: {self._absence(worker_id)}"
+        target = self._name(target_key)
+        command = f"`tilewright server worker --server URL --target {target}`"
+        parts = []
+        for worker in self._fitting(target_key, worker_id)[:MOST_NAMED]:
+            parts.append(_standing(worker))
+        others = [w for w in self.workers if w.health is Health.HEALTHY]
+        names = [f"'{w.name}' ({self._best(w)})" for w in others[:MOST_NAMED]]
+        if len(others) > MOST_NAMED:
+            names.append(f"{len(others) - MOST_NAMED} more")
+        known = f"workers for other targets: {', '.join(names)}" if names else "no other is alive"
+        start = f"no worker runs target '{target}'; start one on its device with {command}"
+        return "; ".join([start, *parts, known])
+
+    def _absence(self, worker_id: str) -> str:
+        """What became of the one worker that may measure, and what would help."""
+        worker = next((each for each in self.workers if each.id == worker_id), None)
+        if worker is None:
+            return f"worker '{worker_id}' is not known any more; submit the job for another"
+        said = _standing(worker)
+        named = [each for each in self.workers if each.name == worker.name and may_measure(each)]
+        if any(each.id != worker_id for each in named):
+            said += f"; another worker is called '{worker.name}' now: submit the job again for it"
+        return said
+
+    def _fitting(self, target_key: str, worker_id: str | None) -> list[Presence]:
+        """Those that could measure, the one heard of last first."""
+        found = [
+            worker
+            for worker in self.workers
+            if (target_key in worker.target_keys if worker_id is None else worker.id == worker_id)
+        ]
+        return sorted(found, key=lambda worker: -worker.last_heartbeat)
+
+    def _name(self, target_key: str) -> str:
+        return self.names.get(target_key, target_key)
+
+    def _best(self, worker: Presence) -> str:
+        return self._name(worker.target_keys[0]) if worker.target_keys else "no target"
+
+
+def may_measure(worker: Presence) -> bool:
+    """Whether a worker gets work: also one in quarantine, which nothing else brings back."""
+    return worker.health in (Health.HEALTHY, Health.QUARANTINED)
+
+
+def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
+    """Let jobs without a worker wait, and wake those that have one; how many. Any process may.
+
+    With `only_wake` no job is let wait: what follows from a worker that comes.
+    """
+
+    @cache
+    def workforce() -> Workforce:  # mostly no job waits, and nobody asks
+        return Workforce.of(storage)
+
+    return storage.jobs.match(
+        lambda target_key, worker_id: workforce().serves(target_key, worker_id),
+        lambda target_key, worker_id: workforce().reason(target_key, worker_id),
+        only_wake=only_wake,
+    )
+
+
+def _standing(worker: Presence) -> str:
+    """Why a worker does not measure, and what would help."""
+    said = f"worker '{worker.name}' is {worker.health}"
+    match worker.health:
+        case Health.DRAINING:
+            return f"{said} (`tilewright device resume {worker.name}` gives it work again)"
+        case Health.LOST | Health.GONE:
+            heard = datetime.fromtimestamp(worker.last_heartbeat, UTC)
+            heard_text = f"{heard:%Y-%m-%d at %H:%M} UTC"
+            return f"{said}, heard of last on {heard_text} (start it again on its device)"
+        case _:
+            return said

@@ -1,0 +1,1 @@
+"""Verification of programs and review of measurements."""

@@ -1,0 +1,164 @@
+"""A job's program, verified in a bounded child of the process that works on the job.
+
+The references of a model may take any time (a loop of 10**9 steps) and any memory. The child
+computes them, and asks this process for each run of the program on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, assert_never, cast
+
+import numpy as np
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.process.bounded import BoundedChild, Limits, NoAnswer, Reason, Stop
+from tilewright.compiler.runtime.program import Program
+from tilewright.compiler.targets.target import Target
+from tilewright.service.jobs.device.device import Checked, Device, Loadable
+from tilewright.service.jobs.device.loadables import LoadableOf
+from tilewright.service.jobs.evidence.observation import with_program
+from tilewright.service.jobs.evidence.verification import Verification, at_each_size, verify_program
+from tilewright.service.jobs.plan.bounded_planning import memory_limit, tell_bug, without_model
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.jobs.process.interrupts import JobCancelled
+
+if TYPE_CHECKING:
+    from tilewright.service.settings import Settings
+
+Ask = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationBound:
+    """What the verification of one size may take, and what ends it at once."""
+
+    limits: Limits
+    stop: Stop
+
+
+def verification_limits(settings: Settings) -> Limits:
+    """What the verification of a program may take in the child of a tuner."""
+    return Limits(memory_limit(settings), settings.verification_seconds)
+
+
+@dataclass(slots=True)
+class BoundedVerifier:
+    """As `Verifier`, but a child verifies the program at all its sizes, one after the other."""
+
+    planned: Sequence[Planned]
+    device: Device
+    bound: VerificationBound
+    more_seconds: float
+    found: Verification = field(init=False)
+
+    def verify(self, made: LoadableOf) -> None:
+        """As `Verifier.verify`. A size that takes more than it may is not verified.
+
+        Raises:
+            CompilerError: as that does.
+            JobCancelled: if the job was stopped meanwhile.
+        """
+        child = BoundedChild(self.bound.limits)
+        try:
+            self.found = at_each_size(
+                self.planned,
+                lambda each: _verify(each, made, self.device, self.bound, child),
+                self.more_seconds,
+            )
+        finally:
+            child.stop()
+            child.close()
+
+
+def _verify(
+    planned: Planned,
+    made: LoadableOf,
+    device: Device,
+    bound: VerificationBound,
+    child: BoundedChild,
+) -> Verification:
+    """`verify_program` in a child. If that takes more than it may, the verification says so."""
+    if not device.runs(planned.target):
+        return verify_program(planned, made, device)
+    loadable = made(planned)
+
+    def check(
+        program: Program,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str],
+    ) -> Checked:
+        same = program == loadable.program
+        asked = loadable if same else with_program(loadable, program)
+        return device.check(asked, threads, seed, expected, fetch)
+
+    shown = (loadable.program, loadable.mixing)
+    given = (without_model(planned), *shown, device.name, device.fetch_bytes)
+    found = child.ask(verified, given, bound.stop, check)
+    if not isinstance(found, NoAnswer):
+        return found
+    what = "the reference of the model"
+    match found.reason:
+        case Reason.ENDED:
+            raise JobCancelled("while its program was verified")
+        case Reason.MEMORY:
+            gib = f"{bound.limits.memory_bytes / (1 << 30):.3g} GiB"
+            return Verification(
+                None,
+                not_run=f"{what} takes more memory than {gib} (TILEWRIGHT_PLANNING_MEMORY_BYTES)",
+            )
+        case Reason.TIME:
+            return Verification(
+                None,
+                not_run=f"{what} takes longer than {bound.limits.seconds:g} s "
+                "(TILEWRIGHT_VERIFICATION_SECONDS)",
+            )
+        case Reason.CRASHED:
+            tell_bug(found)
+            raise CompilerError(f"the verification of the model failed: {found.text}")
+        case _:
+            assert_never(found.reason)
+
+
+def verified(
+    planned: Planned,
+    program: Program,
+    mixing: frozenset[str],
+    name: str,
+    fetch_bytes: int,
+    ask: Ask,
+) -> Verification:
+    """What the child does."""
+    loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never, mixing)
+    device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # which is asked for nothing else
+    return verify_program(planned, lambda _: loadable, device)
+
+
+def _never(*arguments: object) -> Any:
+    raise AssertionError("the child runs no program")
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedDevice:
+    """The device as the child sees it: it only checks."""
+
+    name: str
+    fetch_bytes: int
+    ask: Ask
+
+    def runs(self, target: Target) -> bool:
+        return True
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        found: Checked = self.ask(loadable.program, threads, seed, expected, fetch)
+        return found

@@ -1,0 +1,344 @@
+"""A certificate by steps: every value that a program writes, against the reference of that step.
+
+The reference computes the imported graph in float64. At each value that the program writes, too,
+the two are compared, and the reference goes on with the program's own value. So no error is
+carried on: each comparison covers the operators since the values that were compared before it, and
+passes, fusion, layouts, memory and the kernel with them. By induction the program computes the
+imported graph, also where a rounding tie or a choice takes the rest of the model elsewhere.
+
+An element that is further off than rounding allows is excused if rounding explains it: the
+operators since the last values run again on values beside those, and what is rounded or chosen
+among them is moved by a hair. An integer must be one of the results, a float within a few times as
+far from the reference as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.compiler import ops
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.loops.semantics import from_memory, to_memory
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.service.jobs.evidence.correspondence import Shown, correspondence, narrow_products
+from tilewright.service.jobs.evidence.observation import Observation
+from tilewright.service.jobs.evidence.ties import (
+    PRODUCTS,
+    NormalPool,
+    beside,
+    by_channel,
+    errors_of,
+    has_bodies,
+)
+from tilewright.tuner.measure.oracle import MOVING
+
+_ALLOWED = {
+    DType.FLOAT64: 1e-10,
+    DType.FLOAT32: 2e-5,
+    DType.FLOAT16: 2.0**-10,
+    DType.BFLOAT16: 2.0**-7,
+}
+"""Largest error of a step, relative to the largest element of a channel. Right kernels in float32
+reach 6e-6, Winograd's F(6x6) 1.9e-5; of 16 bits it is two roundings."""
+
+_ROUNDED = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
+"""What storing an element of a type may add, as a share of itself; `ROUNDED` of other types."""
+
+ROUNDED = 2.0**-20
+"""Elements that are equal but for this share of themselves, or once they are rounded to their type,
+do not say how large the elements are that differ: -1e9 in a mask would excuse everything beside
+it."""
+
+_LEAST = {DType.FLOAT16: 2.0**-24, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126}
+"""What underflows may add: the smallest numbers of a type, those that processors take for zero."""
+
+TIES = 0.1
+"""The largest share of a value's integers that ties may excuse; two are always few. A tie in a
+table of 256 results takes all elements with it that read the entry."""
+
+TOLD = 3
+"""Operators before a wrong value that its error names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a comparison by steps found.
+
+    Attributes:
+        compared: the values that kernels write, or that the model returns, and that agree.
+        written: all of these.
+        worst: the largest error of a float, as a share of the largest element of its channel.
+        excused: the elements that rounding ties or ill-conditioned steps explain.
+        unverified: values behind bodies of control flow that differ where rounding may be why.
+    """
+
+    compared: int
+    written: int
+    worst: float = 0.0
+    excused: int = 0
+    unverified: tuple[str, ...] = ()
+
+
+def together(found: Sequence[Certificate]) -> Certificate:
+    """Certificates of several programs and sizes as one: all their values, the largest error."""
+    return Certificate(
+        sum(one.compared for one in found),
+        sum(one.written for one in found),
+        max(one.worst for one in found),
+        sum(one.excused for one in found),
+        tuple(dict.fromkeys(name for one in found for name in one.unverified)),
+    )
+
+
+class WrongProgramError(CompilerError):
+    """A program must not be used: it computes something else than its model.
+
+    Attributes:
+        value: the first value that is wrong; "" if nobody knows.
+        nodes: the operators of the model that make it of values that are right.
+        written: what kernels write of it, as the plan names that.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        value: str = "",
+        nodes: Sequence[Node] = (),
+        written: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.value = value
+        self.nodes = tuple(nodes)
+        self.written = tuple(written) or (value,)
+
+
+def certify(
+    graph: Graph,
+    inputs: Mapping[str, np.ndarray],
+    seen: Observation,
+    ports: Mapping[str, str],
+) -> Certificate:
+    """Compare all values that the program writes with the graph's.
+
+    Args:
+        graph: the imported model, at the sizes of the program.
+        inputs: what the program runs on.
+        seen: the program on a device.
+        ports: the program's outputs, by the graph's.
+
+    Raises:
+        WrongProgramError: at the first value that is wrong, or if the program writes other outputs
+            once its values are copied.
+        DeviceError: if the device cannot run the program.
+    """
+    if not seen.same_as_plain():
+        raise WrongProgramError("the compiled model gives other outputs when its values are copied")
+    steps = _Steps(graph, inputs, seen, ports)
+    run_graph(graph, inputs, float64=True, chosen=steps)
+    return steps.certificate()
+
+
+class _Steps:
+    """Looks at each result of the reference, and gives it the program's own value instead."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, np.ndarray],
+        seen: Observation,
+        ports: Mapping[str, str],
+    ) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._seen = seen
+        self._ports = ports
+        self._shown = correspondence(graph, seen.graph, seen.written)
+        self._narrow = narrow_products(seen.graph)
+        self._allowed: dict[str, float] = {}
+        self._draw = NormalPool()
+        self._compared: set[str] = set()
+        self._worst = 0.0
+        self._excused = 0
+        self._unverified: list[str] = []
+
+    def certificate(self) -> Certificate:
+        """What was found up to now."""
+        return Certificate(
+            len(self._compared),
+            len(self._seen.written.keys() | self._ports.keys()),
+            self._worst,
+            self._excused,
+            tuple(self._unverified),
+        )
+
+    def __call__(
+        self, node: Node, operands: Sequence[np.ndarray], result: np.ndarray
+    ) -> np.ndarray:
+        name = node.output
+        self._allowed[name] = self._step(node)
+        found = [*self._own(name)]
+        for dtype, own in found:
+            if own.shape != result.shape:
+                self._wrong(name, f"has the shape {own.shape} instead of {result.shape}")
+            self._compare(name, dtype, own, result)
+        if not found:
+            return result
+        self._compared.update(self._writers(name))
+        # a kernel goes on with what it has not rounded yet to write an output
+        rounded = 0.0 if self._direct(name) else _ROUNDED.get(found[0][0], 0.0)
+        self._allowed[name] = rounded / 2
+        return found[0][1]
+
+    def _step(self, node: Node) -> float:
+        """How far a node's result may be off, with what its operands may be off by."""
+        own = _rounding(self._graph, node)
+        if self._narrow is not None and (ops.get(node.op).kind in PRODUCTS or node.bodies):
+            own = max(own, _ALLOWED[self._narrow])
+        for value in node.inputs:
+            maker = self._graph.producer(value)
+            if maker is not None and maker.bodies and value not in self._allowed:
+                self._allowed[value] = self._step(maker)  # only its fields are looked at
+        return max(own, *(self._allowed.get(value, 0.0) for value in node.inputs), 0.0)
+
+    def _is_shown(self, name: str) -> bool:
+        return name in self._ports or name in self._shown
+
+    def _writers(self, name: str) -> tuple[str, ...]:
+        """What the program writes of a value."""
+        shown = self._direct(name)
+        own = (origin for each in shown for origin in each.origins)
+        return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
+
+    def _direct(self, name: str) -> tuple[Shown, ...]:
+        """How the program shows a value; not what only moves elements that it shows anyway."""
+        shown = self._shown.get(name, ())
+        direct = tuple(each for each in shown if each.whole)
+        return direct or (() if name in self._ports else shown[:1])
+
+    def _own(self, name: str) -> Iterator[tuple[DType, np.ndarray]]:
+        """The program's values of a name as the reference computes with them, and their types."""
+        for each in self._direct(name):
+            written = {origin: self._seen.value(origin) for origin in each.origins}
+            yield each.type.dtype, _computed(each.numbers(written), each.type.dtype)
+        if name in self._ports:
+            dtype = self._graph.types[name].dtype
+            yield dtype, _computed(from_memory(self._seen.output(self._ports[name]), dtype), dtype)
+
+    def _compare(self, name: str, dtype: DType, own: np.ndarray, right: np.ndarray) -> None:
+        """Raises WrongProgramError if an element differs and rounding is not the reason."""
+        if dtype.is_float:
+            right = _in_range(right, dtype)
+            errors, scales = errors_of(own, right), _scales(own, right, dtype)
+            sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
+            stored = _ROUNDED.get(dtype, ROUNDED) * sizes + _LEAST.get(dtype, 0.0)
+            bounds = self._allowed[name] * scales + stored
+        else:
+            scales = np.ones(own.shape)
+            errors, bounds = (own != right).astype(np.float64), np.zeros(own.shape)
+        wrong = ~(errors <= bounds)
+        if not wrong.any():
+            if dtype.is_float:
+                shares = np.maximum(errors - stored, 0.0) / scales
+                self._worst = max(self._worst, float(shares.max(initial=0.0)))
+            return
+        count = int(wrong.sum())
+        segment, given = self._before(name)
+        hidden, last = has_bodies(segment), None
+        if dtype.is_float or hidden or count <= max(2.0, TIES * wrong.size):
+            mixed = not self._seen.mixed.isdisjoint(self._writers(name))
+            for last in beside(segment, given, right, self._draw, self._narrow, mixed):
+                wrong &= ~((own >= last.low - bounds) & (own <= last.high + bounds))
+                wrong &= ~(errors_of(own, last.found) <= bounds)
+                if not wrong.any():
+                    self._excused += count
+                    return
+        if hidden and (last is None or not (errors > last.apart)[wrong].any()):
+            self._unverified.append(name)
+            return
+        place = np.unravel_index(int(np.argmax(np.where(wrong, errors / scales, -1.0))), own.shape)
+        self._wrong(
+            name,
+            f"is {own[place]:.6g} instead of {right[place]:.6g} at {tuple(map(int, place))}, "
+            f"and {count} of its {wrong.size} elements differ",
+        )
+
+    def _wrong(self, name: str, what: str) -> None:
+        nodes = self._segment(name).nodes
+        operators = ", ".join(f"'{node.name}' ({node.op})" for node in nodes[-TOLD:])
+        raise WrongProgramError(
+            f"value '{name}' of the compiled model {what}; the values before it are right, so that "
+            f"this concerns {operators}",
+            name,
+            nodes,
+            self._writers(name),
+        )
+
+    def _segment(self, name: str) -> Graph:
+        """The operators between a value and those that were compared before it."""
+        graph = self._graph
+        wanted: set[str] = {name}
+        before: set[str] = set()
+        nodes: list[Node] = []
+        for node in reversed(graph.nodes):
+            if node.output not in wanted:
+                continue
+            if node.output != name and self._is_shown(node.output):
+                before.add(node.output)
+                continue
+            nodes.append(node)
+            wanted.update(node.inputs)
+        before |= wanted & set(graph.inputs)
+        return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
+
+    def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
+        """The segment of a value, and the program's values that it begins with, as they lie in
+        memory."""
+        segment = self._segment(name)
+        given, types = {}, dict(segment.types)
+        for value in segment.inputs:
+            if value in self._inputs:
+                given[value] = self._inputs[value]
+                continue
+            dtype, numbers = next(self._own(value))
+            types[value] = replace(types[value], dtype=dtype)
+            given[value] = to_memory(numbers, dtype)
+        return segment.replace(types=types), given
+
+
+def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
+    return values.astype(np.float64) if dtype.is_float else values
+
+
+def _rounding(graph: Graph, node: Node) -> float:
+    """What a node and its bodies round by, as the largest error that a step may have."""
+    inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
+    exact = ops.get(node.op).kind in MOVING
+    return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)
+
+
+def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
+    """The reference, infinite where float32 is. An infinity in 16 bits is not what anyone wants."""
+    large = max(right.max(initial=0.0), -right.min(initial=0.0))
+    if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
+        return right
+    with np.errstate(all="ignore"):
+        stored = from_memory(to_memory(right, dtype), dtype)
+    found: np.ndarray = np.where(np.isinf(stored), stored, right)
+    return found
+
+
+def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
+    """By element, the largest finite element of its channel among those that differ by more than a
+    rounding; 1 where all are zero."""
+    with np.errstate(all="ignore"):
+        sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
+        differ = np.abs(own - right) > ROUNDED * sizes
+        if dtype in _ROUNDED:
+            differ &= own != from_memory(to_memory(right, dtype), dtype)
+    scales = by_channel(np.where(differ, sizes, 0.0))
+    return np.where(scales > 0.0, scales, 1.0)

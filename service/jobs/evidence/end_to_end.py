@@ -1,0 +1,360 @@
+"""Tuned schedules are served only where they win end to end.
+
+Kernels are timed one by one, and a kernel that is faster alone may be slower in its model, where
+its neighbours change what is in the caches. So the program with the tuned schedules runs
+interleaved with the untuned one on the device, A B B A, and their ratio has an interval
+(`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
+gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
+The result is kept in the database, so that a model is not raced again with the same schedules.
+What a worker raced is raced again before other jobs are served by it (`second_opinion`); if the two
+contradict each other nothing is shown, and the defaults are served.
+
+`settle` is the one way from records to what is served. All code that compiles a model with records
+of the database calls it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.db.standing import Backing, Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.records import record_id
+from tilewright.service.jobs.device.device import Device, DeviceError, Variant
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.evidence.second_opinion import race_again
+from tilewright.service.jobs.knowledge.families import related_records
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.units import finite, speedup
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Comparison, Outcome
+
+PROGRAMS = 3
+"""Most programs of one race: untuned, tuned and partly tuned."""
+
+ALL_DEFAULTS = "no tuned schedule differs from them"
+NOT_RACED = "not raced end to end yet: a tuning job does that"
+
+SURE_RATIO = 0.97
+"""A task's own gain is doubtful unless its whole interval lies below this."""
+
+
+class Served(StrEnum):
+    """Which schedules an artifact is built from."""
+
+    TUNED = "tuned"
+    PARTLY = "partly"
+    """The defaults for tasks whose gain is doubtful."""
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is served, and why.
+
+    `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
+    untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
+    raced them: the device could not, or no job had all these records together. `dropped` names the
+    workloads that fell back, `device` the CPU that they were raced on, `untuned_seconds` the
+    fastest run of the untuned program there. `backing` says whose word it is; None if nobody raced.
+    """
+
+    served: Served
+    outcome: str
+    comparison: Comparison | None = None
+    dropped: tuple[str, ...] = ()
+    reason: str = ""
+    device: str = ""
+    backing: Backing | None = None
+    untuned_seconds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "served": self.served.value,
+            "outcome": self.outcome,
+            "comparison": None if self.comparison is None else self.comparison.to_json(),
+            "dropped": list(self.dropped),
+            "reason": self.reason,
+            "device": self.device,
+            "backing": self.backing,
+            "untuned_seconds": self.untuned_seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Raises KeyError or ValueError for what `to_json` did not write."""
+        comparison = data["comparison"]
+        return cls(
+            Served(data["served"]),
+            str(data["outcome"]),
+            None if comparison is None else Comparison.from_json(comparison),
+            tuple(data["dropped"]),
+            str(data["reason"]),
+            str(data.get("device", "")),
+            None if data.get("backing") is None else Backing(data["backing"]),
+            finite(data.get("untuned_seconds")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSchedules:
+    """A schedule source: the given schedules by workload key, defaults for all others."""
+
+    schedules: Mapping[str, Schedule]
+
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
+        return self.schedules.get(workload_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The schedules that one model is built from, at one or several sizes, and why.
+
+    `known` of the `workloads` have a record in the database, and `related` others have that of a
+    workload which differs in numbers alone; `records` are the ids of those that are served, by the
+    keys of workloads.
+    """
+
+    planned: tuple[Planned, ...]
+    schedules: FixedSchedules
+    verdict: Verdict
+    known: int
+    workloads: int
+    records: Mapping[str, str] = field(default_factory=dict)
+    related: int = 0
+
+
+def settle(
+    planned: Sequence[Planned],
+    storage: Storage,
+    device: Device | None = None,
+    *,
+    job_id: str = "",
+    kernels: KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
+) -> Settled:
+    """The schedules to build a model from: records, or defaults if records did not win end to end.
+
+    Without a device nothing is run, and the result of an earlier race holds. There may be none,
+    because records come from other models or the race was of other sizes. Then the records are
+    served, since each was faster than its default by itself, and the verdict says that nobody raced
+    them.
+
+    Raises:
+        CompilerError: if a program does not compile.
+    """
+    workloads = {w.key: w for each in planned for w, _ in each.workloads}
+    own = _records(planned, workloads, storage)
+    related = _related(planned[0], {k: w for k, w in workloads.items() if k not in own}, storage)
+    found = own | related
+    untuned = {key: workload for each in planned for key, workload in each.untuned.items()}
+    tuned = {k: r for k, r in found.items() if _differs(r, planned[0], untuned[k])}
+    verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
+    kept = {key: r.schedule for key, r in tuned.items() if key not in verdict.dropped}
+    used = {
+        key: record_id(one.key, one.schedule.digest, one.trial_id)
+        for key, one in tuned.items()
+        if key in kept
+    }
+    schedules = FixedSchedules(kept)
+    return Settled(tuple(planned), schedules, verdict, len(own), len(workloads), used, len(related))
+
+
+def _verdict(
+    planned: Sequence[Planned],
+    records: Mapping[str, TuningRecord],
+    storage: Storage,
+    device: Device | None,
+    job_id: str,
+    kernels: KernelCache | None,
+    limit: int | None,
+) -> Verdict:
+    """What an earlier race of these records found, or one that is run now."""
+    if not records:
+        return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
+    schedules = {key: record.schedule for key, record in records.items()}
+    identity = _identity(planned, schedules, limit)
+    known = storage.verdicts.find(identity, job_id)
+    target = planned[0].target
+    if device is None or (known is not None and not device.runs(target)):
+        if known is not None:
+            return replace(Verdict.from_json(known.verdict), backing=known.backing)
+        return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
+    if not device.runs(target):
+        return Verdict(Served.TUNED, "not_run", reason=device.absence(target))
+    programs = _Programs(planned, schedules, kernels, limit)
+    if known is not None:
+        verdict = Verdict.from_json(known.verdict)
+        storage.verdicts.use(known, job_id)
+    else:
+        try:
+            verdict, worker = _race(programs, records, device)
+        except DeviceError as error:
+            # not kept: the next job asks again
+            return Verdict(Served.TUNED, "not_run", reason=str(error))
+        if not (worker or device.trusted):
+            return replace(verdict, backing=Backing.ONCE)  # of several workers: nor is this kept
+        said = (verdict.served.value, verdict.to_json(), None if device.trusted else worker)
+        known = storage.verdicts.add(identity, job_id, *said)
+    wins = verdict.served is not Served.DEFAULT
+    dropped = verdict.dropped if wins else ()
+    kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
+    known = race_again(
+        known, storage, device, lambda other: programs.race(other, kept), [Outcome(verdict.outcome)]
+    )
+    if known.state is Standing.DISPUTED:
+        every = tuple(sorted(schedules))
+        outcome = verdict.outcome
+        return Verdict(Served.DEFAULT, outcome, None, every, known.reason, verdict.device)
+    return replace(verdict, backing=known.backing)
+
+
+def _records(
+    planned: Sequence[Planned], workloads: Mapping[str, Workload], storage: Storage
+) -> dict[str, TuningRecord]:
+    """The records of a model's workloads, by their keys."""
+    keys = [RecordKey(key, *planned[0].mode.key) for key in workloads]
+    found = storage.records.best_records(keys)
+    return {key.workload_key: record for key, record in found.items()}
+
+
+def _related(
+    first: Planned, workloads: Mapping[str, Workload], storage: Storage
+) -> dict[str, TuningRecord]:
+    """Records of relatives of a model's other workloads, by the workloads' keys.
+
+    A schedule that failed with a workload's own numbers is not taken.
+    """
+    wanted = {RecordKey(key, *first.mode.key): workload for key, workload in workloads.items()}
+    return {
+        key.workload_key: record
+        for key, record in related_records(wanted, storage).items()
+        if record.schedule in schedule_space(wanted[key], first.mode)
+        and not any(
+            trial.schedule == record.schedule and not trial.measurement.ok
+            for trial in storage.records.trials(key)
+        )
+    }
+
+
+def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
+    """Whether a record says something else than the default, which is that of a workload."""
+    return record.schedule != untuned_schedule(workload, planned.mode)
+
+
+class _Programs:
+    """A model's untuned program, and tuned ones to race with it; made when they are first run."""
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        schedules: Mapping[str, Schedule],
+        kernels: KernelCache | None,
+        limit: int | None,
+    ) -> None:
+        self._planned = planned
+        self.tuned = schedules
+        first = planned[0]
+        self._threads = first.mode.threads
+        self._builder = ProgramBuilder(FixedSchedules({}), first.mode, limit, kernels=kernels)
+
+    def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
+        """The program with these schedules, and defaults for all others, against the untuned one.
+
+        Raises DeviceError, CompilerError.
+        """
+        challenger = _variant(self._builder.variant(FixedSchedules(schedules)), self._planned)
+        return device.race([self._untuned, challenger], self._threads)
+
+    @cached_property
+    def _untuned(self) -> Variant:
+        return _variant(self._builder, self._planned)
+
+
+def _race(
+    programs: _Programs, records: Mapping[str, TuningRecord], device: Device
+) -> tuple[Verdict, str]:
+    """What a race finds, and the worker that ran it; "" if it was none, or several."""
+    where = "" if device.facts is None else device.facts.model
+    tuned = programs.tuned
+    race = programs.race(device, tuned)
+    (whole,) = race.comparisons
+    taken = race.incumbent_seconds
+    if whole.outcome is Outcome.FASTER:
+        verdict = Verdict(
+            Served.TUNED, whole.outcome.value, whole, device=where, untuned_seconds=taken
+        )
+        return verdict, race.worker
+    sure = {key: schedule for key, schedule in tuned.items() if _is_sure(records[key])}
+    found = f"all tuned schedules together: {whole.outcome.value}, {speedup(whole.ratio)} untuned"
+    worker = race.worker
+    if sure and len(sure) < len(tuned):
+        race = programs.race(device, sure)
+        (partly,) = race.comparisons
+        worker = worker if race.worker == worker else ""
+        if partly.outcome is Outcome.FASTER:
+            dropped = tuple(sorted(tuned.keys() - sure.keys()))
+            verdict = Verdict(
+                Served.PARTLY,
+                partly.outcome.value,
+                partly,
+                dropped,
+                found,
+                where,
+                untuned_seconds=race.incumbent_seconds,
+            )
+            return verdict, worker
+    verdict = Verdict(
+        Served.DEFAULT,
+        whole.outcome.value,
+        whole,
+        tuple(sorted(tuned)),
+        found,
+        where,
+        untuned_seconds=taken,
+    )
+    return verdict, worker
+
+
+def _is_sure(record: TuningRecord) -> bool:
+    """Whether a record was faster than the incumbent by more than could be lost elsewhere."""
+    comparison = record.measurement.comparison
+    return comparison is not None and comparison.interval.high < SURE_RATIO
+
+
+def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
+    """The model at each of its sizes, or at those drawn of its ranges, as a builder compiles it."""
+    builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
+    return [
+        of_compiled(program)
+        for each in planned
+        for program in each.programs(builder.build(each.served_plan))
+    ]
+
+
+def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
+    """Identifies a race: the kernels in their order, the schedules, and the code that they give."""
+    first = planned[0]
+    about = [
+        [[step.workload.key for step in each.served_plan.kernels] for each in planned],
+        *first.mode.key,
+        sorted((key, schedule.digest) for key, schedule in tuned.items()),
+        CODEGEN_VERSION,
+        *([] if limit is None else [limit]),
+        *([list(d.sizes) for d in each.open.drawn] for each in planned if each.open is not None),
+    ]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()

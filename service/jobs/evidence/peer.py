@@ -1,0 +1,96 @@
+"""ONNX Runtime beside an artifact that was just made: a few runs, where it is installed.
+
+The numbers are for the user's eyes. Whatever keeps them from being had keeps nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.compiler.runtime.guarded import GuardedModel
+from tilewright.compiler.runtime.program import Port
+from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.jobs.pipeline.latency import Latency
+from tilewright.service.jobs.report.comparison import Run, onnxruntime_run, race
+
+MOST_SECONDS = 0.1
+"""A model that takes longer is not run by another engine too: both together have 24 runs."""
+
+MOST_BYTES = 1 << 30
+"""The other engine holds a larger model's weights a second time, and takes long to load them."""
+
+ROUNDS = 3
+TURN_SECONDS = 0.05
+
+
+def onnxruntime_times(
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs = NONE_GIVEN,
+) -> list[dict[str, Any]]:
+    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact; both run on the
+    inputs that the job's race had.
+
+    Empty if it is not installed. If it refuses the model, or would take long, the only entry says
+    so in its "reason".
+    """
+    if find_spec("onnxruntime") is None or not latencies:
+        return []
+    if max(each.after_seconds for each in latencies) > MOST_SECONDS:
+        return _none(f"a run takes longer than {MOST_SECONDS:g} s")
+    if _bytes(model) > MOST_BYTES:
+        return _none(f"the model is larger than {MOST_BYTES >> 30} GiB")
+    try:
+        return list(_times(model, artifact, latencies, threads, given))
+    except (CompilerError, OSError) as error:
+        return _none(str(error))
+    except MemoryError:
+        return _none("there is too little memory")
+
+
+def _none(reason: str) -> list[dict[str, Any]]:
+    return [{"engine": "ONNX Runtime", "reason": reason}]
+
+
+def _times(
+    model: Path,
+    artifact: Path,
+    latencies: Sequence[Latency],
+    threads: int,
+    given: GivenInputs,
+) -> Iterator[dict[str, Any]]:
+    executable = load_artifact(artifact, threads=threads)
+    if isinstance(executable, GuardedModel) and executable.is_cut:
+        return  # what was drawn decides how much it computes
+    for each in latencies:
+        feeds = given.draw(_ports(executable, dict(each.sizes)))
+        other, version = onnxruntime_run(model, feeds, threads)
+        engine = f"ONNX Runtime {version}"
+        runs: dict[str, Run] = {"ours": partial(executable.run, feeds), engine: other}
+        timings = race(runs, threads=threads, rounds=ROUNDS, turn_seconds=TURN_SECONDS)
+        ours, theirs = (timing.median_seconds for timing in timings)
+        if ours > 0.0:
+            found = {"engine": engine, "sizes": dict(each.sizes), "seconds": theirs}
+            yield {**found, "ratio": theirs / ours}
+
+
+def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
+    """The inputs at these sizes."""
+    if not isinstance(executable, GuardedModel):
+        return tuple(executable.inputs)
+    if executable.ranged is not None:
+        return tuple(executable.ranged.program.at(sizes).inputs)
+    return tuple(executable.executable(sizes).inputs)
+
+
+def _bytes(model: Path) -> int:
+    """Of the file and of what lies beside it under its name: weights of their own."""
+    return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

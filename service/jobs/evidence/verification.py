@@ -1,0 +1,342 @@
+"""Is a compiled model right? Its values against the operators' references on the imported graph.
+
+One certificate decides, step by step (`service.jobs.evidence.certificate`): at each value that the
+program writes, the float64 reference of the operators since the last such values is compared with
+it, and goes on with the program's own value. Rounding ties and choices that fall the
+other way take nothing else elsewhere, so that one rule serves floats, 16 bits, integers and choices.
+Bodies of loops and
+branches are part of such a step: nobody looks into them. A value behind them that rounding may take
+as far as it differs, on every draw of the inputs, is called unverified.
+
+The whole model is compared, too. Where a model of wide floats rounds and chooses nothing, rounding
+explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is not verified by steps
+(`service.jobs.evidence.verified_sizes.costs_little`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from types import TracebackType
+
+import numpy as np
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.ops.products import HALVES
+from tilewright.compiler.program.drawn_integers import drawn_integers
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.runtime.program import Port
+from tilewright.service.jobs.device.device import Device, DeviceError, Loadable
+from tilewright.service.jobs.device.loadables import LoadableOf, of_artifact
+from tilewright.service.jobs.evidence.certificate import (
+    Certificate,
+    WrongProgramError,
+    certify,
+    together,
+)
+from tilewright.service.jobs.evidence.observation import Observation
+from tilewright.service.jobs.evidence.ties import jumps
+from tilewright.service.jobs.evidence.verified_sizes import at_hints, at_other_sizes, costs_little
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.measure.model_runs import INPUT_SEED, largest_error
+
+ATTEMPTS = 3
+"""Most draws of the inputs, if a value cannot be verified on the first."""
+
+MODEL_TOLERANCE = 1e-4
+"""Largest error of a whole model in float32, relative to its largest output."""
+
+SHORTEST_SECONDS = 1e-3
+"""The time of a verification below which its share of a time says nothing."""
+
+HALF_OVERFLOW = 65520.0
+"""From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The findings about an artifact.
+
+    Attributes:
+        error: the largest error of the whole model's outputs, relative to each one's largest value;
+            None if it was not run.
+        not_run: why it was not run; "" if it was.
+        by_steps: the certificate by steps; None where the model is verified as a whole.
+        sizes: how many programs of fixed sizes were verified: of each program of a model at its
+            hints, and at other sizes of its ranges.
+        cut_short: whether there was no time for others.
+    """
+
+    error: float | None
+    not_run: str = ""
+    by_steps: Certificate | None = None
+    sizes: int = 1
+    cut_short: bool = False
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """Values that differ from the reference, where bodies hide whether rounding is why."""
+        return () if self.by_steps is None else self.by_steps.unverified
+
+    @property
+    def complete(self) -> bool:
+        """Whether every value was verified, at every size."""
+        return self.error is not None and not self.unverified and not self.not_run
+
+
+def worst(found: Sequence[Verification]) -> Verification:
+    """Several verifications (one for each size) as one."""
+    errors = [one.error for one in found if one.error is not None]
+    reason = next((one.not_run for one in found if one.not_run), "")
+    steps = [one.by_steps for one in found if one.by_steps is not None]
+    by_steps = together(steps) if steps else None
+    return Verification(
+        max(errors, default=None),
+        reason,
+        by_steps,
+        sum(one.sizes for one in found),
+        any(one.cut_short for one in found),
+    )
+
+
+def at_each_size(
+    planned: Sequence[Planned],
+    verify: Callable[[Planned], Verification],
+    more_seconds: float,
+    clock: Callable[[], float] = monotonic,
+) -> Verification:
+    """What `verify` finds at the hints of all plans, and then for some seconds at other sizes.
+
+    A detector has hundreds of programs, whose sizes the data decide: each has its next size before
+    another one has two more. A size that would take longer than what is left, by what the hints of
+    its plan took, is taken nearer to them.
+    """
+
+    def share(took: float) -> float:
+        return max(ends - clock(), 0.0) / max(took, SHORTEST_SECONDS)
+
+    found: list[Verification] = []
+    left: list[Iterator[Planned]] = []
+    for one in planned:
+        began, hints = clock(), at_hints(one)
+        found += [verify(each) for each in hints]
+        took = (clock() - began) / len(hints)
+        left.append(at_other_sizes(one, partial(share, took)))
+    ends = clock() + more_seconds
+    while left:
+        going = []
+        for sizes in left:
+            if clock() >= ends:
+                return replace(worst(found), cut_short=True)
+            each = next(sizes, None)
+            if each is not None:
+                found.append(verify(each))
+                going.append(sizes)
+        left = going
+    return worst(found)
+
+
+class Verifier:
+    """Verifies what one model was compiled to on a device, at one or several sizes, and at some of
+    those of a range.
+
+    `found` has the result. A context: a thread computes the references of the hints on the first
+    draw, while the caller compiles.
+    """
+
+    found: Verification
+
+    def __init__(self, planned: Sequence[Planned], device: Device, more_seconds: float) -> None:
+        self._planned = planned
+        self._device = device
+        self._more_seconds = more_seconds
+        self._pool = ThreadPoolExecutor(1, "tilewright-reference")
+        self._expected: list[Future[list[np.ndarray]] | None] = []
+
+    def __enter__(self) -> Verifier:
+        for each in (hint for one in self._planned for hint in at_hints(one)):
+            ahead = self._device.runs(each.target)
+            self._expected.append(self._pool.submit(_first_draw, each) if ahead else None)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def verify(self, made: LoadableOf) -> None:
+        """`verify_program` at all sizes, as one. Files are not read back for their checksums.
+
+        Raises:
+            CompilerError: see `verify_program`.
+        """
+        expected = iter(self._expected)  # of the hints, which come first
+        self.found = at_each_size(
+            self._planned,
+            lambda each: verify_program(each, made, self._device, next(expected, None)),
+            self._more_seconds,
+        )
+
+
+def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
+    """`verify_program` of what an artifact has for the sizes of the plan."""
+    return verify_program(planned, partial(of_artifact, artifact), device)
+
+
+def verify_program(
+    planned: Planned,
+    made: LoadableOf,
+    device: Device,
+    expected: Future[list[np.ndarray]] | None = None,
+) -> Verification:
+    """Compare a program with the references, on a device that its target runs on.
+
+    `expected` gives the outputs of the reference on the first draw, if a thread computes them. If
+    the device cannot run the program (it is absent, or lacks the memory), the verification says
+    so.
+
+    Raises:
+        WrongProgramError: if the program must not be used: a value differs and rounding cannot be
+            the reason, or the program crashes.
+        CompilerError: if a loop of the model does not end.
+    """
+    if not device.runs(planned.target):
+        return Verification(None, not_run=device.absence(planned.target))
+    loadable = made(planned)
+    found: Verification | None = None
+    for attempt in range(ATTEMPTS):
+        try:
+            found = _verify(planned, loadable, device, INPUT_SEED + attempt, expected)
+        except DeviceError as error:
+            if error.ran:
+                raise WrongProgramError(str(error)) from error
+            # what an earlier draw has shown holds
+            return found or Verification(None, not_run=str(error))
+        if found.complete:
+            break
+        expected = None
+    assert found is not None
+    return found
+
+
+def input_ports(planned: Planned) -> list[Port]:
+    """The inputs of a plan's programs."""
+    types, made = planned.graph.types, planned.plan.graph
+    return [
+        Port(v, types[v].dtype, types[v].shape, integers=drawn_integers(made, v))
+        for v in planned.graph.inputs
+    ]
+
+
+def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
+    """The inputs that a device draws from the same seed."""
+    return planned.request.given.draw(input_ports(planned), seed)
+
+
+def _first_draw(planned: Planned) -> list[np.ndarray]:
+    return run_graph(planned.graph, _draw(planned, INPUT_SEED))
+
+
+def _verify(
+    planned: Planned,
+    loadable: Loadable,
+    device: Device,
+    seed: int,
+    ahead: Future[list[np.ndarray]] | None,
+) -> Verification:
+    graph, threads = planned.graph, planned.mode.threads
+    inputs = _draw(planned, seed)
+    # first: it gives up on loops that do not end
+    expected = run_graph(graph, inputs) if ahead is None else ahead.result()
+    names = [port.name for port in loadable.program.outputs]
+    ports = dict(zip(graph.outputs, names, strict=True))
+    wanted = {p: np.asarray(e) for p, e in zip(names, expected, strict=True)}
+    found = device.check(loadable, threads, seed, wanted).errors
+    errors = {name: found[port] for name, port in ports.items()}
+    worst_of = max(errors, key=lambda name: _order(errors[name]))
+    error = errors[worst_of]
+    differs = not error <= MODEL_TOLERANCE  # no number is over any
+    seen = Observation(planned.plan, loadable, device, threads, seed)
+    steps = None
+    if (differs or _is_narrow(planned) or costs_little(planned)) and seen.is_of_plan:
+        try:
+            steps = certify(graph, inputs, seen, ports)
+        except WrongProgramError:
+            if planned.mode.precision == DType.FLOAT16:
+                _check_range(planned, inputs)
+            raise
+        except DeviceError as failed:  # it shows no values, and the whole model agrees
+            if failed.ran or differs or _is_narrow(planned):
+                raise
+    if differs and (steps is None or _is_firm(planned)):
+        raise WrongProgramError(
+            f"output '{worst_of}' of the compiled model differs from its reference by "
+            f"{error:.2g} of its largest value, allowed are {MODEL_TOLERANCE:.0e}"
+        )
+    return Verification(error, by_steps=steps)
+
+
+def _order(error: float) -> float:
+    """No number is larger than any."""
+    return error if error == error else float("inf")
+
+
+def _is_firm(planned: Planned) -> bool:
+    """Whether rounding cannot take the whole model elsewhere: its floats are wide, and nothing is
+    rounded or chosen."""
+    return not jumps(planned.graph) and not _is_narrow(planned)
+
+
+def _is_narrow(planned: Planned) -> bool:
+    """Whether the model or its program rounds to 16 bits."""
+    kinds = (*planned.graph.types.values(), *planned.plan.graph.types.values())
+    return any(kind.dtype in HALVES for kind in kinds)
+
+
+def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
+    """Raises CompilerError, naming the value, if one is infinite in float16 that is not so in
+    float32."""
+    found = _overflowing(planned.plan.graph, inputs)
+    if found is not None:
+        name, largest = found
+        raise CompilerError(
+            f"value '{name}' reaches {largest:.3g} on drawn inputs, which is infinite in float16: "
+            "compile the model in bfloat16 or float32"
+        )
+
+
+def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
+    """The first value that a graph rounds to float16 and that is infinite there, with its largest
+    finite number; None if there is none on these inputs."""
+    rounded = [
+        node.inputs[0]
+        for node in graph.nodes
+        if node.op == "cast" and graph.types[node.output].dtype is DType.FLOAT16
+    ]
+    if not rounded:
+        return None
+    for name, array in zip(rounded, run_graph(graph.replace(outputs=rounded), inputs), strict=True):
+        finite = np.abs(array[np.isfinite(array)], dtype=np.float32)
+        largest = float(finite.max(initial=0.0))
+        if largest >= HALF_OVERFLOW:
+            return name, largest
+    return None
+
+
+def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """Over all outputs, the largest difference relative to the output's largest finite value.
+
+    NaNs and infinities must be at the same places.
+    """
+    if len(actual) != len(expected):
+        return float("inf")
+    return max(map(largest_error, actual, expected), default=0.0)

@@ -1,0 +1,178 @@
+"""The sizes at which a program for ranges is verified: its hints, those that a user states, both
+ends, and drawn ones.
+
+The reference computes in NumPy. Ends at which the model costs many times what it does at the hints
+are taken nearer to those. What is only moved or measured, as by Shape, costs its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
+from random import Random
+
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.graph.types import TensorType
+from tilewright.compiler.ops.attributes import integer
+from tilewright.compiler.plan import costs
+from tilewright.compiler.sizes import Dimension, at, open_size, typical
+from tilewright.service.jobs.plan.planning import OpenPlan, Planned
+
+DRAWN = 2
+"""Size vectors beside the ends and the hints."""
+
+MOST = 8
+"""How many times the operations at the hints other sizes may take."""
+
+MANY = 50_000_000
+"""Elements of a model's values: with more of them, other sizes may cost what the hints do, and no
+more. NumPy takes seconds for each operator."""
+
+FEW = 10_000_000
+"""Operations that a reference does in no time."""
+
+STEPS_ELEMENTS = 32_000_000
+"""Elements of a model's values up to which it is always verified by steps: two to five seconds."""
+
+STEPS_OPERATIONS = 8_000_000_000
+"""Operations up to which it is."""
+
+
+def costs_little(planned: Planned) -> bool:
+    """Whether a certificate by steps takes little time, so that nothing else decides about it."""
+    graph, plan = planned.graph, planned.plan
+    made = [kind for name, kind in graph.types.items() if name not in graph.constants]
+    computed = sum(costs.flops(w) * count for w, count in plan.tasks())
+    return elements(made, {}) <= STEPS_ELEMENTS and computed <= STEPS_OPERATIONS
+
+
+def at_hints(planned: Planned) -> tuple[Planned, ...]:
+    """A plan of numbers alone for each size hint; one that has no ranges is the only one."""
+    found = planned.open
+    if found is None:
+        return (planned,)
+    return tuple(_at(planned, found, sizes) for sizes in _hints(planned, found))
+
+
+def at_other_sizes(
+    planned: Planned, share: Callable[[], float] = lambda: MOST
+) -> Iterator[Planned]:
+    """The same for both ends of the ranges, and for drawn sizes, as they are asked for.
+
+    `share` says, whenever one is asked for, how many times the operations at the hints it may take:
+    MOST at most.
+    """
+    found = planned.open
+    if found is None:
+        return
+    known = {d.name: d for d in found.ranges}
+    draw = Random(0)
+    ends = ({n: end_of(d, last=last) for n, d in known.items()} for last in (False, True))
+    drawn = ({n: _drawn(d, draw) for n, d in known.items()} for _ in range(DRAWN))
+    for sizes in _different(planned, found, (*ends, *drawn), _hints(planned, found), share):
+        yield _at(planned, found, sizes)
+
+
+def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
+    """The plans at the hints, then those at the other sizes."""
+    return (*at_hints(planned), *at_other_sizes(planned))
+
+
+def _hints(planned: Planned, found: OpenPlan) -> list[dict[str, int]]:
+    """The sizes of the plan, then those that a user states."""
+    sizes_of = dict(planned.sizes)
+    first = {d.name: sizes_of[d.name] for d in found.ranges}
+    if not found.stated:
+        return [first]
+    stated = [dict(each.sizes) for each in found.drawn]
+    return [first, *_different(planned, found, stated, [first])]
+
+
+def _different(
+    planned: Planned,
+    found: OpenPlan,
+    wanted: Iterable[dict[str, int]],
+    seen: Sequence[dict[str, int]],
+    share: Callable[[], float] = lambda: MOST,
+) -> Iterator[dict[str, int]]:
+    """The wanted sizes, nearer to the first of those that were seen where they cost too much, each
+    once."""
+    known = {d.name: d for d in found.ranges}
+    made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
+    compared = sum(_comparisons(graph) for graph in found.graph.walk())
+
+    def operations(sizes: Mapping[str, int]) -> int:
+        computed = sum(costs.flops(w) * count for w, count in found.plan.at(sizes).tasks())
+        return max(computed + at(compared, sizes), elements(made, sizes))
+
+    known_sizes = [*seen]
+    first = known_sizes[0]
+    more = MOST if elements(made, first) < MANY else 1
+    for sizes in wanted:
+        most = max(int(min(more, share()) * operations(first)), FEW)
+        near = affordable(known, sizes, first, most, operations)
+        if near not in known_sizes:
+            known_sizes.append(near)
+            yield near
+
+
+def _at(planned: Planned, found: OpenPlan, sizes: Mapping[str, int]) -> Planned:
+    return replace(
+        planned,
+        graph=found.graph.at(sizes),
+        plan=found.plan.at(sizes),
+        sizes=tuple(sorted(sizes.items())),
+    )
+
+
+def _comparisons(graph: Graph) -> int:
+    """The pairs of boxes that suppressions compare, which are no kernel's operations; an open
+    size."""
+    return sum(
+        integer(node.attrs, "room") * graph.types[node.inputs[1]].elements
+        for node in graph.nodes
+        if node.op == "non_max_suppression"
+    )
+
+
+def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
+    """Elements of values with these types, at these sizes of their ranges."""
+    return sum(at(each.elements, sizes) for each in types)
+
+
+def end_of(dimension: Dimension, *, last: bool) -> int:
+    """One end of a range; of one without an end a size some way off."""
+    if not last:
+        return dimension.low * dimension.multiple
+    if dimension.high is None:
+        return MOST * typical(open_size(dimension))
+    return dimension.high * dimension.multiple
+
+
+def _drawn(dimension: Dimension, draw: Random) -> int:
+    """A size of a range, whose orders of magnitude are alike."""
+    low, high = dimension.low, end_of(dimension, last=True) // dimension.multiple
+    share = draw.random()
+    number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
+    return min(max(number, low), high) * dimension.multiple
+
+
+def affordable(
+    known: Mapping[str, Dimension],
+    wanted: dict[str, int],
+    near: Mapping[str, int],
+    most: int,
+    cost: Callable[[Mapping[str, int]], int],
+) -> dict[str, int]:
+    """The sizes, taken nearer to others until the model has at most this cost."""
+    while wanted != near and cost(wanted) > most:
+        wanted = {
+            name: size
+            if size <= near[name]
+            else max(isqrt(size * near[name]) // known[name].multiple, 1) * known[name].multiple
+            for name, size in wanted.items()
+        }
+        if all(size <= near[name] + known[name].multiple for name, size in wanted.items()):
+            return dict(near)
+    return wanted

@@ -1,0 +1,163 @@
+"""A tuner without a job measures again what rests on one owner's word: what is served, and what
+the job that made it left provisional.
+
+Jobs come first: a few records at a time are measured, by workers that have nothing in hand, behind
+whatever a job asks for, and no longer than until a job comes.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.targets.target import Target
+from tilewright.db.standing import Witness
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.workers import Health
+from tilewright.service.jobs.device.leased_device import LeasedDevice
+from tilewright.service.jobs.evidence.confirmation import SecondMeasurements
+from tilewright.service.jobs.plan.model_tasks import task_of
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
+
+log = structlog.get_logger("tilewright.tuner")
+
+TURN = "weak records"
+"""The name of the turn: one tuner does it for all."""
+
+AGAIN = "again-"
+"""What requests are for begins so: no job's name does."""
+
+LOOK_SECONDS = 30.0
+"""Between two looks at what there is to do."""
+
+AT_A_TIME = 4
+"""Records: a job that comes waits for no more."""
+
+AGAIN_SECONDS = 3600.0
+"""A record that was measured, and still rests on one owner's word, is left alone for so long."""
+
+MOST_TRIED = 1000
+"""Records that are left alone at one time: the first of more are due again."""
+
+AWAY_SECONDS = 10.0
+"""Nobody waits for longer for a worker that has gone."""
+
+AFTER_JOBS = -1
+"""The priority of requests that wait for those of all jobs."""
+
+
+class WeakRecords:
+    """What one tuner does about the weak records of a database.
+
+    Args:
+        storage: the database.
+        name: of the tuner.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage = storage
+        self._name = name
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._tried: dict[str, float] = {}
+
+    def due(self) -> Sequence[StoredRecord]:
+        """A few records of one target that an idle worker could back better; empty without any, if
+        another tuner sees to it, and shortly after it was so. Raises StorageError."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_SECONDS:
+            return ()
+        self._looked_at = now
+        if not self.keep_turn():
+            return ()
+        # this tuner has nothing under way: what is there was asked for by one that has gone
+        left = self._storage.leases.unfinished(AGAIN)
+        if left:
+            self._storage.leases.cancel(request_ids=left)
+        tried = [(name, at) for name, at in self._tried.items() if now - at < AGAIN_SECONDS]
+        self._tried = dict(tried[-MOST_TRIED:])
+        weak = [
+            self._storage.ledger.weak(
+                target, CODEGEN_VERSION, workers, but=self._tried, limit=AT_A_TIME
+            )
+            for target, workers in self._idle_workers().items()
+        ]
+        found = max(filter(None, weak), key=lambda some: some[0].stored_at, default=())
+        self._tried |= {one.id: now for one in found}
+        return found
+
+    def keep_turn(self) -> bool:
+        """Whether it is this tuner's turn, which it then has for a few seconds more.
+
+        Asked all the while that `measure` takes: who has lost its turn leaves off. Raises
+        StorageError.
+        """
+        return self._storage.sweeps.take(TURN, self._name) is not None
+
+    def measure(
+        self,
+        due: Sequence[StoredRecord],
+        builder: Builder,
+        references: ReferenceCache,
+        token: CancelToken,
+    ) -> None:
+        """Measure them again, and note which hold, until the token is cancelled.
+
+        Raises:
+            CompilerError: if the kernels cannot be made.
+            DatabaseError: if the database fails.
+        """
+        storage = self._storage
+        first = due[0].record.key
+        target = Target.from_json(storage.workloads.target(first.target_key)[1])
+        texts = storage.workloads.workloads([one.record.key.workload_key for one in due])
+        tasks = [
+            task_of(
+                Workload.parse(texts[key.workload_key]), Mode(target, key.threads, key.numerics)
+            )
+            for key in (one.record.key for one in due)
+        ]
+        name = f"{AGAIN}{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
+        device = LeasedDevice(
+            storage,
+            name,
+            target,
+            CancelToken(),
+            token,
+            absent_seconds=AWAY_SECONDS,
+            priority=AFTER_JOBS,
+        )
+        again = SecondMeasurements(storage, builder, device, name, references, token)
+        try:
+            with device:
+                found = again.back(tasks, due)
+        except (Interrupted, JobCancelled):
+            return
+        finally:
+            storage.leases.cancel(job_id=name)
+        self._looked_at = float("-inf")  # there may be more
+        log.info("measured again", target=target.name, **found.to_json())
+
+    def _idle_workers(self) -> Mapping[str, Sequence[Witness]]:
+        """Workers with nothing in hand, by the targets that nothing is queued for."""
+        busy = self._storage.leases.in_hand()
+        found: dict[str, list[Witness]] = {}
+        for worker in self._storage.workers.presences().values():
+            if worker.health is Health.HEALTHY and not busy.get(worker.id):
+                for target in worker.target_keys:
+                    found.setdefault(target, []).append(Witness(worker.id, worker.owner or ""))
+        waiting = self._storage.leases.waiting_targets(found)
+        return {target: workers for target, workers in found.items() if target not in waiting}

@@ -1,0 +1,1 @@
+"""Inputs of a model for verification and timing: given by the user, or random."""

@@ -1,0 +1,130 @@
+"""Real inputs as data of a job: uploaded files of samples, and numbers that fill inputs.
+
+Who reads them does it in a bounded process: a file of a few bytes may claim to hold gigabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError
+from tilewright.compiler.frontend.dimensions import check_dims, model_ports
+from tilewright.compiler.frontend.model_file import ModelSource, read_model
+from tilewright.service.arrays import ArraysError, load_arrays
+from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.service.quantize.samples import Input, model_inputs, samples_of
+
+if TYPE_CHECKING:
+    from tilewright.service.jobs.plan.planning import SizeChoice
+
+
+class InvalidSamplesError(CompilerError):
+    """A file of samples is wrong; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesFile:
+    """A file of samples, and its name for people."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFiles:
+    """What a job is given.
+
+    Attributes:
+        files: of samples, each an .npz file of arrays by input name.
+        values: of inputs, by name.
+        limit_bytes: the most that all samples may hold together.
+    """
+
+    files: tuple[SamplesFile, ...] = ()
+    values: Mapping[str, float] | None = None
+    limit_bytes: int = 0
+
+    def read(self, model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> GivenInputs:
+        """The inputs that they hold.
+
+        Args:
+            model: whose inputs they are.
+            sizes: of its dimensions; one with a single integer has it in each sample.
+
+        Raises:
+            InvalidArgumentError: if a value names no input, or one that cannot hold it.
+            InvalidSamplesError: naming the file that is wrong.
+            QuantizeError: naming the file, and the array in it, that does not fit the model.
+        """
+        if not self.files and not self.values:
+            return NONE_GIVEN
+        inputs = inputs_at(model, sizes)
+        values = checked_values(self.values or {}, inputs)
+        if not self.files:
+            return GivenInputs((), values)
+        return GivenInputs(tuple(samples_of(self._arrays(), inputs, values)), values)
+
+    def _arrays(self) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+        left = self.limit_bytes
+        for file in self.files:
+            arrays = read_samples_file(file, left)
+            left -= sum(array.nbytes for array in arrays.values())
+            yield file.name, arrays
+
+
+def shown_name(digest: str) -> str:
+    """What messages call an uploaded file."""
+    return f"samples {digest[:12]}"
+
+
+def stored_digests(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files of samples that the options of a job name."""
+    return tuple(options.get("samples", ()))
+
+
+def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarray]:
+    """The arrays of a file of samples. Raises InvalidSamplesError."""
+    try:
+        return load_arrays(file.path, file.name, limit_bytes)
+    except ArraysError as error:
+        raise InvalidSamplesError(str(error)) from error
+
+
+def inputs_at(model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> tuple[Input, ...]:
+    """The inputs of a model whose dimensions have the sizes that are single integers.
+
+    Raises:
+        CompilerError: if a dimension is unknown, or an input is not a tensor of numbers.
+    """
+    graph = read_model(model).proto.graph
+    single = {name: listed[0] for name, listed in sizes.items() if len(listed) == 1}
+    numbers = {name: size for name, size in single.items() if isinstance(size, int)}
+    check_dims(graph, numbers)
+    return model_inputs(graph, model_ports(graph).fixed(numbers).inputs)
+
+
+def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict[str, float]:
+    """The values as the inputs hold them. Raises InvalidArgumentError."""
+    known = {one.name: one.dtype for one in inputs}
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        if name not in known:
+            names = ", ".join(f"'{each}'" for each in known)
+            raise InvalidArgumentError(f"a value is for '{name}', the inputs are {names}")
+        dtype = known[name]
+        try:
+            number = float(value) if dtype.kind == "f" else int(value)
+            np.array(number, dtype)
+            held = dtype.kind == "f" or (dtype.kind != "O" and number == value)
+        except (OverflowError, ValueError):  # infinity and no number are no integers
+            held = False
+        if not held:
+            holds = "text" if dtype.kind == "O" else dtype
+            raise InvalidArgumentError(f"the value {value} of input '{name}': it holds {holds}")
+        found[name] = number
+    return found

@@ -1,0 +1,129 @@
+"""Inputs whose drawn values make a model fail: a number selects a branch that cannot be run, or a
+loop that does not end. The user is told which input to give, before anything is tuned if possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.graph.ir import Graph, Node
+from tilewright.compiler.ops.control import NOT_ENDED
+from tilewright.compiler.ops.interpret import run_graph
+from tilewright.compiler.passes.dead_code import dead_code
+from tilewright.service.jobs.evidence.verification import input_ports
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.measure.model_runs import draw_inputs
+
+FEW = 1 << 20
+"""Most elements of values that are computed to know a condition before a job tunes."""
+
+
+@contextmanager
+def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
+    """For what runs a model on drawn inputs: `with_inputs` for its errors.
+
+    Raises:
+        InvalidInputError: if the model fails for the inputs, naming those to give.
+    """
+    try:
+        yield
+    except InvalidInputError as error:
+        raise with_inputs(error, plans) from error
+
+
+def check_draws(plans: Sequence[Planned]) -> None:
+    """Compute the conditions of branches that cannot be run, where few numbers decide about them.
+
+    Raises:
+        InvalidInputError: if drawn inputs select such a branch, naming the inputs to give.
+    """
+    for planned in plans:
+        message = "" if planned.stages is not None else _refusal(planned)
+        if message:
+            raise with_inputs(InvalidInputError(message), plans)
+
+
+def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
+    """The error with the inputs to give; as it is if no drawn input decides about it."""
+    for planned in plans:
+        drawn = _drawn(planned)
+        names = [name for name in deciding_inputs(planned.graph, str(error)) if name in drawn]
+        if names:
+            values = " ".join(f"--value '{name}=NUMBER'" for name in names)
+            listed = ", ".join(f"'{name}'" for name in names)
+            return InvalidInputError(
+                f"{error}; that follows from {listed}, which nobody gave, so that it was drawn: "
+                f"give {values}, or real inputs with --samples"
+            )
+    return error
+
+
+def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
+    """The inputs of a graph from which it follows that a run ends with an error."""
+    pending = [value for node in graph.nodes for value in _deciding(node, message)]
+    seen = set(pending)
+    while pending:
+        node = graph.producer(pending.pop())
+        if node is not None:
+            pending += [value for value in node.inputs if value not in seen]
+            seen.update(node.inputs)
+    return tuple(value for value in graph.inputs if value in seen)
+
+
+def _deciding(node: Node, message: str) -> Collection[str]:
+    """The operands of a node that decide whether it ends the run with this error."""
+    if node.op == "loop" and NOT_ENDED in message:
+        return node.inputs
+    for body in node.bodies:
+        if any(text in message for text in _refusals(body)):
+            return node.inputs[:1]
+        if any(text in message for inner in body.walk() for text in _refusals(inner)):
+            return node.inputs
+    return ()
+
+
+def _refusals(body: Graph) -> list[str]:
+    """The errors with which nodes of a body end the run."""
+    return [str(node.attr("message")) for node in body.nodes if node.op == "refuse"]
+
+
+def _drawn(planned: Planned) -> frozenset[str]:
+    """The inputs of a plan that nobody gave; none of a stage, whose inputs are values."""
+    if planned.stages is not None:
+        return frozenset()
+    provided = planned.request.given.provided(input_ports(planned))
+    return frozenset(planned.graph.inputs) - provided.keys()
+
+
+def _refusal(planned: Planned) -> str:
+    """The error with which a branch ends the runs on the first drawn inputs; "" if there is none,
+    or the condition is not known of few numbers."""
+    graph, ports = planned.graph, input_ports(planned)
+    given = planned.request.given.provided(ports)
+    for node in graph.nodes:
+        if node.op != "branch" or not any(map(_refusals, node.bodies)):
+            continue
+        condition = dead_code(graph.replace(outputs=node.inputs[:1]))
+        read = {*node.inputs[:1], *(value for each in condition.nodes for value in each.inputs)}
+        inputs = [port for port in ports if port.name in read]
+        made = [value for each in condition.nodes for value in each.outputs]
+        elements = sum(
+            condition.types[value].elements for value in (*made, *(p.name for p in inputs))
+        )
+        if elements > FEW or any(each.bodies for each in condition.nodes):
+            continue
+        condition = condition.replace(inputs=[port.name for port in inputs])
+        arrays = {p.name: given[p.name] for p in inputs if p.name in given}
+        (chosen,) = run_graph(condition, {**draw_inputs(inputs), **arrays})
+        refused = _refusals(_chosen(node, bool(chosen)))
+        if refused:
+            return refused[0]
+    return ""
+
+
+def _chosen(node: Node, condition: bool) -> Graph:
+    body = node.attr("then" if condition else "otherwise")
+    assert isinstance(body, Graph)
+    return body

@@ -1,0 +1,54 @@
+"""Inputs of a model that runs in stages, since its data decide sizes, where nobody gives any."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+
+from tilewright.compiler.errors import CompilerError, InvalidInputError
+from tilewright.compiler.runtime.guarded import GuardedModel
+from tilewright.compiler.runtime.packing import Array
+from tilewright.compiler.sizes.hinted_ranges import Shares
+from tilewright.compiler.sizes.ranges import default_range
+from tilewright.service.jobs.inputs.given_inputs import GivenInputs
+from tilewright.service.jobs.report.shown_sizes import hinted_sizes
+
+DRAWN = (
+    "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"
+)
+"""What a user is told of times."""
+
+
+def staged_inputs(
+    executable: GuardedModel,
+    given: GivenInputs,
+    shares: Shares | None = None,
+    ranges: Collection[str] = (),
+) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
+    """Sizes of the open dimensions as `hinted_sizes` gives them, and inputs that the model takes.
+
+    Numbers are drawn, and texts are empty.
+
+    Raises:
+        InvalidArgumentError: as `hinted_sizes` does.
+        InvalidInputError: if the model fails for what was drawn, naming the inputs to give.
+    """
+    # a dimension of which nobody gave a range may have any size
+    open_ranges = [executable.ranges.get(n) or default_range(n) for n in executable.open]
+    for sizes in hinted_sizes(executable.ports, open_ranges, shares, ranges):
+        texts = executable.texts_at(sizes)
+        drawn = given.draw(executable.inputs_at(sizes))
+        inputs = {**drawn, **{name: np.full(shape, "") for name, shape in texts.items()}}
+        try:
+            executable.run(inputs)
+        except CompilerError as error:
+            raise InvalidInputError(
+                f"the model fails for inputs that are drawn ({error}): give real ones of "
+                f"{_named(inputs)} with --samples, or single numbers with --value"
+            ) from error
+        yield sizes, inputs
+
+
+def _named(inputs: Mapping[str, Array]) -> str:
+    return ", ".join(f"'{name}'" for name in inputs)

@@ -1,0 +1,1 @@
+"""Stored schedules, families and cost models that a job starts from, and their exchange."""

@@ -1,0 +1,134 @@
+"""A model compiled in this process with what the database knows of it.
+
+storage = open_storage(Settings())
+known = KnownModel("model.onnx", storage)
+executable = known.compile()
+known.settled[0].verdict       # whether the tuned program is served, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tilewright.compiler import driver
+from tilewright.compiler.frontend.dimensions import model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.options import CompileOptions
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.runtime.model import Model
+from tilewright.compiler.runtime.ports import Sizes
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
+from tilewright.compiler.sizes.ranges import SizeRange
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.evidence.end_to_end import Settled, settle
+from tilewright.service.jobs.plan.planning import (
+    ModelRequest,
+    OpenPlan,
+    Planned,
+    model_digest,
+    planned_for_ranges,
+    profiled,
+)
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """Plans and schedules of one model for this machine, settled program by program
+    (`no_regret.settle`).
+
+    One program serves all sizes of open dimensions. Sizes that a job tuned the model at have
+    programs of their own, which are settled when they are first met; so have sizes that no range
+    serves. The race of a size decides for that size. A kernel that programs share is that of the
+    one that was made first.
+
+    Attributes:
+        settled: what was served, without the plans; one entry for each program that was compiled.
+    """
+
+    model: str | Path | bytes
+    storage: Storage
+    mode: Mode = field(default_factory=Mode)
+    settled: list[Settled] = field(default_factory=list, init=False)
+    _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
+    _source: Path | bytes = field(init=False)
+    _digest: str = field(default="", init=False)
+    _given: frozenset[str] = field(default=frozenset(), init=False)
+    """Dimensions that the caller gave sizes or ranges."""
+    _shares: Shares = field(default_factory=dict, init=False)
+    """Hints that the caller states."""
+
+    def __post_init__(self) -> None:
+        self._source = Path(self.model) if isinstance(self.model, str) else self.model
+
+    def compile(
+        self, dims: Mapping[str, SizeRange] | None = None, into: Path | None = None
+    ) -> Model:
+        """Compile for sizes or ranges of named dimensions, as `tilewright.compile_model` does, and
+        write an artifact if there is one program (`tilewright.compiler.driver.compile_with`).
+
+        Raises:
+            CompilerError: naming what is wrong with the model or the arguments.
+        """
+        self._shares = hinted_shares({name: [size] for name, size in (dims or {}).items()})
+        self._given = frozenset(
+            n for n, size in (dims or {}).items() if as_hinted(n, size).dimension is not None
+        )
+        return driver.compile_with(
+            self._source,
+            CompileOptions(
+                self.mode,
+                dims=dims or {},
+                schedules=self,
+                planner=self._plan,
+                own_sizes=self._tuned_sizes(dims or {}),
+            ),
+            into,
+        )
+
+    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
+        """The schedule that is served (`tilewright.compiler.program.kernels.ScheduleSource`)."""
+        return self._schedules.get(workload_key)
+
+    def _tuned_sizes(self, dims: Mapping[str, SizeRange]) -> list[Sizes]:
+        """Sizes of the dimensions that `dims` leave open, of jobs that agree with its numbers."""
+        given = {n: d for n, d in dims.items() if isinstance(d, int)}
+        known = self.storage.tuned_sizes.list(self._model_digest(), self.mode)
+        return [
+            tuple(sorted((name, size) for name, size in each.items() if name not in given))
+            for each in known
+            if given.items() <= each.items() and len(each) > len(given)
+        ]
+
+    def _model_digest(self) -> str:
+        if not self._digest:
+            self._digest = model_digest(self._source)
+        return self._digest
+
+    def _plan(self, graph: Graph, sizes: Mapping[str, int] | None) -> GraphPlan:
+        """The plan that is served; from now on `best` knows the schedules of its workloads."""
+        digest = self._model_digest()
+        dims = dict(sizes or {})
+        request = ModelRequest(self._source, self.mode, dims, digest)
+        plan = driver.make_plan(driver.optimise(graph, self.mode), self.mode)
+        if graph.dimensions:
+            ports = model_ports(read_model(self._source).proto.graph)
+            free = [d for d in graph.dimensions if d.name not in self._given]
+            known = {d.name for d in graph.dimensions}
+            shares = {name: each for name, each in self._shares.items() if name in known}
+            open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, shares)
+            planned = planned_for_ranges(request, open_plan)
+        else:
+            planned = Planned(request, graph, plan)
+        settled = settle([planned], self.storage)
+        (served,) = settled.planned
+        for workload, _ in served.workloads:
+            schedule = settled.schedules.best(workload.key, self.mode)
+            self._schedules.setdefault(workload.key, schedule)
+        # the graphs go: a model's weights are in them
+        self.settled.append(replace(settled, planned=()))
+        return served.served_plan

@@ -1,0 +1,294 @@
+"""The best answer there is for a workload that may never have been tuned, and how sure it is.
+
+In this order: its own record; the record of a workload that differs in numbers alone; that of
+another target with the same instructions; that of the nearest shape; the default. What a schedule
+loses that was tuned for something else is estimated by what such schedules lost where both were
+measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.targets.target import Target
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.shapes import Relative, distance
+from tilewright.service.jobs.device.job_target import target_names, target_of_key
+from tilewright.service.jobs.knowledge.families import relatives_of, shape_of
+from tilewright.tuner.measure.measurement import RecordKey
+
+LIKE = 1.5
+"""Pairs of shapes tell of a distance if theirs is at most so many times as large."""
+
+LEAST_DISTANCE = 0.1
+"""Distances below this are alike: a tenth of a doubling of every size."""
+
+MOST_RELATIVES = 60
+"""The nearest shapes that are compared with each other."""
+
+
+MOST_RECORDS = 500
+"""Newest records of another target that tell what its schedules lose here."""
+
+
+class Match(StrEnum):
+    """What an answer rests on."""
+
+    EXACT = "exact"
+    OTHER_NUMBERS = "other-numbers"
+    SAME_INSTRUCTIONS = "same-instructions"
+    NEAREST_SHAPE = "nearest-shape"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A schedule, and how sure it is.
+
+    Attributes:
+        match: what it rests on.
+        schedule: valid for the workload that was asked about.
+        record: the record that it is from; None for the default.
+        run_seconds: what it takes there, if that was measured.
+        expected_loss: by what share it is expected to be slower than what tuning would find; None
+            if no measurement tells.
+        pairs: how many measured pairs say so.
+        distance: root mean square of the binary logarithms of the ratios of sizes.
+        sentence: the same for people.
+    """
+
+    match: Match
+    schedule: Schedule
+    record: StoredRecord | None
+    run_seconds: float | None
+    expected_loss: float | None
+    pairs: int
+    distance: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    """What schedules lost that were tuned for something else."""
+
+    expected: float | None
+    pairs: int
+
+    @classmethod
+    def of(cls, losses: Sequence[float]) -> _Losses:
+        return cls(statistics.median(losses) if losses else None, len(losses))
+
+    def sentence(self) -> str:
+        if self.expected is None:
+            return "no measurement tells what it loses"
+        pairs = "one pair" if self.pairs == 1 else f"{self.pairs} pairs"
+        return f"{self.expected:.0%} slower than tuned is expected, by {pairs} of measurements"
+
+
+def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
+    """The schedule to use for a workload, known or not.
+
+    Raises:
+        NotFoundError: if the workload's text was never seen here.
+        CompilerError: if no template takes the workload.
+    """
+    key = RecordKey(workload_key, *mode.key)
+    stored = storage.ledger.served([key]).get(key)
+    if stored is not None:
+        return _exact(stored)
+    workload = Workload.parse(storage.workloads.workload(workload_key))
+    space = schedule_space(workload, mode)
+    for stored in relatives_of(workload, key, storage):
+        if stored.record.schedule in space:
+            return _other_numbers(stored, storage, key)
+    found = _same_instructions(storage, key, mode.target)
+    if found is not None and found.schedule in space:
+        return found
+    storage.shapes.index(shape_of)
+    # a range is looked for, and found, by its typical sizes
+    fixed = workload.typical()
+    near = storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
+    default = untuned_schedule(workload, mode)
+    times = storage.shapes.times(
+        [workload_key, *(each.workload_key for _, each in near)], *mode.key
+    )
+    fallback = _default(workload_key, default, near, times, storage, mode)
+    records = storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
+    for away, each in near:
+        stored = records.get(RecordKey(each.workload_key, *mode.key))
+        if stored is None or stored.record.schedule not in space:
+            continue
+        losses = _shape_losses(near, records, times, away)
+        worse = (
+            losses.expected is not None
+            and fallback.expected_loss is not None
+            and losses.expected > fallback.expected_loss
+        )
+        if worse:
+            break
+        name = storage.workloads.workload(each.workload_key).splitlines()[1]
+        return Answer(
+            Match.NEAREST_SHAPE,
+            stored.record.schedule,
+            stored,
+            times.get(workload_key, {}).get(stored.record.schedule.digest),
+            losses.expected,
+            losses.pairs,
+            away,
+            f"tuned for another shape ({name}): {losses.sentence()}",
+        )
+    return fallback
+
+
+def _exact(stored: StoredRecord) -> Answer:
+    interval = stored.record.measurement.interval
+    sure = "" if interval is None else f", undisturbed {interval.low:.3g} to {interval.high:.3g} s"
+    samples = len(stored.record.measurement.samples_seconds)
+    return Answer(
+        Match.EXACT,
+        stored.record.schedule,
+        stored,
+        stored.record.run_seconds,
+        0.0,
+        0,
+        0.0,
+        f"tuned for this workload and target: the fastest of {samples} samples{sure}, "
+        f"{stored.backing.sentence}",
+    )
+
+
+def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
+    """The record of a relative, whose kernel does the same with other numbers.
+
+    What it loses is not guessed: it is known only where it was measured here beside another.
+    """
+    times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
+    here = times.get(key.workload_key, {})
+    seconds = here.get(stored.record.schedule.digest)
+    pairs = [seconds / min(here.values()) - 1.0] if seconds is not None and len(here) > 1 else []
+    losses = _Losses.of(pairs)
+    return Answer(
+        Match.OTHER_NUMBERS,
+        stored.record.schedule,
+        stored,
+        seconds,
+        losses.expected,
+        losses.pairs,
+        0.0,
+        f"tuned for a workload that differs in numbers alone, such as scales: {losses.sentence()}",
+    )
+
+
+def _same_instructions(storage: Storage, key: RecordKey, target: Target) -> Answer | None:
+    """The record of a target for which the same code could be generated."""
+    for other_key, name in target_names(storage).items():
+        if other_key == target.key:
+            continue
+        other = target_of_key(other_key, storage)
+        same = (other.arch, set(other.features), other.vector_bits) == (
+            target.arch,
+            set(target.features),
+            target.vector_bits,
+        )
+        if not same:
+            continue
+        there = RecordKey(key.workload_key, other_key, key.threads, key.numerics)
+        stored = storage.ledger.served([there]).get(there)
+        if stored is None:
+            continue
+        losses = _target_losses(storage, key, other_key)
+        return Answer(
+            Match.SAME_INSTRUCTIONS,
+            stored.record.schedule,
+            stored,
+            None,
+            losses.expected,
+            losses.pairs,
+            0.0,
+            f"tuned for '{name}', which has the same instructions: {losses.sentence()}",
+        )
+    return None
+
+
+def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
+    """What the other target's records lost where their schedules were measured on this target."""
+    there = storage.ledger.list(
+        target_key=other,
+        threads=key.threads,
+        numerics=key.numerics,
+        state=Standing.CONFIRMED,
+        limit=MOST_RECORDS,
+    )
+    keys = [one.record.key.workload_key for one in there]
+    times = storage.shapes.times(keys, key.target_key, key.threads, key.numerics)
+    losses = []
+    for one in there:
+        here = times.get(one.record.key.workload_key, {})
+        seconds = here.get(one.record.schedule.digest)
+        if seconds is not None and len(here) > 1:
+            losses.append(seconds / min(here.values()) - 1.0)
+    return _Losses.of(losses)
+
+
+def _shape_losses(
+    near: Sequence[tuple[float, Relative]],
+    records: Mapping[RecordKey, StoredRecord],
+    times: Mapping[str, Mapping[str, float]],
+    away: float,
+) -> _Losses:
+    """What one shape's schedule lost on another, for pairs that are about as far apart."""
+    schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
+    losses = []
+    for _, one in near:
+        for _, other in near:
+            if one is other or other.workload_key not in schedules:
+                continue
+            here = times.get(one.workload_key, {})
+            seconds = here.get(schedules[other.workload_key])
+            apart = distance(one.sizes, other.sizes)
+            if seconds is not None and apart <= LIKE * max(away, LEAST_DISTANCE):
+                losses.append(seconds / min(here.values()) - 1.0)
+    return _Losses.of(losses)
+
+
+def _default(
+    workload_key: str,
+    default: Schedule,
+    near: Sequence[tuple[float, Relative]],
+    times: Mapping[str, Mapping[str, float]],
+    storage: Storage,
+    mode: Mode,
+) -> Answer:
+    losses = []
+    texts = storage.workloads.workloads([each.workload_key for _, each in near])
+    for _, each in near:
+        here = times.get(each.workload_key, {})
+        try:
+            relative = Workload.parse(texts[each.workload_key])
+            untuned = untuned_schedule(relative, mode)
+        except (CompilerError, KeyError):
+            continue  # of another release
+        seconds = here.get(untuned.digest)
+        if seconds is not None and len(here) > 1:
+            losses.append(seconds / min(here.values()) - 1.0)
+    found = _Losses.of(losses)
+    return Answer(
+        Match.DEFAULT,
+        default,
+        None,
+        times.get(workload_key, {}).get(default.digest),
+        found.expected,
+        found.pairs,
+        None,
+        f"the untuned default: {found.sentence()}",
+    )

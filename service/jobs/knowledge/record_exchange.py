@@ -1,0 +1,193 @@
+"""Tuning records out of a database and into another: a workload tuned once, by anyone, is tuned.
+
+Records that are served go out, signed with the service's key. What comes in was signed by a key
+that is trusted, and is checked; it is served where nothing faster is known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from tilewright.compiler.targets.target import Target
+from tilewright.db.standing import Standing
+from tilewright.db.storage import Storage
+from tilewright.db.stores.pages import Position
+from tilewright.service.jobs.knowledge.record_lines import (
+    RecordLine,
+    RecordLineError,
+    read_line,
+    write_line,
+)
+from tilewright.service.signing import SigningKey
+from tilewright.tuner.measure.measurement import Phase, Trial, TuningRecord
+
+PAGE = 500
+
+LONGEST_WORKER = 200
+"""Characters of the name of a foreign worker that are kept."""
+
+PORTION = 200
+"""Lines that are taken in in one transaction: on SQLite nobody else writes meanwhile."""
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of the lines of an import.
+
+    `served` are new and the fastest known, `slower` are kept beside a faster one, `known` were here
+    before, whatever became of them. `refused` are the numbers of lines, from 1, with a reason.
+    """
+
+    served: int = 0
+    slower: int = 0
+    known: int = 0
+    refused: list[tuple[int, str]] = field(default_factory=list)
+
+    def __add__(self, later: Imported) -> Imported:
+        """Both together."""
+        return Imported(
+            self.served + later.served,
+            self.slower + later.slower,
+            self.known + later.known,
+            self.refused + later.refused,
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of each."""
+        return {
+            "served": self.served,
+            "slower": self.slower,
+            "known": self.known,
+            "refused": len(self.refused),
+        }
+
+
+def export_records(
+    storage: Storage,
+    key: SigningKey,
+    *,
+    target_key: str | None = None,
+    threads: int | None = None,
+    numerics: str | None = None,
+) -> Iterator[str]:
+    """Signed lines of the records that are served, the newest first."""
+    targets: dict[str, Target] = {}
+    after: Position | None = None
+    while True:
+        page = storage.ledger.list(
+            target_key=target_key,
+            threads=threads,
+            numerics=numerics,
+            state=Standing.CONFIRMED,
+            limit=PAGE,
+            after=after,
+        )
+        for stored in page:
+            name = stored.record.key.target_key
+            if name not in targets:
+                targets[name] = Target.from_json(storage.workloads.target(name)[1])
+            text = storage.workloads.workload(stored.record.key.workload_key)
+            line = RecordLine(
+                stored.record, text, targets[name], stored.confirmation, stored.stored_at
+            )
+            yield write_line(line, key)
+        after = page.next
+        if after is None:
+            return
+
+
+def checked_lines(
+    lines: Iterable[str], trusted: Collection[str]
+) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
+    """Each line that is not blank with its number, from 1: the record, or what is wrong."""
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        try:
+            line = read_line(text)
+            if line.signer not in trusted:
+                raise RecordLineError(f"'{line.signer}' signed it, whom nobody here trusts")
+        except RecordLineError as error:
+            yield number, error
+        else:
+            yield number, line
+
+
+def import_records(
+    lines: Iterable[str],
+    storage: Storage,
+    trusted: Collection[str],
+    note: Callable[[Imported], None] = lambda done: None,
+) -> Imported:
+    """Take signed records in, so many at a time: each portion whole or not at all.
+
+    If the database fails, the portions before are there. Doing it again changes nothing. A record
+    that somebody withdrew here stays withdrawn.
+
+    Args:
+        lines: as `export_records` gives them.
+        storage: where they go.
+        trusted: public keys whose records are believed.
+        note: told what became of a portion, within its transaction.
+
+    Raises:
+        DatabaseError: if the database fails.
+    """
+    checked = checked_lines(lines, trusted)
+    done = Imported()
+    while True:
+        portion = list(islice(checked, PORTION))
+        if portion or done == Imported():
+            done += _take_in(portion, storage, note)
+        if len(portion) < PORTION:
+            return done
+
+
+def _take_in(
+    portion: Sequence[tuple[int, RecordLine | RecordLineError]],
+    storage: Storage,
+    note: Callable[[Imported], None],
+) -> Imported:
+    """What became of these lines, all in one transaction."""
+    refused = [(number, str(line)) for number, line in portion if isinstance(line, RecordLineError)]
+    good = [line for _, line in portion if isinstance(line, RecordLine)]
+    both = [(_foreign(line), line) for line in good]
+    texts = {record.key.workload_key: line.workload for record, line in both}
+    targets = {record.key.target_key: line.target for record, line in both}
+    with storage.ledger.adopting():
+        storage.workloads.put_workloads(texts)
+        for key, target in sorted(targets.items()):
+            storage.workloads.put_target(key, target.name, target.to_json())
+        storage.records.add_trials([_trial(record) for record, _ in both])
+        new = [(record, line.confirmation) for record, line in both]
+        states = Counter(storage.ledger.adopt(new))
+        served, known = states[Standing.CONFIRMED], states[None]
+        done = Imported(served, len(good) - served - known, known, refused)
+        note(done)
+    return done
+
+
+def _foreign(line: RecordLine) -> TuningRecord:
+    """The record, whose worker is told apart from those of this service by the key. Of a name that
+    is longer than any of ours, the beginning: it is part of an index."""
+    measurement = line.record.measurement
+    worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"
+    return replace(line.record, measurement=replace(measurement, worker=worker))
+
+
+def _trial(record: TuningRecord) -> Trial:
+    """What the search of a later job starts from."""
+    return Trial(
+        record.trial_id,
+        record.key,
+        record.schedule,
+        record.measurement,
+        Phase.FINAL,
+        "",
+        record.codegen_version,
+        "imported",
+    )

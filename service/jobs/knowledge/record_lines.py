@@ -1,0 +1,144 @@
+"""A tuning record as a signed line of JSON, and back.
+
+A line says everything that the record means: the text of its workload, the target, the schedule,
+and the measurements with the device that made them. Keys are computed from these and not believed.
+The signature is over the canonical JSON of `record`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.mode import NUMERICS
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.compiler.targets.target import Target
+from tilewright.db.types import canonical_json
+from tilewright.service.signing import SigningKey, is_public_key, is_signed
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.tuner.random_sizes import points_at
+
+FORMAT = 1
+
+LONGEST_LINE = 4 << 20
+"""Characters of a line that is read."""
+
+
+class RecordLineError(CompilerError):
+    """A line that is no record, or that nobody signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record, with what its keys stand for, and who signed it.
+
+    `confirmation` is the second measurement, if there was one. `stored_at` is in Unix seconds.
+    """
+
+    record: TuningRecord
+    workload: str
+    target: Target
+    confirmation: Measurement | None
+    stored_at: float
+    signer: str = ""
+
+
+def write_line(line: RecordLine, key: SigningKey) -> str:
+    """The signed line, without its end."""
+    record = line.record
+    content = {
+        "format": FORMAT,
+        "workload": line.workload,
+        "target": line.target.to_json(),
+        "threads": record.key.threads,
+        "numerics": record.key.numerics,
+        "schedule": record.schedule.to_json(),
+        "measurement": record.measurement.to_json(),
+        "confirmation": None if line.confirmation is None else line.confirmation.to_json(),
+        "trial_id": record.trial_id,
+        "codegen_version": record.codegen_version,
+        "compiler_version": record.compiler_version,
+        "stored_at": line.stored_at,
+    }
+    text = canonical_json(content)
+    by = canonical_json({"signer": key.public, "signature": key.sign(text.encode())})
+    return f'{{"record":{text},{by[1:]}'
+
+
+def read_line(text: str) -> RecordLine:
+    """Read a line and check its signature.
+
+    Raises:
+        RecordLineError: saying what is wrong with it.
+    """
+    if len(text) > LONGEST_LINE:
+        raise RecordLineError(f"a line of {len(text)} characters, {LONGEST_LINE} are the most")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordLineError("this is no JSON") from error
+    if not isinstance(data, dict) or not isinstance(data.get("record"), dict):
+        raise RecordLineError("this is no tuning record")
+    content, signer, signature = data["record"], data.get("signer"), data.get("signature")
+    if not isinstance(signer, str) or not isinstance(signature, str) or not is_public_key(signer):
+        raise RecordLineError("nobody signed it")
+    if not is_signed(canonical_json(content).encode(), signature, signer):
+        raise RecordLineError(f"it was changed after '{signer}' signed it")
+    if content.get("format") != FORMAT:
+        raise RecordLineError(f"format {content.get('format')!r}, this release reads {FORMAT}")
+    try:
+        return replace(_line(content), signer=signer)
+    except CompilerError as error:
+        raise RecordLineError(str(error)) from error
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise RecordLineError(f"a field is missing or wrong: {error}") from error
+
+
+def _line(content: Mapping[str, Any]) -> RecordLine:
+    workload = Workload.parse(content["workload"])
+    if workload.text() != content["workload"]:
+        raise ValueError("the workload's text is not canonical")
+    target = Target.from_json(content["target"])
+    threads, numerics = content["threads"], content["numerics"]
+    if type(threads) is not int or not 1 <= threads <= 256 or numerics not in NUMERICS:
+        raise ValueError("threads or numerics")
+    record = TuningRecord(
+        RecordKey(workload.key, target.key, threads, numerics),
+        Schedule.from_json(content["schedule"]),
+        _certified(Measurement.from_json(content["measurement"]), workload),
+        _name(content["trial_id"]),
+        _name(content["codegen_version"]),
+        _name(content["compiler_version"]),
+    )
+    second = content["confirmation"]
+    return RecordLine(
+        record,
+        workload.text(),
+        target,
+        None if second is None else Measurement.from_json(second),
+        float(content["stored_at"]),
+    )
+
+
+def _certified(measurement: Measurement, workload: Workload) -> Measurement:
+    """Raises ValueError for what no record is made of."""
+    if not measurement.certified:
+        raise ValueError(f"the measurement has no certificate: {measurement.status}")
+    samples = measurement.samples_seconds
+    if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
+        raise ValueError("the measurement's times are no times")
+    at_sizes = points_at(workload, measurement.distribution)
+    if bool(workload.dimensions) != bool(at_sizes) or len(at_sizes) != len(measurement.at_sizes):
+        raise ValueError("the measurement is not at sizes of the workload")
+    return measurement
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 200:
+        raise ValueError("a name is no text, or too long")
+    return value

@@ -1,0 +1,152 @@
+"""Jobs that want the same tuned share the work: one measures, the others adopt what it finds.
+
+A job takes its tasks before it spends trials on them. What another job has in hand it puts off; it
+tunes what it got, gives that back, and looks again: the other's records and trials are there by
+then. If everything that is left is in other hands it waits, and no worker with it. It holds nothing
+while it waits, so no two jobs wait for each other. It does not wait for ever: another job may not
+get on, because its worker is sick. Then this one measures by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.db.stores.open_tasks import OpenTask
+from tilewright.service.jobs.pipeline.job_spec import LEAST_SECONDS, JobBudget
+from tilewright.service.jobs.process.job_lease import JobLease
+from tilewright.tuner.events import Finished
+from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.tasks import Task
+
+LOOK_SECONDS = 1.0
+"""Between two looks at whether the others are done."""
+
+PATIENCE = 2
+"""A job waits until others made so many times the trials that it may spend: one with the same
+budget comes to its end before."""
+
+QUIET_SECONDS = 300.0
+"""A job waits no longer for others that measure nothing new for so long. Their second measurements
+and races take less."""
+
+Tune = Callable[[list[Task], JobBudget], Finished]
+
+
+class Sharing(Protocol):
+    """What a job shares with others while it runs."""
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        """Tune tasks with `tune`, but for those that another job tunes."""
+
+
+class Unshared:
+    """A job that no other knows of: `tilewright tune`."""
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        return tune(tasks, budget)
+
+
+UNSHARED = Unshared()
+
+
+class SharedTasks:
+    """A job of the database, which tells the others what it has in hand.
+
+    Args:
+        storage: where they tell each other.
+        hold: of the job; waiting ends with it.
+        waiting: called when the job begins to wait for others.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        hold: JobLease,
+        waiting: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._hold = hold
+        self._waiting = waiting
+        self._clock = clock
+
+    def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
+        """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
+        ends = None if budget.seconds is None else self._clock() + budget.seconds
+        others_before: int | None = None
+        others_last, heard = 0, self._clock()
+        tuned: set[OpenTask] = set()
+        while True:
+            known = self._known(tasks)
+            left = [t for t in tasks if _open_task(t) not in tuned and t.key not in known]
+            mine = self._take([_open_task(task) for task in left])
+            got = [task for task in left if _open_task(task) in mine]
+            seconds = None if ends is None else max(LEAST_SECONDS, ends - self._clock())
+            rest = replace(budget, seconds=seconds)
+            try:
+                if len(got) == len(left):
+                    return tune(tasks, rest)
+                if got:
+                    finished = tune(got, _part(rest, len(got) / len(left)))
+                    if finished.cancelled:
+                        return finished
+                    tuned |= mine
+                    others_before, heard = None, self._clock()
+                    continue
+            finally:
+                self._release()
+            made = self._trials_of_others(left)
+            if others_before is None:
+                others_before = made
+                self._waiting()
+            if made != others_last:
+                others_last, heard = made, self._clock()
+            over = ends is not None and self._clock() >= ends
+            if over or made - others_before >= PATIENCE * budget.trials:
+                # What this job might have spent is spent: it compares the best of what is known.
+                return tune(tasks, replace(rest, trials=0))
+            if self._clock() - heard >= QUIET_SECONDS:
+                return tune(tasks, rest)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Wait a little. It counts as progress: others are at work."""
+        self._hold.check()
+        self._hold.interrupt.wait(LOOK_SECONDS)
+        self._hold.check()
+        self._storage.jobs.tell(self._hold.claim, [])
+
+    def _take(self, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
+        return self._storage.open_tasks.take(self._hold.claim, wanted)
+
+    def _release(self) -> None:
+        self._storage.open_tasks.release(self._hold.claim)
+
+    def _known(self, tasks: Sequence[Task]) -> frozenset[RecordKey]:
+        """The keys whose records hold."""
+        found = self._storage.records.best_records([task.key for task in tasks])
+        return frozenset(
+            task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)
+        )
+
+    def _trials_of_others(self, tasks: Sequence[Task]) -> int:
+        keys = [task.key for task in tasks]
+        return self._storage.records.count_screened(keys, self._hold.claim.job_id)
+
+
+def _open_task(task: Task) -> OpenTask:
+    key = task.key
+    return OpenTask(key.workload_key, key.target_key, key.threads, key.numerics, CODEGEN_VERSION)
+
+
+def _part(budget: JobBudget, share: float) -> JobBudget:
+    """A part of a budget, without the target, which is of all tasks together."""
+    seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
+    trials = max(1, round(share * budget.trials)) if budget.trials else 0
+    return replace(budget, trials=trials, seconds=seconds, target_ms=None)

@@ -1,0 +1,1 @@
+"""A job from its specification to a verified artifact."""

@@ -1,0 +1,72 @@
+"""What a job hands over: an artifact, or a module with the JavaScript that runs it.
+
+A program for a target of modules is loaded by JavaScript, which reads no artifacts. So it gets what
+`tilewright compile` makes for such a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tilewright.compiler.bindings.c_library import write_wasm_module
+from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
+from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.targets.target import Target
+from tilewright.compiler.timings import Timings, timed
+from tilewright.service.jobs.device.loadables import LoadableOf, at_sizes, of_artifact
+from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
+from tilewright.service.jobs.plan.planning import Planned
+
+MODULE_NAME = "model"
+"""What files and functions of a job's module are called: a job knows no name of its model."""
+
+
+def check_tools(target: Target) -> None:
+    """Raises ToolchainError if this machine cannot make what is delivered for a target."""
+    if target.family.modules:
+        wasm_toolchain(target)
+
+
+def deliver(
+    planned: Sequence[Planned],
+    schedules: ScheduleSource,
+    folder: Path,
+    weight_limit_bytes: int | None = None,
+    *,
+    pad: bool = False,
+    timings: Timings | None = None,
+    kernels: KernelCache | None = None,
+    check: Callable[[LoadableOf], object] = lambda made: None,
+) -> None:
+    """Compile one model to what its target's users load: a folder, there whole or not at all.
+
+    `check` is called with what was compiled before the folder is there; if it raises, it never is.
+    The other arguments are those of `tuning.build_artifact`.
+
+    Raises:
+        CompilerError: if it cannot be compiled, linked or written; or from `check`.
+    """
+    first = planned[0]
+    if first.target.family.modules:
+        compiled = build_for_c(first, schedules, weight_limit_bytes, timings, kernels)
+        check(partial(at_sizes, compiled))
+        with timed(timings, "write"):
+            write_wasm_module(compiled, folder, MODULE_NAME, MODULE_NAME, first.mode.threads)
+        return
+
+    def check_artifact(made: Artifact) -> None:
+        check(partial(of_artifact, made))
+
+    build_artifact(
+        planned,
+        schedules,
+        folder,
+        weight_limit_bytes,
+        pad=pad,
+        timings=timings,
+        kernels=kernels,
+        check=check_artifact,
+    )

@@ -1,0 +1,114 @@
+"""A tuned program that its verification refuses falls back to defaults, and there is an artifact.
+
+The kernel that wrote the wrong value gets its default schedule; where nobody knows which one did,
+all kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that
+made a program wrong on our own machine, which is right without it, is withdrawn: nobody else is
+served by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.device.loadables import LoadableOf
+from tilewright.service.jobs.evidence.bounded_verification import BoundedVerifier, VerificationBound
+from tilewright.service.jobs.evidence.certificate import WrongProgramError
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled
+from tilewright.service.jobs.evidence.verification import Verification, Verifier
+from tilewright.service.jobs.evidence.withdrawal import withdraw_records
+from tilewright.service.jobs.plan.planning import Planned
+
+Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
+"""Compiles what is served, calls the check with it, and delivers it if that does not raise."""
+
+
+def deliver_verified(
+    settled: Settled,
+    device: Device,
+    storage: Storage,
+    deliver: Deliver,
+    bound: VerificationBound | None = None,
+    *,
+    job_id: str,
+    more_seconds: float,
+) -> tuple[Settled, Verification]:
+    """Deliver a program that a device holds right; what is served at last, and the verification.
+
+    `bound` is within what a child verifies it; without, this process does. After the hints it is
+    verified at other sizes for `more_seconds`. The records that fell
+    back are not used by the job any more.
+
+    Raises:
+        WrongProgramError: if the untuned program is wrong.
+        CompilerError: if it cannot be compiled, linked or written.
+        DatabaseError: if the database fails.
+    """
+    fallen: list[tuple[Settled, str]] = []
+    while True:
+        with _verifier(settled.planned, device, bound, more_seconds) as verifier:
+            try:
+                deliver(settled, verifier.verify)
+            except WrongProgramError as error:
+                if not settled.schedules.schedules:
+                    raise
+                fallen.append((settled, str(error)))
+                settled = _without(settled, error)
+                continue
+        served = [*(each for each, _ in fallen), settled]
+        for (before, after), (_, reason) in zip(pairwise(served), fallen, strict=True):
+            gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
+            # first: whoever uses a record that is withdrawn is told, and this artifact does not
+            storage.ledger.leave(_ids(before, gone), job_id)
+            if device.trusted and len(gone) == 1:  # this kernel, beyond doubt
+                withdraw_records(storage, reason, record_ids=_ids(before, gone))
+        return settled, verifier.found
+
+
+def _verifier(
+    planned: Sequence[Planned],
+    device: Device,
+    bound: VerificationBound | None,
+    more_seconds: float,
+) -> AbstractContextManager[Verifier | BoundedVerifier]:
+    if bound is None:
+        return Verifier(planned, device, more_seconds)
+    return nullcontext(BoundedVerifier(planned, device, bound, more_seconds))
+
+
+def _without(settled: Settled, error: WrongProgramError) -> Settled:
+    """What is served once the kernels at fault have their default schedules."""
+    kept = dict(settled.schedules.schedules)
+    at_fault = kept.keys() & {
+        piece.workload.key
+        for planned in settled.planned
+        for step in planned.served_plan.kernels
+        if step.output in error.written
+        for piece in pieces(step.workload)
+    }
+    for key in at_fault or tuple(kept):
+        del kept[key]
+    gone = settled.schedules.schedules.keys() - kept.keys()
+    verdict = replace(
+        settled.verdict,
+        served=Served.PARTLY if kept else Served.DEFAULT,
+        outcome="not_run",
+        comparison=None,
+        dropped=tuple(sorted({*settled.verdict.dropped, *gone})),
+        reason=f"tuned, {error}",
+    )
+    return replace(
+        settled,
+        schedules=FixedSchedules(kept),
+        verdict=verdict,
+        records={key: one for key, one in settled.records.items() if key in kept},
+    )
+
+
+def _ids(settled: Settled, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(settled.records[key] for key in keys if key in settled.records)

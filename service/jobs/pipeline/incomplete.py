@@ -1,0 +1,93 @@
+"""Whether a job that came to its end has tuned anything, and if not, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.pipeline.job_spec import JobBudget
+from tilewright.service.jobs.pipeline.run_job import JobOutcome
+from tilewright.tuner.events import Ended
+from tilewright.tuner.measure.measurement import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """Why a job tuned nothing. It is a failure only if every trial `failed` and nothing came of it:
+    an artifact that was delivered computes what it should, with the schedules that were known.
+
+    Attributes:
+        reason: one sentence.
+        failed: whether there were trials, all of which failed.
+        delivered: whether there is an artifact.
+        known: whether it has schedules of earlier jobs, such as those of relatives.
+    """
+
+    reason: str
+    failed: bool = False
+    delivered: bool = False
+    known: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether nobody has anything of the job."""
+        return self.failed and not self.delivered
+
+    @property
+    def note(self) -> str:
+        """The reason, with what the artifact has instead."""
+        if not self.delivered:
+            return f"nothing was tuned: {self.reason}"
+        whose = "schedules that were known before" if self.known else "the default schedules"
+        return f"{self.reason}: the artifact has {whose}"
+
+
+def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
+    """Why nothing was tuned; None if something was, or nothing was to be.
+
+    `asked` is the budget that the user gave. A model of which every workload was known before is
+    tuned, and one without workloads has nothing to tune. A record that is not served counts for
+    nothing: no artifact is built with it.
+    """
+    finished = outcome.finished
+    if not finished.tasks or not asked.trials or any(s.from_store for s in finished.tasks):
+        return None
+    served = storage.records.best_records([status.key for status in finished.tasks])
+    if any(record.holds(CODEGEN_VERSION) for record in served.values()):
+        return None
+    settled = outcome.settled
+    known = settled is not None and bool(settled.known + settled.related)
+    reason, failed = _reason(outcome, asked, storage, job_id)
+    return Untuned(reason, failed, outcome.verification is not None, known)
+
+
+def _reason(
+    outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
+) -> tuple[str, bool]:
+    """Why there is no record, and whether that is because every trial failed."""
+    finished, confirmed = outcome.finished, outcome.confirmed
+    if confirmed.disputed:
+        count = len(confirmed.disputed)
+        return (
+            f"measured again, {count} of the new records did not hold: {confirmed.disputed[0]}",
+            False,
+        )
+    if confirmed.open:
+        return f"{confirmed.open} of the new records could not be measured again", False
+    counts = storage.records.count_trials(job_id)
+    failed = {status: n for status, n in counts.items() if n and status is not Status.OK}
+    total = sum(counts.values())
+    if failed and total == sum(failed.values()):
+        kinds = ", ".join(
+            f"{n} {status.value.replace('_', ' ')}"
+            for status, n in sorted(failed.items(), key=lambda item: (-item[1], item[0].value))
+        )
+        return f"all {total} trials failed ({kinds})", True
+    if not total and finished.ended is Ended.TIME:
+        return f"no trial fitted into {asked.seconds:g} s", False
+    if not total:
+        return f"no candidate was measured: {finished.reason or 'there was none to try'}", False
+    if finished.ended is Ended.TIME and total <= finished.screened.candidates:
+        return f"the comparison of {total} trials did not fit into {asked.seconds:g} s", False
+    return f"of {total} trials none passed the comparison with the default", False

@@ -1,0 +1,297 @@
+"""One job in a tuner's hands: from its claim to the state in which the tuner leaves it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tilewright.compiler.errors import CompilerError, memory_text
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.targets.target import Target
+from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job, JobClaim
+from tilewright.db.stores.tasks import JobTask
+from tilewright.service.jobs.device.leased_device import LeasedDevice
+from tilewright.service.jobs.device.waiting import Workforce
+from tilewright.service.jobs.inputs.given_files import (
+    GivenFiles,
+    SamplesFile,
+    shown_name,
+    stored_digests,
+)
+from tilewright.service.jobs.inputs.given_inputs import GivenInputs
+from tilewright.service.jobs.knowledge.shared_tasks import SharedTasks
+from tilewright.service.jobs.pipeline.incomplete import untuned
+from tilewright.service.jobs.pipeline.job_spec import LEAST_SECONDS, JobSpec
+from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.jobs.pipeline.tuning import store_artifact
+from tilewright.service.jobs.plan.bounded_planning import given_bounded
+from tilewright.service.jobs.plan.planning import ModelRequest
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.service.jobs.process.job_lease import JobLease
+from tilewright.tuner.events import Ended, Event, Finished, Recorded
+
+log = structlog.get_logger("tilewright.tuner")
+
+PROGRESS_SECONDS = 0.25
+"""Shortest time between two progress events of a job."""
+
+AWAY_SECONDS = 10.0
+"""How long a job's last worker may be away before the job is given back to wait for one."""
+
+
+class JobRun:
+    """A job that a tuner has claimed."""
+
+    def __init__(
+        self, context: JobContext, claim: JobClaim, job: Job, lease_seconds: float
+    ) -> None:
+        self.job = job
+        self._context = context
+        self._storage = context.storage
+        self._claim = claim
+        self._lease = JobLease(self._storage, claim, lease_seconds)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the job is still this tuner's."""
+        return not (self._lease.interrupt.cancelled or self._lease.cancel.cancelled)
+
+    def interrupt(self, reason: str) -> None:
+        """Let go of the job soon: it goes back to the queue."""
+        self._lease.interrupt.cancel(reason)
+
+    def run(self) -> None:
+        """Work on the job until it ends, is stopped, or has to be given back."""
+        job = self.job
+        log.info("job", job=job.id, model=job.model_digest[:12], target=job.target)
+        try:
+            with self._lease:
+                self._work()
+        except StaleLeaseError:
+            log.info("job let go", job=job.id, state=self._storage.jobs.get(job.id).state.value)
+        finally:
+            if self._storage.jobs.get(job.id).state in (JobState.CANCELLED, JobState.PAUSED):
+                # what was asked for before it was known that the job is stopped
+                self._storage.leases.cancel(job_id=job.id)
+
+    def _work(self) -> None:
+        claim, jobs = self._claim, self._storage.jobs
+        try:
+            self._run()
+        except WorkerAbsent as error:
+            log.info("job waits for a worker", job=claim.job_id, reason=str(error))
+            workforce = Workforce.of(self._storage)
+            key, worker = self.job.target_key or "", self.job.worker_id
+            jobs.release(claim, waits=workforce.reason(key, worker))
+        except Interrupted as error:
+            log.info("job given back", job=claim.job_id, reason=str(error))
+            jobs.release(claim)
+        except JobCancelled:
+            log.info("job cancelled", job=claim.job_id)
+        except StaleLeaseError:
+            raise
+        except CompilerError as error:
+            self._fail(str(error))
+        except DatabaseError as error:
+            if isinstance(error, StorageError) and error.retryable:
+                raise  # the claim runs out, and the job is taken up again
+            self._fail(str(error))
+        except OSError as error:
+            self._fail(f"the tuner's machine: {error.strerror or error}")
+        except MemoryError as error:
+            self._fail(f"the tuner's machine: {memory_text(error)}")
+        except Exception as error:
+            log.error("bug", job=claim.job_id, exc_info=error)
+            self._fail(f"internal error: {type(error).__name__}: {error}")
+
+    def _run(self) -> None:
+        storage, job, hold = self._storage, self.job, self._lease
+        target = _target_of(job, storage)
+        spec = JobSpec.of_options(
+            ModelRequest(
+                storage.blobs.get(job.model_digest),
+                Mode(target, job.threads, job.numerics),
+                digest=job.model_digest,
+            ),
+            job.options,
+        )
+        spec = replace(spec, given=self._given(spec))
+        budget = replace(spec.budget, seconds=_seconds_left(job, storage))
+        alone = self._is_alone()
+        if alone:  # what is known makes an artifact, and nothing else is left to do
+            storage.leases.cancel(job_id=job.id)
+            budget = replace(budget, trials=0)
+        reporter = JobReporter(storage, hold, job)
+        with (
+            LeasedDevice(
+                storage,
+                job.id,
+                target,
+                hold.interrupt,
+                hold.cancel,
+                () if job.worker_id is None else (job.worker_id,),
+                absent_seconds=0.0 if alone else AWAY_SECONDS,
+                # nobody can tell when a worker for the target of an earlier release's job is there
+                gives_back=not alone and job.target_key is not None,
+                given=spec.given,
+            ) as device,
+            tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary,
+        ):
+            reporter.device = device
+            folder = Path(temporary) / "artifact"
+            try:
+                outcome = run_job(
+                    replace(spec, budget=budget),
+                    device,
+                    self._context,
+                    reporter,
+                    job_id=job.id,
+                    token=hold.cancel,
+                    output=folder,
+                    stop=hold.stop,
+                    sharing=SharedTasks(storage, hold, lambda: reporter.phase("waiting")),
+                )
+            except JobCancelled:
+                hold.check()  # which says so if it was not the user who ended it
+                raise
+            hold.check()
+            digest = store_artifact(folder, storage)
+        if alone:
+            outcome = replace(outcome, finished=replace(outcome.finished, ended=Ended.ABSENT))
+        nothing = untuned(outcome, spec.budget, storage, job.id)
+        note = "" if nothing is None else nothing.note
+        if alone and nothing is not None:
+            note = f"no worker came in time: {job.reason}"
+        # an artifact that was verified is what the job was for, whatever it was built from
+        verified = outcome.verification is not None and outcome.verification.complete
+        done = nothing is None or (verified and not alone)
+        state = JobState.SUCCEEDED if done else JobState.INCOMPLETE
+        storage.jobs.transition(
+            self._claim,
+            state,
+            reason=note or None,
+            result={**outcome.report(), "note": note},
+            artifact_digest=digest,
+        )
+        log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
+
+    def _given(self, spec: JobSpec) -> GivenInputs:
+        """The real inputs that the job is given."""
+        options, shop = self.job.options, self._context
+        with ExitStack() as stack:
+            files = tuple(
+                SamplesFile(shown_name(each), stack.enter_context(self._storage.blobs.local(each)))
+                for each in stored_digests(options)
+            )
+            given = GivenFiles(files, options.get("values"), shop.samples_bytes)
+            try:
+                return given_bounded(spec, given, shop.planning, self._lease.stop)
+            except JobCancelled:
+                self._lease.check()  # which says so if it was not the user who ended it
+                raise
+
+    def _is_alone(self) -> bool:
+        """Whether the job waited for a worker as long as it should, and nobody came even now."""
+        job = self.job
+        if job.reason is None or job.target_key is None:
+            return False
+        return not Workforce.of(self._storage).serves(job.target_key, job.worker_id)
+
+    def _fail(self, error: str) -> None:
+        log.warning("job failed", job=self.job.id, error=error)
+        self._storage.jobs.transition(self._claim, JobState.FAILED, error=error)
+
+
+class JobReporter(JobWatcher):
+    """Tells the database how a job goes, and ends it when the tuner has to let go of it."""
+
+    def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
+        self._storage = storage
+        self._lease = hold
+        self._claim = hold.claim
+        self._job = job
+        self._tracker: Tracker | None = None
+        self._told = float("-inf")
+        self.device: LeasedDevice | None = None
+
+    def phase(self, name: str) -> None:
+        """Raises Interrupted or JobCancelled if the process must let go of the job."""
+        self._lease.check()
+        if name == "settling" and self.device is not None:
+            # what the search still had under way is of no use any more
+            self.device.runner.cancel()
+        with self._fenced():
+            if name == "building":
+                self._storage.jobs.transition(self._claim, JobState.VERIFYING)
+            base = self._job.progress if self._tracker is None else self._tracker.progress
+            self._storage.jobs.progress(self._claim, replace(base, phase=name))
+
+    def tasks(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        with self._fenced():
+            self._storage.tasks.put(self._claim, list(tracker.rows.values()))
+            self._storage.jobs.progress(self._claim, tracker.progress)
+
+    def event(self, event: Event, tracker: Tracker) -> None:
+        changed = tracker.take(event)
+        if self._lease.cancel.cancelled:
+            return  # the loop still stores what was measured, for jobs to come
+        try:
+            with self._fenced():
+                self._tell(event, tracker, changed)
+        except JobCancelled:
+            return
+
+    def _tell(self, event: Event, tracker: Tracker, changed: list[JobTask]) -> None:
+        self._storage.tasks.put(self._claim, changed)
+        if isinstance(event, Recorded):
+            row = changed[0]
+            data = {"name": row.name, "status": row.status.value, "best_seconds": row.best_seconds}
+            self._storage.jobs.tell(self._claim, [("task", data)])
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_SECONDS or isinstance(event, Finished):
+            self._told = now
+            extra: dict[str, Any] = {}
+            if self.device is not None:
+                extra["workers"] = self.device.workers
+            if tracker.candidates_per_second is not None:
+                extra["candidates_per_second"] = tracker.candidates_per_second
+            self._storage.jobs.progress(self._claim, tracker.progress, event=extra)
+
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """Raises Interrupted or JobCancelled where a write finds the job another's."""
+        try:
+            yield
+        except StaleLeaseError:
+            self._lease.lost()
+            self._lease.check()
+
+
+def _target_of(job: Job, storage: Storage) -> Target:
+    """The target that the api resolved for the job: "host" is the api's machine, not this one."""
+    if job.target_key is None:  # a job of an earlier release
+        return resolve_target(job.target)
+    _, description = storage.workloads.target(job.target_key)
+    return Target.from_json(description)
+
+
+def _seconds_left(job: Job, storage: Storage) -> float | None:
+    """Seconds left of the job's time, which also runs while no tuner is up."""
+    seconds = job.options.get("seconds")
+    if seconds is None:
+        return None
+    started = job.started_at or storage.clock()
+    return max(LEAST_SECONDS, float(seconds) - (storage.clock() - started))

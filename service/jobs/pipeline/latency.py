@@ -1,0 +1,128 @@
+"""How long one run of a model takes, untuned and as it is served, at each size of its hints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
+from tilewright.service.jobs.device.device import Device, DeviceError, Variant
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.measure.measurement import Sizes
+from tilewright.tuner.measure.statistics import Comparison
+
+log = structlog.get_logger("tilewright.latency")
+
+MOST_TIMED = 4
+"""Most sizes that are timed one by one: a race takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds of one run at some sizes, before tuning and as it is served.
+
+    `low` and `high` are the interval of `after_seconds`; None where the same program is served as
+    before, so that nothing was compared.
+    """
+
+    sizes: Sizes
+    before_seconds: float
+    after_seconds: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, sizes: Sizes, untuned_seconds: float, served: Comparison | None) -> Latency:
+        """From the untuned program's time, and the comparison of the served one with it."""
+        if served is None:
+            return cls(sizes, untuned_seconds, untuned_seconds)
+        ratio, interval = served.ratio, served.interval
+        return cls(
+            sizes,
+            untuned_seconds,
+            untuned_seconds * ratio,
+            untuned_seconds * interval.low,
+            untuned_seconds * interval.high,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sizes": dict(self.sizes),
+            "before_seconds": self.before_seconds,
+            "after_seconds": self.after_seconds,
+            "low_seconds": self.low,
+            "high_seconds": self.high,
+        }
+
+
+def latencies(
+    settled: Settled,
+    device: Device,
+    kernels: KernelCache | None = None,
+    weight_limit_bytes: int | None = None,
+) -> tuple[Latency, ...]:
+    """The latency at each hint, of the first `MOST_TIMED`; none if the device does not run it.
+
+    The race that settled what is served is the answer for one size. For several it ran all of them
+    together, and each is raced alone.
+
+    Raises:
+        CompilerError: if a program does not compile.
+    """
+    first, verdict = settled.planned[0], settled.verdict
+    sizes = _sizes(settled.planned)
+    if len(sizes) == 1 and verdict.untuned_seconds is not None:
+        served = None if verdict.served is Served.DEFAULT else verdict.comparison
+        return (Latency.of(sizes[0], verdict.untuned_seconds, served),)
+    if not device.runs(first.target):
+        return ()
+    builder = ProgramBuilder(FixedSchedules({}), first.mode, weight_limit_bytes, kernels=kernels)
+    builders = [builder]
+    if settled.records:
+        builders.append(builder.variant(settled.schedules))
+    builder.reserve([each.served_plan for each in settled.planned], spare=len(builders))
+    found = []
+    try:
+        for at, variants in _variants(settled.planned, builders):
+            race = device.race(variants, first.mode.threads)
+            compared = race.comparisons[0] if race.comparisons else None
+            found.append(Latency.of(at, race.incumbent_seconds, compared))
+    except DeviceError as error:
+        # the numbers are for people, and the job goes on without
+        log.warning("not timed", reason=str(error))
+    return tuple(found)
+
+
+def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
+    """What is timed one by one; the stages of a model are one run."""
+    if planned[0].stages is not None:
+        return [()]
+    return [
+        at
+        for each in planned
+        for at in ([each.sizes] if each.open is None else [d.sizes for d in each.open.drawn])
+    ]
+
+
+def _variants(
+    planned: Sequence[Planned], builders: Sequence[ProgramBuilder]
+) -> Iterator[tuple[Sizes, list[Variant]]]:
+    """The programs of each builder at each of the first sizes; made when it is their turn."""
+    sizes = iter(_sizes(planned)[:MOST_TIMED])
+    if planned[0].stages is not None:
+        made = [
+            [of_compiled(one) for p in planned for one in p.programs(b.build(p.served_plan))]
+            for b in builders
+        ]
+        yield next(sizes), list[Variant](made)
+        return
+    for each in planned:
+        programs = [each.programs(builder.build(each.served_plan)) for builder in builders]
+        for together, at in zip(zip(*programs, strict=True), sizes, strict=False):
+            yield at, [[of_compiled(program)] for program in together]

@@ -1,0 +1,371 @@
+"""A job, from a model to a verified artifact, as one readable column.
+
+plan -> tune -> confirm -> settle -> verify -> artifact
+
+`tilewright tune` and the tuner process go this way. They differ in the device and in the watcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tilewright.compiler.process.bounded import Limits, Stop
+from tilewright.compiler.program.kernels import KernelCache
+from tilewright.compiler.timings import Timings
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.device.loadables import LoadableOf
+from tilewright.service.jobs.evidence.bounded_verification import VerificationBound
+from tilewright.service.jobs.evidence.confirmation import Confirmed, SecondMeasurements
+from tilewright.service.jobs.evidence.end_to_end import Settled, settle
+from tilewright.service.jobs.evidence.verification import Verification
+from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
+from tilewright.service.jobs.knowledge.revalidation import revalidate
+from tilewright.service.jobs.knowledge.shared_tasks import UNSHARED, Sharing
+from tilewright.service.jobs.pipeline.delivery import check_tools, deliver
+from tilewright.service.jobs.pipeline.fallback import deliver_verified
+from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.latency import Latency, latencies
+from tilewright.service.jobs.pipeline.phases import phase_seconds
+from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.jobs.pipeline.tuning import (
+    all_known,
+    check_ranges,
+    check_weight_limit,
+    save_texts,
+    tune_tasks,
+)
+from tilewright.service.jobs.plan.bounded_planning import plan_bounded
+from tilewright.service.jobs.plan.model_tasks import tasks_of
+from tilewright.service.jobs.plan.planned_ports import open_ports
+from tilewright.service.jobs.plan.planning import Planned, model_digest
+from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.report.bounds import bounds_within
+from tilewright.service.jobs.report.shown_sizes import range_lines
+from tilewright.service.units import finite
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Ended, Event, Finished
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.tasks import Task
+
+
+class JobWatcher:
+    """Watches a job while it runs. An exception that a method raises ends the job."""
+
+    def phase(self, name: str) -> None:
+        """The job begins with importing, planning, settling, building or verifying."""
+
+    def tasks(self, tracker: Tracker) -> None:
+        """The tasks to tune are known; `tracker` follows them."""
+
+    def event(self, event: Event, tracker: Tracker) -> None:
+        """Something happened to the tasks; the tracker does not know it yet."""
+        tracker.take(event)
+
+    def tuned(self, outcome: JobOutcome) -> None:
+        """Tuning is over. What comes may still fail: the artifact may be wrong, or a disk full."""
+
+
+@dataclass(slots=True)
+class JobContext:
+    """What a job works with: stores, builder processes, and what was made before.
+
+    `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
+    builders. `planning` are the limits of a child that reads and plans models, `verification` of
+    one that verifies programs; None: this process does. `samples_bytes` is the most that the
+    samples of a job may hold.
+    """
+
+    storage: Storage
+    builder: Builder
+    planning: Limits | None = None
+    verification: Limits | None = None
+    samples_bytes: int = 0
+    kernels: KernelCache = field(default_factory=KernelCache)
+    timings: Timings = field(default_factory=Timings)
+    loop: Timings = field(default_factory=Timings)
+    beside: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """The results of a job.
+
+    `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
+    hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
+    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
+    phase.
+    """
+
+    served: tuple[Planned, ...]
+    tracker: Tracker
+    finished: Finished
+    device: Device
+    settled: Settled | None = None
+    confirmed: Confirmed = field(default_factory=Confirmed)
+    verification: Verification | None = None
+    latencies: tuple[Latency, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.finished.cancelled
+
+    def report(self) -> dict[str, Any]:
+        """Plain data for `json`: what is kept with a job that ended."""
+        finished, progress = self.finished, self.tracker.progress
+        checked = self.verification
+        facts = self.device.facts
+        return {
+            "default_seconds": progress.default_seconds,
+            "best_seconds": progress.best_seconds,
+            "trials": finished.trials_done,
+            "tuning_seconds": finished.seconds_elapsed,
+            "ended": finished.ended.value,
+            "forecast": _plain(finished.forecast),
+            "forecast_error": _plain(finished.forecast_error),
+            "ranges": range_lines(self.served),
+            "latency": [each.to_json() for each in self.latencies],
+            "phases": dict(self.phases),
+            # infinite where the outputs have other extents than the reference's: null in JSON
+            "largest_error": None if checked is None else finite(checked.error),
+            "verified": checked is not None and checked.complete,
+            "by_steps": None if checked is None else _plain(checked.by_steps),
+            "unverified": [] if checked is None else list(checked.unverified),
+            "not_verified": "" if checked is None else checked.not_run,
+            "verified_sizes": None
+            if checked is None
+            else {"count": checked.sizes, "cut_short": checked.cut_short},
+            "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
+            "records": self.confirmed.to_json(),
+            "workloads": None if self.settled is None else self.settled.workloads,
+            "workloads_known": None if self.settled is None else self.settled.known,
+            "workloads_related": None if self.settled is None else self.settled.related,
+            "tasks": len(finished.tasks),
+            "tasks_from_database": sum(status.from_store for status in finished.tasks),
+            "device": None
+            if finished.ended is Ended.ABSENT
+            else {
+                "name": self.device.name,
+                "facts": None if facts is None else facts.to_json(),
+            },
+        }
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else asdict(value)
+
+
+def run_job(
+    spec: JobSpec,
+    device: Device,
+    job_context: JobContext,
+    watcher: JobWatcher,
+    *,
+    job_id: str,
+    token: CancelToken,
+    output: Path | None = None,
+    deliver_cancelled: bool = False,
+    sharing: Sharing = UNSHARED,
+    stop: Stop | None = None,
+) -> JobOutcome:
+    """Tune a model for a device.
+
+    Args:
+        spec: the model, what it is wanted for, and the budget.
+        device: measures, verifies and races.
+        job_context: what the jobs of the process share.
+        watcher: sees how it goes.
+        job_id: what trials, requests and verdicts are kept under.
+        token: ends the job soon; what was measured is kept.
+        output: folder for the artifact or the module; None makes none.
+        sharing: what other jobs tune just now; without, nobody else tunes anything.
+        deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
+        stop: ends at once what children compute for the job; without, the token does.
+
+    Raises:
+        JobCancelled: if the job was stopped while a child worked for it.
+        CompilerError: naming what is wrong with the model, the budget or the artifact.
+        DatabaseError: if the database fails.
+    """
+    # however the job ends, they end with it
+    with ReferenceCache(timings=job_context.beside, stop=stop or token) as references:
+        began = monotonic()
+        watcher.phase("importing")
+        plans = _plan(spec, job_context, stop or token)
+        with named_inputs(plans):
+            outcome = _run(
+                plans,
+                spec,
+                device,
+                job_context,
+                watcher,
+                references,
+                began=began,
+                job_id=job_id,
+                token=token,
+                output=output,
+                deliver_cancelled=deliver_cancelled,
+                sharing=sharing,
+                stop=stop or token,
+            )
+    return replace(outcome, phases=phase_seconds(job_context.timings, job_context.beside))
+
+
+def _run(
+    plans: tuple[Planned, ...],
+    spec: JobSpec,
+    device: Device,
+    job_context: JobContext,
+    watcher: JobWatcher,
+    references: ReferenceCache,
+    *,
+    began: float,
+    job_id: str,
+    token: CancelToken,
+    output: Path | None,
+    deliver_cancelled: bool,
+    sharing: Sharing,
+    stop: Stop,
+) -> JobOutcome:
+    storage, timings, limit = job_context.storage, job_context.timings, spec.weight_limit_bytes
+    watcher.phase("planning")
+    for planned in plans:
+        save_texts(planned, storage)
+
+    with timings.stage("schedule spaces"):
+        revalidate(plans, storage, job_context.builder)
+        tasks = tasks_of(*plans)
+    again = SecondMeasurements(storage, job_context.builder, device, job_id, references, token)
+    with timings.stage("confirm"):
+        confirmed = again.doubt(tasks)
+    if not all_known(tasks, storage):
+        job_context.builder.start()
+    tracker = Tracker(tasks, spec.budget.trials)
+    watcher.tasks(tracker)
+
+    def tuned(tasks: list[Task], budget: JobBudget) -> Finished:
+        nonlocal confirmed
+        finished = tune_tasks(
+            tasks,
+            storage,
+            job_context.builder,
+            device,
+            budget,
+            job_id=job_id,
+            on_event=lambda event: watcher.event(event, tracker),
+            token=token,
+            references=references,
+            bounds=bounds_within(spec.budget.seconds, tasks, device),
+            timings=job_context.loop,
+            beside=job_context.beside,
+        )
+        if not finished.cancelled:
+            with timings.stage("confirm"):
+                confirmed += again.confirm(tasks)
+        return finished
+
+    with timings.stage("tune"):
+        finished = sharing.tune(tasks, spec.budget.after(monotonic() - began), tuned)
+    outcome = JobOutcome(plans, tracker, finished, device)
+    watcher.tuned(outcome)
+    references.close()  # nothing is measured any more
+    if token.cancelled and not finished.cancelled:
+        outcome = replace(outcome, finished=replace(finished, ended=Ended.CANCELLED))
+    if outcome.cancelled and not (deliver_cancelled and output is not None):
+        return outcome
+
+    watcher.phase("settling")
+    with timings.stage("race"):
+        while True:
+            settled = settle(
+                plans,
+                storage,
+                device,
+                job_id=job_id,
+                kernels=job_context.kernels,
+                weight_limit_bytes=limit,
+            )
+            if storage.ledger.use(tuple(settled.records.values()), job_id):
+                break  # from now on the job is told when one of them is withdrawn
+        timed = latencies(settled, device, job_context.kernels, limit)
+    for planned in plans:
+        sizes = planned.request.dims
+        if sizes and planned.open is None and planned.stages is None:
+            storage.tuned_sizes.add(planned.request.digest, planned.mode, sizes)
+    outcome = replace(
+        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+    )
+    if output is None:
+        return outcome
+
+    watcher.phase("building")
+
+    def deliver_to(output: Path, served: Settled, check: Callable[[LoadableOf], object]) -> None:
+        def verify(made: LoadableOf) -> None:
+            watcher.phase("verifying")
+            with timings.stage("verify"):
+                check(made)
+
+        deliver(
+            served.planned,
+            served.schedules,
+            output,
+            limit,
+            pad=spec.pad,
+            timings=timings,
+            kernels=job_context.kernels,
+            check=verify,
+        )
+
+    bound = (
+        None
+        if job_context.verification is None
+        else VerificationBound(job_context.verification, stop)
+    )
+    delivery = partial(deliver_to, output)
+    right, found = deliver_verified(
+        settled,
+        device,
+        storage,
+        delivery,
+        bound,
+        job_id=job_id,
+        more_seconds=spec.budget.more_seconds,
+    )
+    if right is not settled:
+        timed = latencies(right, device, job_context.kernels, limit)
+    return replace(
+        outcome, served=right.planned, settled=right, latencies=timed, verification=found
+    )
+
+
+def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
+    """The model at each of its sizes, with the rules' plans."""
+    timings = job_context.timings
+    spec.budget.options()  # refuses what is impossible before anything is read
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(model_digest, spec.model) if not spec.digest else None
+        if job_context.planning is not None:
+            plans = plan_bounded(spec, job_context.planning, stop, timings)
+        else:
+            plans = plan_programs(spec.request, spec.sizes, None, timings, job_context.kernels)
+            check_draws(plans)
+        known = spec.digest if digest is None else digest.result()
+    # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
+    # has, and a limit that cannot be met
+    with timings.stage("check plans"):
+        spec.check_deliverable(plans[0])
+        check_tools(plans[0].target)
+        open_ports(plans, pad=spec.pad)
+        check_ranges(plans, job_context.kernels)
+        if spec.weight_limit_bytes is not None:
+            check_weight_limit(plans, spec.weight_limit_bytes, job_context.kernels)
+    return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)

@@ -1,0 +1,41 @@
+"""How fast a model is on a device, and what tuning gained there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import ScheduleSource
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.measure.statistics import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTiming:
+    """Seconds of the fastest run of the served program, and its comparison with the untuned one.
+
+    `untuned` is the ratio of the untuned program to the served one, in pairs.
+    """
+
+    seconds: float
+    untuned: Comparison
+
+
+def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> ModelTiming:
+    """Run a model as it is served, interleaved with its plan's untuned program.
+
+    Raises:
+        CompilerError: if a workload does not compile.
+        DeviceError: if the device cannot run it.
+    """
+    builder = ProgramBuilder(schedules, served.mode)
+    builder.reserve([served.served_plan], spare=2)
+    programs = [
+        [of_compiled(one) for one in served.programs(each.build(served.served_plan))]
+        for each in (builder, builder.variant(FixedSchedules({})))
+    ]
+    race = device.race(programs, served.mode.threads)
+    return ModelTiming(race.incumbent_seconds, race.comparisons[0])

@@ -1,0 +1,206 @@
+"""The steps of a job that more than one of its callers takes: tune tasks, build an artifact."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tilewright.compiler.program import artifacts
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
+from tilewright.compiler.runtime.artifact import Artifact
+from tilewright.compiler.timings import Timings
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.evidence.confirmation import records_of
+from tilewright.service.jobs.knowledge.cost_models import base_model
+from tilewright.service.jobs.knowledge.families import records_of_relatives
+from tilewright.service.jobs.pipeline.job_spec import JobBudget
+from tilewright.service.jobs.plan.planned_ports import open_ports
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.events import Event, Finished, Started
+from tilewright.tuner.loop import tune
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.tasks import Task
+
+
+def tune_tasks(
+    tasks: list[Task],
+    storage: Storage,
+    builder: Builder,
+    device: Device,
+    budget: JobBudget,
+    *,
+    job_id: str,
+    on_event: Callable[[Event], None],
+    token: CancelToken,
+    references: ReferenceCache,
+    bounds: Callable[[], Sequence[float]] | None = None,
+    timings: Timings | None = None,
+    beside: Timings | None = None,
+) -> Finished:
+    """Tune; the database keeps trials, records, and all that is needed to repeat the run.
+
+    `bounds`, `timings` and `beside` are those of `tuner.loop.tune`.
+
+    Raises:
+        TuningError: if the budget is impossible.
+    """
+    facts = device.facts
+    options = replace(
+        budget.options(),
+        base_model=b""
+        if all_known(tasks, storage)
+        else base_model(storage, tasks[0].mode.target.key),
+        device=facts and facts.brief(),
+        job_id=job_id,
+    )
+
+    run_id = job_id
+
+    def keep(event: Event) -> None:
+        nonlocal run_id
+        if isinstance(event, Started):
+            run_id = storage.runs.start(event)
+        elif isinstance(event, Finished):
+            storage.runs.finish(run_id, event)
+        on_event(event)
+
+    return tune(
+        tasks,
+        builder,
+        device.runner,
+        records_of(device, storage, job_id),
+        options,
+        on_event=keep,
+        token=token,
+        references=references,
+        bounds=bounds,
+        timings=timings,
+        beside=beside,
+        relatives=records_of_relatives(tasks, storage),
+    )
+
+
+def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
+    """Whether every task has a record that holds: then there is nothing to build, run or learn."""
+    return all(
+        task.is_known(storage.records.best_record(task.key), CODEGEN_VERSION) for task in tasks
+    )
+
+
+def save_texts(planned: Planned, storage: Storage) -> None:
+    """Keep the workloads and the target that the keys of trials and records stand for."""
+    target = planned.target
+    storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+
+
+def build_artifact(
+    planned: Sequence[Planned],
+    schedules: ScheduleSource,
+    folder: Path,
+    weight_limit_bytes: int | None = None,
+    *,
+    pad: bool = False,
+    timings: Timings | None = None,
+    kernels: KernelCache | None = None,
+    check: Callable[[Artifact], object] = lambda made: None,
+) -> tuple[CompiledProgram, ...]:
+    """Compile one model at one or several sizes: an artifact folder.
+
+    Its plans and schedules are settled before (`service.jobs.evidence.end_to_end`). With
+    `pad`, sizes in between are padded up to the next ones when the artifact runs.
+    `kernels` holds what the same process has compiled before.
+    `check` is passed to `artifacts.save_artifact`.
+
+    Raises:
+        CompilerError: if it cannot be linked or written, the packed weights do not fit the limit,
+            or outputs of padded inputs could not be cut back; or from `check`.
+    """
+    builder = _builder(planned[0], schedules, weight_limit_bytes, timings, kernels)
+    ports = open_ports(planned, pad=pad)
+    if (stages := planned[0].stages) is not None:
+        assert ports is not None
+        plans_ = [p.served_plan for p in planned]
+        return artifacts.save_stages(plans_, stages, builder, folder, ports, timings, check)
+    plans = {() if p.open else p.sizes: p.served_plan for p in planned}
+    return artifacts.save_artifact(plans, builder, folder, ports, timings, check)
+
+
+def build_for_c(
+    planned: Planned,
+    schedules: ScheduleSource,
+    weight_limit_bytes: int | None = None,
+    timings: Timings | None = None,
+    kernels: KernelCache | None = None,
+) -> CompiledProgram:
+    """Compile one model at one size, or for its ranges, to what a C library is made of.
+
+    Raises:
+        CompilerError: if it does not compile, or the packed weights do not fit the limit.
+    """
+    builder = _builder(planned, schedules, weight_limit_bytes, timings, kernels)
+    return builder.build(planned.served_plan)
+
+
+def _builder(
+    planned: Planned,
+    schedules: ScheduleSource,
+    weight_limit_bytes: int | None,
+    timings: Timings | None,
+    kernels: KernelCache | None = None,
+) -> ProgramBuilder:
+    return ProgramBuilder(schedules, planned.mode, weight_limit_bytes, timings, kernels=kernels)
+
+
+def check_weight_limit(
+    planned: Sequence[Planned], limit: int, kernels: KernelCache | None = None
+) -> None:
+    """Raises CompilerError if the packed weights of the untuned programs do not fit a limit."""
+    first = planned[0]
+    builder = ProgramBuilder(None, first.mode, limit, kernels=kernels)
+    builder.reserve([each.served_plan for each in planned])
+
+
+def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
+    """Raises CompilerError if a kernel that has to serve a range of sizes has no schedule."""
+    for each in planned:
+        if each.open is not None:
+            builder = ProgramBuilder(None, each.mode, kernels=kernels)
+            builder.build(each.open.plan)
+
+
+def store_artifact(folder: Path, storage: Storage) -> str:
+    """Keep an artifact folder as one tar file among the blobs; its digest.
+
+    The same folder always gives the same bytes.
+
+    Raises:
+        StorageError: if the disk is full.
+    """
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, path.relative_to(folder), recursive=False, filter=_plain)
+        archive.seek(0)
+
+        def chunks() -> Iterator[bytes]:
+            while chunk := archive.read(1 << 20):
+                yield chunk
+
+        digest, _ = storage.blobs.put_stream(chunks())
+        return digest
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry

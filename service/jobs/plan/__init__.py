@@ -1,0 +1,1 @@
+"""From an ONNX model to its graph plans and tuning tasks."""

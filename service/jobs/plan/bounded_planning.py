@@ -1,0 +1,129 @@
+"""A job's model, imported and planned in a bounded child of the process that works on the job.
+
+Whatever is wrong with the model, the process goes on with its other jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason, Stop
+from tilewright.compiler.runtime.memory import total_bytes
+from tilewright.compiler.timings import StageTime, Timings
+from tilewright.service.jobs.inputs.random_choices import check_draws
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.process.interrupts import JobCancelled
+
+# a child has no use for settings, nor for a log, which take a third of its start
+if TYPE_CHECKING:
+    from tilewright.service.jobs.inputs.given_files import GivenFiles
+    from tilewright.service.jobs.inputs.given_inputs import GivenInputs
+    from tilewright.service.settings import Settings
+
+SHARE = 2
+"""Reading and planning one model may take one part of so many of the memory of this machine."""
+
+UNKNOWN_BYTES = 8 << 30
+"""What it may take on a machine that does not say how much it has."""
+
+
+def memory_limit(settings: Settings) -> int:
+    """Bytes that reading and planning a model may take."""
+    return settings.planning_memory_bytes or (total_bytes() or SHARE * UNKNOWN_BYTES) // SHARE
+
+
+def planning_limits(settings: Settings) -> Limits:
+    """What reading and planning a model may take in the child of a tuner."""
+    return Limits(memory_limit(settings), settings.planning_seconds)
+
+
+def plan_bounded(
+    spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
+) -> tuple[Planned, ...]:
+    """The plans of all programs of a job's model (`plan_programs`), made by a child.
+
+    Raises:
+        CompilerError: as that does, and if the model takes more than it may.
+        JobCancelled: if `stop` ended the child.
+    """
+    began = time.perf_counter()
+    found = bounded.run(plans_of, (spec,), limits, stop)
+    if isinstance(found, NoAnswer):
+        raise not_planned(found, limits)
+    plans, stages = found
+    if timings is not None:
+        for stage in stages:
+            timings.add(stage.stage, stage.seconds, stage.count)
+        told = sum(stage.seconds for stage in stages)
+        timings.add("planning child", max(0.0, time.perf_counter() - began - told))
+    return tuple(_with_model(planned, spec.model) for planned in plans)
+
+
+def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
+    """What the child does. The model itself does not come back."""
+    timings = Timings()
+    plans = plan_programs(spec.request, spec.sizes, None, timings)
+    check_draws(plans)  # it computes what the model says
+    return tuple(map(without_model, plans)), timings.stages
+
+
+def without_model(planned: Planned) -> Planned:
+    """What is sent to another process: nobody there reads the model again."""
+    return _with_model(planned, b"")
+
+
+def _with_model(planned: Planned, model: Path | bytes) -> Planned:
+    return replace(planned, request=replace(planned.request, model=model))
+
+
+def given_bounded(
+    spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
+) -> GivenInputs:
+    """The inputs that a job is given, read by a child; by this process if there are no limits.
+
+    Raises:
+        CompilerError: as `GivenFiles.read` does, and if that takes more than it may.
+        JobCancelled: if `stop` ended the child.
+    """
+    if limits is None or not (files.files or files.values):
+        return files.read(spec.model, spec.sizes)
+    found = bounded.run(files.read, (spec.model, spec.sizes), limits, stop)
+    if isinstance(found, NoAnswer):
+        raise not_planned(found, limits)
+    return found
+
+
+def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
+    """Why a child has not read or planned the model."""
+    what = "reading and planning the model"
+    match found.reason:
+        case Reason.ENDED:
+            return JobCancelled("while its model was read")
+        case Reason.MEMORY:
+            gib = f"{limits.memory_bytes / (1 << 30):.3g} GiB"
+            return OutOfMemoryError(
+                f"{what} takes more memory than {gib} (TILEWRIGHT_PLANNING_MEMORY_BYTES)"
+            )
+        case Reason.TIME:
+            return CompilerError(
+                f"{what} takes longer than {limits.seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
+            )
+        case Reason.CRASHED:
+            tell_bug(found)
+            return CompilerError(f"{what} failed: {found.text}")
+        case _:
+            assert_never(found.reason)
+
+
+def tell_bug(found: NoAnswer) -> None:
+    """Log what a child wrote before it crashed."""
+    import structlog
+
+    structlog.get_logger("tilewright.children").error("bug", reason=found.text, words=found.words)

@@ -1,0 +1,67 @@
+"""The tuning tasks of a planned model: a workload, or a piece of its range that a hint reaches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.workload import Workload
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.jobs.report.workload_facts import workload_name
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.random_sizes import points_within
+from tilewright.tuner.tasks import Task, make_task
+
+
+def tasks_of(*planned: Planned) -> list[Task]:
+    """The tuning tasks of one model at one or several sizes, in the order of their first use."""
+    counts: Counter[Workload] = Counter()
+    for each in planned:
+        counts.update(dict(each.workloads))
+    first = planned[0]
+    ranged = {
+        piece.workload: (each.open, step, piece)
+        for each in planned
+        if each.open is not None
+        for step in reversed(each.open.plan.kernels)  # of several, the first says what sizes are
+        for piece in pieces(step.workload)
+        if step.workload.dimensions
+    }
+    tasks = []
+    for workload, count in counts.items():
+        points: tuple[SizePoint, ...] = ()
+        scale, stated = 1.0, False
+        if workload in ranged:
+            of_range, step, piece = ranged[workload]
+            stated = of_range.stated
+            points, scale = points_within(
+                piece,
+                step.workload,
+                of_range.measured,
+                step.sizes,
+                first.mode.threads,
+                stated=bool(of_range.hints),
+            )
+            if not points:  # nobody runs these sizes
+                continue
+        task = task_of(workload, first.mode, count, points)
+        tasks.append(replace(task, stated=stated and bool(workload.dimensions), scale=scale))
+    return tasks
+
+
+def task_of(
+    workload: Workload,
+    mode: Mode,
+    count: int = 1,
+    points: tuple[SizePoint, ...] = (),
+) -> Task:
+    """The tuning task of a workload that a model runs so often."""
+    return make_task(
+        workload,
+        mode,
+        name=workload_name(workload),
+        count=count,
+        points=points,
+    )

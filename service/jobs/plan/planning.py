@@ -1,0 +1,427 @@
+"""From a model to its plans: import, optimise, plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from tilewright.compiler import driver
+from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
+from tilewright.compiler.frontend.dimensions import cache_lengths, check_dims, model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.plan import GraphPlan
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.profile import affordable_hints, size_hints
+from tilewright.compiler.program.builder import CompiledProgram
+from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
+from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
+from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
+from tilewright.compiler.sizes.ranges import SizeRange, attempted, default_ranges, within_defaults
+from tilewright.compiler.targets.target import Target
+from tilewright.compiler.timings import Timings
+from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
+from tilewright.service.jobs.plan.fitted_ranges import FittedRanges
+from tilewright.tuner.random_sizes import DrawnSizes, draw_sizes
+
+SizeChoice = int | str
+"""A size of a dimension, or a range of them as text."""
+
+COMBINATIONS = 64
+"""Most combinations of sizes in one artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A model, and the mode and sizes that it is compiled for.
+
+    `digest` is the SHA-256 of the model's bytes, if known.
+    """
+
+    model: Path | bytes
+    mode: Mode = field(default_factory=Mode)
+    dims: Mapping[str, int] | None = None
+    digest: str = ""
+    given: GivenInputs = field(default=NONE_GIVEN, compare=False, repr=False)
+    """Real inputs, on which programs are verified, and whose sizes are hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """A model cut for all sizes of ranges, at once.
+
+    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. `hints` are
+    the sizes at which it is planned and verified first, by name: those that a user stated, or else
+    those of `compiler.profile`. A dimension without one is planned at its typical size. Kernels are
+    measured at sizes `drawn` of the ranges, which somebody may have `stated`. `implied` are the
+    ranges that were given to dimensions that the model expresses by others. `graph` is what was
+    imported.
+    """
+
+    plan: GraphPlan
+    graph: Graph
+    ranges: tuple[Dimension, ...]
+    defaults: tuple[str, ...] = ()
+    drawn: tuple[DrawnSizes, ...] = ()
+    stated: bool = False
+    implied: tuple[Dimension, ...] = ()
+    hints: Sizes = ()
+
+    @property
+    def hinted(self) -> dict[str, tuple[int, ...]]:
+        """The sizes at which dimensions with a hint are measured, by name, each once."""
+        rows = [dict(each.sizes) for each in self.drawn]
+        return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
+
+    @property
+    def measured(self) -> tuple[DrawnSizes, ...]:
+        """The drawn sizes with those of dimensions that the plan adds to the model's (rooms)."""
+        return tuple(
+            replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
+            for each in self.drawn
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model cut into workloads. `graph` is what was imported, before any pass: the reference.
+
+    With `open`, it stands for all sizes of the ranges, for which kernels are tuned: graph and plan
+    are those at the hints, at which it is verified.
+    """
+
+    request: ModelRequest
+    graph: Graph
+    plan: GraphPlan
+    sizes: Sizes = ()
+    """The sizes of the dimensions for which the request gives several, or a range."""
+    open: OpenPlan | None = None
+    stages: DataCut[int] | None = field(default=None, repr=False, compare=False)
+    """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
+    stage: int = 0
+    notes: tuple[str, ...] = ()
+    """Sentences for the user about dimensions that were given a size, since no program serves a
+    range of them."""
+
+    @property
+    def mode(self) -> Mode:
+        return self.request.mode
+
+    @property
+    def target(self) -> Target:
+        return self.request.mode.target
+
+    @property
+    def workloads(self) -> list[tuple[Workload, int]]:
+        """Each workload with how often the model runs it; of ranges that are cut, each piece."""
+        return self.served_plan.tasks()
+
+    @property
+    def untuned(self) -> Mapping[str, Workload]:
+        """By the keys of `workloads`, the workload whose default serves each untuned."""
+        return {
+            piece.workload.key: step.workload
+            for step in self.served_plan.kernels
+            for piece in pieces(step.workload)
+        }
+
+    @property
+    def served_plan(self) -> GraphPlan:
+        """The plan that programs are built of: that for all sizes, if it stands for them."""
+        return self.plan if self.open is None else self.open.plan
+
+    def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
+        """What is run of a program that was built of `served_plan`, to see how fast it is.
+
+        With open sizes that is the program at each of the drawn ones.
+        """
+        if self.open is None:
+            return (compiled,)
+        return tuple(
+            replace(compiled, program=compiled.program.at(dict(drawn.sizes)))
+            for drawn in self.open.drawn
+        )
+
+
+def model_digest(model: Path | bytes) -> str:
+    """The SHA-256 of a model's bytes, by which the database finds it."""
+    if isinstance(model, bytes):
+        return hashlib.sha256(model).hexdigest()
+    with model.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plan_model(
+    request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
+) -> Planned:
+    """Import a model and cut it into workloads; `observer` sees the graph after each pass.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported.
+    """
+    mode = request.mode
+    graph = driver.load_for(request.model, dict(request.dims or {}), mode, timings)
+    optimised = driver.optimise(graph, mode, observer, timings)
+    return Planned(request, graph, driver.make_plan(optimised, mode, timings))
+
+
+def plan_sizes(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> tuple[Planned, ...]:
+    """`plan_model` for every combination of sizes, in the order in which they are given.
+
+    Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
+    have a default range, which holds their size hints and the sizes of samples. Hints say at which
+    sizes to measure.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported, or there are more
+            combinations than an artifact is for, or hints or samples have sizes that no range has.
+    """
+    return tuple(_plan_each(request, dims, observer, timings))
+
+
+def plan_first_sizes(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Planned:
+    """The first plan of `plan_sizes`, without the others. Raises CompilerError as that does."""
+    return next(_plan_each(request, dims, observer, timings))
+
+
+def _plan_each(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Iterator[Planned]:
+    dims = {name: size_choices(name, sizes) for name, sizes in dims.items()}
+    proto = read_model(request.model).proto.graph
+    check_dims(proto, {name: sizes[0] for name, sizes in dims.items()})
+    shares = hinted_shares(dims)
+    ranges = {
+        name: ranged
+        for name, sizes in dims.items()
+        for size in sizes
+        if isinstance(size, str) and (ranged := as_hinted(name, size).dimension) is not None
+    }
+    # hints alone leave a dimension its default range
+    dims = {n: sizes for n, sizes in dims.items() if n in ranges or isinstance(sizes[0], int)}
+    numbers = {name: [n for n in sizes if isinstance(n, int)] for name, sizes in dims.items()}
+    count = prod(len(sizes) for sizes in numbers.values())
+    if count > COMBINATIONS:
+        raise InvalidArgumentError(
+            f"the dimensions have {count} combinations of sizes, at most {COMBINATIONS} are allowed"
+        )
+    one = {name: sizes[0] for name, sizes in numbers.items() if len(sizes) == 1}
+    defaults = model_ports(proto).fixed(dict.fromkeys(dims, 1)).open
+    if ranges or defaults:
+        several = [n for n, sizes in numbers.items() if n not in ranges and len(sizes) != 1]
+        if several:
+            raise InvalidArgumentError(
+                f"dimension '{several[0]}' has several sizes, and "
+                f"'{next(iter((*ranges, *defaults)))}' a range: give '{several[0]}' a range too"
+            )
+        own = any(numbers[name] for name in ranges)
+        absent = [*(name for name in ranges if not numbers[name]), *defaults] if own else []
+        if absent:
+            raise InvalidArgumentError(
+                f"dimension '{absent[0]}' has a range alone, and others have sizes of their own: "
+                f"give '{absent[0]}' sizes too"
+            )
+        sizes: dict[str, int | Dimension] = {**one, **ranges}
+        ports = model_ports(proto)
+        fixed = {name: size for name, size in one.items() if name not in ranges}
+        sampled = request.given.sizes_within(ports.fixed(fixed).inputs, ranges, numbers)
+        held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in defaults}
+        hinted = _Hinted(default_ranges(defaults, held), shares, most_frequent(sampled))
+        empty = cache_lengths(proto)
+        yield from _plan_ranges(request, sizes, hinted, empty, ports, observer, timings)
+        if not own:
+            return
+    else:
+        draw_sizes((), shares)
+    varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
+    for combination in product(*numbers.values()):
+        chosen = dict(zip(numbers, combination, strict=True))
+        planned = plan_model(replace(request, dims=chosen), observer, timings)
+        yield replace(planned, sizes=tuple((name, chosen[name]) for name in varying))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hinted:
+    """Default ranges of dimensions, the hints that a user states, and those that samples are."""
+
+    defaults: Mapping[str, Dimension]
+    stated: Shares
+    sampled: Shares
+
+
+def _plan_ranges(
+    request: ModelRequest,
+    dims: Mapping[str, int | Dimension],
+    hinted: _Hinted,
+    empty: Collection[str],
+    ports: OpenPorts,
+    observer: Observer | None,
+    timings: Timings | None,
+) -> Iterator[Planned]:
+    """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
+
+    If no program serves them, they give way (`FittedRanges`); the plan's `notes` say so. If nothing
+    is left open, there is a plan for each hint.
+
+    Raises:
+        CompilerError: if the model is wrong or not supported.
+    """
+    mode = request.mode
+    # modules do not run in sessions
+    mode = replace(mode, in_place=mode.in_place and not mode.target.family.modules)
+    imports = 0
+
+    def plan(ranges: Mapping[str, Dimension]) -> tuple[Graph, GraphPlan]:
+        nonlocal imports
+        imports += 1
+        sizes: dict[str, SizeRange] = {**numbers, **fitted.sizes, **fitted.given, **ranges}
+        graph = driver.load_graph(request.model, sizes, timings)
+        optimised = driver.optimise(graph, mode, observer, timings)
+        return graph, driver.make_plan(optimised, mode, timings)
+
+    def imported(sizes: Mapping[str, int | Dimension]) -> Graph:
+        ranges = {**numbers, **fitted.given, **fitted.left, **sizes}
+        return driver.load_graph(request.model, ranges, timings)
+
+    numbers = {n: d for n, d in dims.items() if isinstance(d, int)}
+    given = {n: d for n, d in dims.items() if isinstance(d, Dimension)}
+    stated = {**hinted.sampled, **hinted.stated}
+    hints = size_hints(ports, [*hinted.defaults.values(), *given.values()]) | first_sizes(stated)
+    fitted = FittedRanges(given, hinted.defaults, hints, stated)
+    while fitted.left or fitted.given:
+        before = imports
+        found = attempted(lambda: within_defaults(fitted.left, plan, empty))
+        if not isinstance(found, OpenSizeError | InvalidModelError):
+            break
+        if isinstance(found, InvalidModelError) and imports == before + 1:
+            if not fitted.sizes:
+                raise found  # at all sizes
+            fitted.take_other_sizes(found, imported)
+        else:
+            fitted.give_way(found)
+    else:
+        yield from _plan_fixed(request, numbers, fitted, imported, observer, timings)
+        return
+    graph, made = found
+    known = {d.name for d in graph.dimensions}
+    implied = tuple(d for n, d in fitted.given.items() if n not in known)
+    free = [d for d in graph.dimensions if d.name not in fitted.given]
+    open_plan = profiled(
+        OpenPlan(made, graph, graph.dimensions, tuple(fitted.left), implied=implied),
+        ports,
+        free,
+        # a dimension that others express has no sizes of its own
+        {n: each for n, each in fitted.shares.items() if n in known or n in hinted.stated},
+    )
+    closed = replace(request, dims={**numbers, **fitted.sizes})
+    yield replace(planned_for_ranges(closed, open_plan), notes=tuple(fitted.notes))
+
+
+def _plan_fixed(
+    request: ModelRequest,
+    numbers: Mapping[str, int],
+    fitted: FittedRanges,
+    imported: Callable[[Mapping[str, int | Dimension]], Graph],
+    observer: Observer | None,
+    timings: Timings | None,
+) -> Iterator[Planned]:
+    """The plans at the hints of a model of which no program serves a range."""
+
+    def plan(sizes: Mapping[str, int]) -> Planned:
+        return plan_model(replace(request, dims={**numbers, **sizes}), observer, timings)
+
+    try:
+        first = plan(fitted.rows()[0])
+    except InvalidModelError as error:
+        fitted.take_other_sizes(error, imported)
+        first = plan(fitted.rows()[0])
+    rows = fitted.rows()
+    varying = sorted(name for name in fitted.sizes if len({row[name] for row in rows}) > 1)
+    for row in rows:
+        planned = first if row is rows[0] else plan(row)
+        sizes = tuple((name, row[name]) for name in varying)
+        yield replace(planned, sizes=sizes, notes=tuple(fitted.notes))
+
+
+def profiled(
+    plan: OpenPlan, ports: OpenPorts, free: Sequence[Dimension], shares: Shares
+) -> OpenPlan:
+    """A plan with the sizes at which it is measured and verified.
+
+    Args:
+        plan: for all sizes of its ranges.
+        ports: the model's, which say what its dimensions are.
+        free: the dimensions whose ranges nobody gave: each has a hint.
+        shares: sizes that a user states or samples have, with their shares.
+
+    Raises:
+        InvalidArgumentError: if no range has one of them.
+    """
+    ports = _united(ports, plan.graph)
+    types, constants = plan.graph.types, plan.graph.constants
+    hints = affordable_hints(
+        size_hints(ports, (d for d in free if d.name not in shares)),
+        first_sizes(shares),
+        plan.ranges,
+        [kind.elements for name, kind in types.items() if name not in constants],
+    )
+    own = {name: {size: 1.0} for name, size in hints.items()}
+    drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
+    hints |= first_sizes(shares)
+    return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
+
+
+def _united(ports: OpenPorts, graph: Graph) -> OpenPorts:
+    """Ports in which a dimension that equals another has the name that the graph knows it by."""
+
+    def named(name: str, dims: Dims) -> Dims:
+        shape = graph.types[name].shape if name in graph.types else ()
+        if len(shape) != len(dims):
+            return dims
+        return tuple(
+            known[0].name
+            if isinstance(dim, str) and (known := dimensions(size)) and size == open_size(known[0])
+            else dim
+            for dim, size in zip(dims, shape, strict=True)
+        )
+
+    return replace(ports, inputs={name: named(name, dims) for name, dims in ports.inputs.items()})
+
+
+def first_sizes(shares: Shares) -> dict[str, int]:
+    """Of the sizes that a user states, that with the largest share, by dimension."""
+    return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
+
+
+def planned_for_ranges(request: ModelRequest, plan: OpenPlan) -> Planned:
+    """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
+    hints = dict(plan.hints)
+    sizes = {d.name: hints.get(d.name) or typical(open_size(d)) for d in plan.ranges}
+    return Planned(
+        replace(request, dims={**(request.dims or {}), **sizes}),
+        plan.graph.at(sizes),
+        plan.plan.at(sizes),
+        tuple(sorted(sizes.items())),
+        open=plan,
+    )

@@ -1,0 +1,190 @@
+"""Models whose data decide sizes, planned in stages: one plan for each program.
+
+Tuning, races and verification take the stages as they take a model at several sizes: each is a
+program with a reference of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.compiler import driver
+from tilewright.compiler.errors import CompilerError, InvalidArgumentError, UnsupportedOperatorError
+from tilewright.compiler.frontend.dimensions import check_dims, free_dimensions, model_ports
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.graph.ir import Graph
+from tilewright.compiler.passes.pipeline import Observer
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.program.kernels import KernelCache
+from tilewright.compiler.runtime.stages import DataCut, DataStage
+from tilewright.compiler.sizes import OpenSizeError, open_size, typical
+from tilewright.compiler.sizes.hinted_ranges import as_hinted, hinted_shares
+from tilewright.compiler.sizes.ranges import default_range, default_ranges
+from tilewright.compiler.specialise.enumerate import make_foreseen
+from tilewright.compiler.specialise.jit import RestCut, Stager
+from tilewright.compiler.timings import Timings
+from tilewright.service.jobs.inputs.given_inputs import most_frequent
+from tilewright.service.jobs.plan.planning import (
+    ModelRequest,
+    OpenPlan,
+    Planned,
+    SizeChoice,
+    plan_first_sizes,
+    plan_sizes,
+    planned_for_ranges,
+    profiled,
+)
+from tilewright.tuner.random_sizes import check_hinted
+
+
+def plan_programs(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+    kernels: KernelCache | None = None,
+) -> tuple[Planned, ...]:
+    """The plans of all programs of a model: `plan_sizes`, or `plan_stages` if it must be cut.
+
+    Raises:
+        CompilerError: as those do.
+    """
+    try:
+        return plan_sizes(request, dims, observer, timings)
+    except CompilerError as error:
+        if not _must_be_cut(request, dims, error):
+            raise
+    return plan_stages(request, dims, timings, kernels)
+
+
+def plan_first_program(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    observer: Observer | None = None,
+    timings: Timings | None = None,
+) -> Planned:
+    """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
+    that does, for what is wrong up to there."""
+    try:
+        return plan_first_sizes(request, dims, observer, timings)
+    except CompilerError as error:
+        if not _must_be_cut(request, dims, error):
+            raise
+    return plan_first_stage(request, dims)
+
+
+def _must_be_cut(
+    request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
+) -> bool:
+    """Whether a model was refused because the data decide sizes of it: no size says them then."""
+    if isinstance(error.__cause__, OpenSizeError):
+        names = free_dimensions(read_model(request.model).proto.graph)
+        given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
+        ranges = {n: given.get(n) or default_range(n) for n in names}
+        sizes = {n: typical(open_size(d)) for n, d in ranges.items()}
+        try:
+            driver.load_graph(request.model, sizes)
+        except CompilerError as found:
+            error = found
+    return isinstance(error, UnsupportedOperatorError) and bool(error.waits_for)
+
+
+def plan_stages(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    timings: Timings | None = None,
+    kernels: KernelCache | None = None,
+) -> tuple[Planned, ...]:
+    """A plan for each stage that can be foreseen, in the order of their numbers.
+
+    Stages are compiled to see which ranges of sizes they serve; `kernels` keep what was compiled.
+
+    Raises:
+        CompilerError: if the model or the target is wrong or not supported, a dimension has several
+            sizes, or what the data decide cannot be foreseen.
+    """
+    stager, first = _beginning(request, dims, timings, kernels, build=True)
+    make_foreseen(stager, first)
+    plans: list[Planned] = []
+    stages = _numbered(first, plans)
+    return tuple(
+        replace(planned, stages=stages, stage=number) for number, planned in enumerate(plans)
+    )
+
+
+def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
+    """The plan of the first stage alone, for which no code is generated. Raises CompilerError as
+    `plan_stages` does, for what is wrong up to there."""
+    stager, first = _beginning(request, dims, None, None, build=False)
+    plans: list[Planned] = []
+    make_foreseen(stager, first, behind=False)
+    stages = _numbered(first, plans)
+    if not plans:  # all that it computes is behind the cut
+        make_foreseen(stager, first)
+        stages = _numbered(first, plans)
+    return replace(plans[0], stages=stages)
+
+
+def _beginning(
+    request: ModelRequest,
+    dims: Mapping[str, Sequence[SizeChoice]],
+    timings: Timings | None,
+    kernels: KernelCache | None,
+    *,
+    build: bool,
+) -> tuple[Stager[Planned], RestCut[Planned]]:
+    """What makes the stages, and the model as what is left of itself."""
+    for name, listed in dims.items():
+        if len(listed) > 1:
+            raise InvalidArgumentError(
+                f"the data decide sizes of this model, and dimension '{name}' has {len(listed)} "
+                "sizes: give it one, or a range"
+            )
+    source = read_model(request.model)
+    ranges = check_dims(source.proto.graph, {name: listed[0] for name, listed in dims.items()})
+    given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
+    ports = model_ports(source.proto.graph).fixed(given)
+    shares = hinted_shares(dims)
+    check_hinted(shares, ports.open)
+    sampled = request.given.sizes_within(ports.inputs, ranges)
+    # a range that nobody gave reaches as far as hints and samples do
+    held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in ports.open}
+    wide = default_ranges(ports.open, held)
+    widened = {name: d for name, d in wide.items() if d != default_range(name)}
+    shares = {**most_frequent(sampled), **shares}
+    request = replace(request, dims=given)
+
+    def compiling() -> Callable[[Graph, bool], Planned]:
+        builder = ProgramBuilder(None, request.mode, kernels=kernels)
+
+        def planned(graph: Graph, each_size: bool) -> Planned:
+            optimised = driver.optimise(graph, request.mode, None, timings)
+            plan = driver.make_plan(optimised, request.mode, timings)
+            if build:
+                builder.build(plan)
+            if not graph.dimensions:
+                return Planned(request, graph, plan)
+            known = {d.name for d in graph.dimensions}
+            stated = {name: each for name, each in shares.items() if name in known}
+            free = [d for d in graph.dimensions if d.name not in ranges]
+            open_plan = OpenPlan(plan, graph, graph.dimensions)
+            return planned_for_ranges(request, profiled(open_plan, ports, free, stated))
+
+        return planned
+
+    stager = Stager(compiling)
+    return stager, stager.first(source, ports, {**widened, **ranges})
+
+
+def _numbered(cut: DataCut[Planned], plans: list[Planned]) -> DataCut[int]:
+    """The same stages with numbers in the places of plans, which go to `plans`."""
+    found = DataCut[int](cut.reads, cut.ends, reason=cut.reason)
+    for facts, stage in cut.made.items():
+        number = None
+        if stage.program is not None:
+            number = len(plans)
+            plans.append(stage.program)
+        behind = None if stage.behind is None else _numbered(stage.behind, plans)
+        found.made[facts] = DataStage(number, stage.makes, behind)
+    return found

@@ -1,0 +1,1 @@
+"""The tuner process: claims jobs, holds their leases and builds candidates."""

@@ -1,0 +1,90 @@
+"""A tuner's hold of a job: the claim is renewed as long as it holds, and the job let go after."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import structlog
+
+from tilewright.db.errors import StaleLeaseError, StorageError
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import JobClaim
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
+from tilewright.tuner.cancel import AnyToken, CancelToken
+
+log = structlog.get_logger("tilewright.tuner")
+
+RENEW_SECONDS = 0.5
+"""Longest time between two renewals: so soon a job that was stopped is let go."""
+
+
+class JobLease:
+    """A context that renews the claim on a job.
+
+    Attributes:
+        claim: what is renewed.
+        cancel: set when the user has ended the job.
+        interrupt: set when the job is paused or another tuner's, or the process ends.
+        stop: set with either.
+    """
+
+    def __init__(self, storage: Storage, claim: JobClaim, lease_seconds: float) -> None:
+        self.claim = claim
+        self.cancel = CancelToken()
+        self.interrupt = CancelToken()
+        self.stop = AnyToken((self.cancel, self.interrupt))
+        self._storage = storage
+        self._lease_seconds = lease_seconds
+        self._over = threading.Event()
+        name = f"hold-{claim.job_id[:8]}"
+        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
+
+    def __enter__(self) -> JobLease:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def lost(self) -> None:
+        """The claim holds no longer: find out why, and set the token that says so."""
+        match self._storage.jobs.get(self.claim.job_id).state:
+            case JobState.CANCELLED:
+                self.cancel.cancel()
+            case JobState.PAUSED:
+                self.interrupt.cancel("paused")
+            case _:
+                self.interrupt.cancel("another tuner has the job")
+
+    def check(self) -> None:
+        """Raises Interrupted or JobCancelled if the job is to be let go."""
+        if self.interrupt.cancelled:
+            raise Interrupted(self.interrupt.reason)
+        if self.cancel.cancelled:
+            raise JobCancelled(self.cancel.reason)
+
+    def _keep(self) -> None:
+        pause = min(RENEW_SECONDS, self._lease_seconds / 4)
+        while not self._over.wait(pause):
+            try:
+                if self._renewed():
+                    continue
+                self.lost()
+                return
+            except StorageError as error:
+                log.warning("claim not renewed", job=self.claim.job_id, error=str(error))
+
+    def _renewed(self) -> bool:
+        try:
+            self._storage.jobs.renew(self.claim, self._lease_seconds)
+        except StaleLeaseError:
+            return False
+        return True

@@ -1,0 +1,35 @@
+"""What was measured for jobs that ended before a tuner stored it."""
+
+from __future__ import annotations
+
+from tilewright.compiler.errors import ScheduleError
+from tilewright.db.storage import Storage
+from tilewright.service.jobs.device.remote_runner import result_of
+from tilewright.tuner.measure.batch import trials_of
+from tilewright.tuner.measure.run_wire import is_run
+from tilewright.tuner.measure.wire import MeasureRequest, ProtocolError
+
+
+def store_orphaned_results(storage: Storage) -> int:
+    """Make trials of them, from which later jobs start; how many.
+
+    A job may be cancelled while no tuner holds it, or its tuner be killed just then. Any process
+    may call this at any time: a trial is saved once. Raises StorageError.
+    """
+    count = 0
+    while left := storage.leases.left_behind():
+        names = [status.request_id for status in left]
+        payloads = storage.leases.payloads(names)
+        for status in left:
+            payload = payloads.get(status.request_id)
+            if payload is None or is_run(payload):
+                continue  # gone meanwhile, or no candidates: a run is an answer to its job alone
+            try:
+                request = MeasureRequest.from_json(payload)
+                trials = trials_of(request, result_of(request, status))
+            except (ProtocolError, ScheduleError):
+                continue  # of an older release
+            storage.records.add_trials(trials)
+            count += len(trials)
+        storage.leases.acknowledge(names)
+    return count

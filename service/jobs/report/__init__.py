@@ -1,0 +1,1 @@
+"""Explanations, profiles and comparisons for people. Nothing here decides a job."""

@@ -1,0 +1,91 @@
+"""The least time that a device allows each task: tuning cannot find anything faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tilewright.compiler.dtypes import DType
+from tilewright.compiler.errors import ScheduleError
+from tilewright.compiler.plan import costs
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.space import SubSpace
+from tilewright.compiler.schedule.templates import template_of
+from tilewright.service.jobs.device.device import Device, DeviceError
+from tilewright.service.jobs.report.workload_facts import executed_flops
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.roofline import Speeds, bound
+from tilewright.tuner.tasks import Task
+
+LEAST_BUDGET_SECONDS = 15.0
+"""To measure the machine takes about a second, or three beside busy builders: a smaller budget is
+worth more as trials."""
+
+
+def bounds_within(
+    seconds: float | None, tasks: Sequence[Task], device: Device
+) -> Callable[[], Sequence[float]] | None:
+    """What asks for `task_bounds`; None if a budget of so many seconds has no time for that."""
+    if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
+        return None
+    return partial(task_bounds, tasks, device)
+
+
+def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
+    """Seconds that no schedule of each task can beat on the device, which it measures for a second.
+
+    0 means that nothing is known: the device does not run the tasks' target, or does not answer.
+    """
+    target = tasks[0].mode.target
+    if not device.runs(target):
+        return [0.0] * len(tasks)
+    try:
+        speeds = device.speeds(target)
+    except DeviceError:
+        return [0.0] * len(tasks)
+    return [task_bound(task, speeds) for task in tasks]
+
+
+def task_bound(task: Task, speeds: Speeds) -> float:
+    """Least seconds of one run at the machine's measured rates. Arithmetic is that of the algorithm
+    that executes fewest operations. All bytes come from the nearest cache that holds them, as when
+    candidates are timed."""
+    return sum(point.weight * _bound(task, point, at, speeds) for point, at in task.fixed())
+
+
+def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
+    """At the sizes of one point."""
+    weights = costs.weight_bytes(workload)
+    moved = costs.bytes_read(workload) + costs.bytes_written(workload)
+    floats = {kind.dtype for kind in workload.graph.types.values()}
+    # the measured peak is that of float32; dot instructions of narrower types do several times that
+    flops = least_flops(task, point, workload) if floats == {DType.FLOAT32} else 0.0
+    return bound(speeds, flops, weights, moved - weights, weights, task.mode.threads).seconds
+
+
+def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
+    """Operations of contractions by the algorithm of the space that executes fewest."""
+    direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
+    counts = [direct]
+    for space in task.space.subspaces:
+        if template_of(space.algorithm).transforms:
+            counts += _counts(task, point, workload, space)
+    return min(counts)
+
+
+def _counts(task: Task, point: SizePoint, workload: Workload, space: SubSpace) -> list[float]:
+    """Operations of a transforming algorithm for each value of the knob that chooses the transform
+    (`outputs`, else the first), the other knobs at their defaults."""
+    counts = []
+    knobs = [knob for knob in space.knobs if knob.name == "outputs"] or space.knobs[:1]
+    for knob in knobs:
+        for value in knob.values:
+            choices = tuple((n, value if n == knob.name else v) for n, v in space.default.choices)
+            schedule = type(space.default)(space.algorithm, choices)
+            try:
+                nest = task.lower(schedule)
+            except ScheduleError:
+                continue
+            fixed = nest.at(dict(point.sizes)) if point.sizes else nest
+            counts.append(executed_flops(workload, schedule, fixed))
+    return counts

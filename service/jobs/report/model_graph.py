@@ -1,0 +1,445 @@
+"""A model as it is cut into kernels, to be drawn: its steps, what lies between them, and which
+nodes of the ONNX file are behind each.
+
+Steps that move nothing (views) are left out: what reads them reads what they are views of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import reduce
+from operator import or_
+from typing import Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewright.compiler import ops
+from tilewright.compiler.errors import InvalidModelError
+from tilewright.compiler.frontend.model_file import read_model
+from tilewright.compiler.ops.registry import OpKind
+from tilewright.compiler.plan.intervals import pieces
+from tilewright.compiler.plan.plan import (
+    BranchStep,
+    GraphPlan,
+    KernelStep,
+    LoopStep,
+    NativeStep,
+    RefusalStep,
+    Step,
+    ViewStep,
+    bodies_of,
+)
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.schedule.problem import anchor
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.jobs.report.layered import Point, layered
+from tilewright.service.jobs.report.workload_facts import workload_name
+
+MOST_STEPS = 6000
+"""Steps of a model that is drawn; nobody would find anything among more."""
+
+MOST_NODES = 200
+"""ONNX nodes that are named for one step; of more, how many there are."""
+
+MOST_NAMED = 100_000
+"""ONNX nodes that are named for all steps together: one may be behind thousands."""
+
+MOST_EDGES = 100_000
+
+LONGEST_NODE_NAME = 200
+"""Characters of an ONNX node's name; of a longer one, the ends."""
+
+BOX_HEIGHT = 44.0
+LAYER_DISTANCE = 78.0
+LONGEST_NAME = 30
+"""Characters of a name in a box."""
+
+
+class DrawnKind(StrEnum):
+    INPUT = "input"
+    OUTPUT = "output"
+    KERNEL = "kernel"
+    NATIVE = "native"
+    LOOP = "loop"
+    BRANCH = "branch"
+    REFUSAL = "refusal"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """A box of the drawing, by its centre.
+
+    Attributes:
+        name: for people.
+        value: what it makes, as the graph calls it.
+        type: of that, such as `float32 1x64x56x56`.
+        layout: how that lies in memory.
+        precision: the types that it multiplies, or else the one that it makes.
+        operators: those of the compiler that it computes.
+        kernels: workload keys, and how often one run of the step runs each. Of a range that is cut
+            into pieces, each has its part of the runs.
+        nodes: (name, operator) of the ONNX nodes behind it, the first `MOST_NODES`.
+        more: how many others there are.
+    """
+
+    kind: DrawnKind
+    name: str
+    value: str
+    type: str
+    layout: str
+    precision: str
+    operators: tuple[str, ...]
+    kernels: tuple[tuple[str, float], ...]
+    nodes: tuple[tuple[str, str], ...] = ()
+    more: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnEdge:
+    """`start` and `end` are positions among the steps."""
+
+    start: int
+    end: int
+    path: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGraph:
+    """All steps of a plan, before those that read them. `staged` is whether the data decide what is
+    behind: this is the first of several programs then."""
+
+    steps: tuple[DrawnStep, ...]
+    edges: tuple[DrawnEdge, ...]
+    width: float
+    height: float
+    staged: bool = False
+
+
+def model_graph(planned: Planned) -> ModelGraph:
+    """The drawing of a model that was cut into kernels.
+
+    Raises:
+        InvalidModelError: if it has too many steps to be drawn.
+    """
+    plan = planned.served_plan
+    found = _Steps.of(plan)
+    if len(found.steps) > MOST_STEPS:
+        raise InvalidModelError(
+            f"model '{plan.graph.name}': {len(found.steps)} steps, {MOST_STEPS} are drawn at most"
+        )
+    if len(found.edges) > MOST_EDGES:
+        raise InvalidModelError(
+            f"model '{plan.graph.name}': {len(found.edges)} values go from step to step, "
+            f"{MOST_EDGES} are drawn at most"
+        )
+    widths = [_width(step.name) for step in found.steps]
+    lay = layered(widths, found.edges, BOX_HEIGHT, LAYER_DISTANCE)
+    behind = _onnx_nodes(found, read_model(planned.request.model).proto.graph.node)
+    left, steps = MOST_NAMED, []
+    for n, step in enumerate(found.steps):
+        named = [(_short(name), _short(op)) for name, op in behind[n].first[:left]]
+        left -= len(named)
+        more = behind[n].count - len(named)
+        steps.append(_drawn(plan, step, named, more, lay.centres[n], widths[n]))
+    edges = tuple(DrawnEdge(*edge, path) for edge, path in zip(found.edges, lay.paths, strict=True))
+    return ModelGraph(tuple(steps), edges, lay.width, lay.height, planned.stages is not None)
+
+
+def _short(name: str) -> str:
+    """The ends of a name of a megabyte."""
+    half = LONGEST_NODE_NAME // 2
+    return name if len(name) <= LONGEST_NODE_NAME else f"{name[:half]}...{name[-half:]}"
+
+
+def _width(name: str) -> float:
+    return 30.0 + 7.8 * max(14, min(len(name), LONGEST_NAME))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A step, or an input or an output of the graph, before it is drawn. `inside` are the values
+    that it computes, its own among them."""
+
+    kind: DrawnKind
+    name: str
+    value: str
+    step: Step | None = None
+    inside: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of a plan in order, with edges between them. Values are known by their makers."""
+
+    plan: GraphPlan
+    steps: list[_Found] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+    makers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: GraphPlan) -> _Steps:
+        made = cls(plan)
+        for value in plan.graph.inputs:
+            made._add(_Found(DrawnKind.INPUT, value, value, inside=(value,)), ())
+        for step in plan.steps:
+            sources = tuple(dict.fromkeys(n for v in step.inputs for n in made.makers.get(v, ())))
+            if isinstance(step, ViewStep):
+                made.makers[step.output] = sources
+                continue
+            inside = tuple(_made(plan, step))
+            made._add(_Found(_kind(step), _name(step), step.output, step, inside), sources)
+        for value in plan.graph.outputs:
+            found = _Found(DrawnKind.OUTPUT, value, value)
+            made._add(found, made.makers.get(value, ()), makes=False)
+        return made
+
+    def _add(self, found: _Found, sources: Sequence[int], makes: bool = True) -> None:
+        number = len(self.steps)
+        self.steps.append(found)
+        self.edges += [(source, number) for source in sources]
+        if makes:
+            self.makers[found.value] = (number,)
+
+
+def _made(plan: GraphPlan, step: Step) -> Iterator[str]:
+    """The values of the graph that a step computes between its inputs and its output."""
+    seen = set(step.inputs) | {step.output}
+    pending = [step.output]
+    while pending:
+        value = pending.pop()
+        yield value
+        node = plan.graph.producer(value)
+        fresh = [] if node is None else [v for v in dict.fromkeys(node.inputs) if v not in seen]
+        seen.update(fresh)
+        pending += [v for v in fresh if plan.graph.producer(v) is not None]
+
+
+def _kind(step: Step) -> DrawnKind:
+    match step:
+        case KernelStep():
+            return DrawnKind.KERNEL
+        case NativeStep():
+            return DrawnKind.NATIVE
+        case LoopStep():
+            return DrawnKind.LOOP
+        case BranchStep():
+            return DrawnKind.BRANCH
+        case RefusalStep():
+            return DrawnKind.REFUSAL
+        case ViewStep():
+            raise ValueError("a view is no step of the drawing")
+        case _:
+            assert_never(step)
+
+
+def _name(step: Step) -> str:
+    match step:
+        case KernelStep():
+            return workload_name(step.workload)
+        case NativeStep():
+            return step.function
+        case LoopStep():
+            return f"loop, {len(step.body.kernels)} kernels"
+        case BranchStep():
+            return f"branch, {len(step.then.kernels)} or {len(step.otherwise.kernels)} kernels"
+        case RefusalStep():
+            return "refusal"
+        case ViewStep():
+            return "view"
+        case _:
+            assert_never(step)
+
+
+def _drawn(
+    plan: GraphPlan,
+    found: _Found,
+    nodes: Sequence[tuple[str, str]],
+    more: int,
+    centre: Point,
+    width: float,
+) -> DrawnStep:
+    kind = plan.graph.types[found.value]
+    step = found.step
+    workload = step.workload if isinstance(step, KernelStep) else None
+    placement = plan.placements.get(found.value)
+    return DrawnStep(
+        kind=found.kind,
+        name=found.name,
+        value=found.value,
+        type=f"{kind.dtype} {'x'.join(map(str, kind.shape))}".strip(),
+        layout="row" if placement is None else str(placement.layout),
+        precision=str(kind.dtype) if workload is None else _precision(workload),
+        operators=() if workload is None else tuple(n.op for n in workload.graph.nodes),
+        kernels=tuple(_kernels(step)),
+        nodes=tuple(nodes),
+        more=more,
+        x=round(centre[0], 1),
+        y=round(centre[1], 1),
+        width=width,
+    )
+
+
+def _precision(workload: Workload) -> str:
+    types = workload.graph.types
+    main = anchor(workload)
+    if main is None:
+        return str(workload.output.type.dtype)
+    return " x ".join(dict.fromkeys(str(types[value].dtype) for value in main.inputs[:2]))
+
+
+def _kernels(step: Step | None) -> Iterator[tuple[str, float]]:
+    if step is None:
+        return
+    if isinstance(step, KernelStep):
+        cut = list(pieces(step.workload))
+        yield from ((piece.workload.key, 1.0 / len(cut)) for piece in cut)
+    times = max(step.expected, 1) if isinstance(step, LoopStep) else 1
+    for body in bodies_of(step):
+        for inner, count in body.walk():
+            if isinstance(inner, KernelStep):
+                yield from ((key, each * count * times) for key, each in _kernels(inner))
+
+
+class _OnnxNode(Protocol):
+    """What is used of `onnx.NodeProto`."""
+
+    name: str
+    op_type: str
+
+    @property
+    def input(self) -> Sequence[str]: ...
+
+    @property
+    def output(self) -> Sequence[str]: ...
+
+
+_MOVING = frozenset(
+    {
+        "Cast",
+        "DequantizeLinear",
+        "Expand",
+        "Flatten",
+        "Identity",
+        "QuantizeLinear",
+        "Reshape",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+
+@dataclass(slots=True)
+class _Behind:
+    """How many nodes of the file are behind a step, and the first `MOST_NODES` of them."""
+
+    count: int = 0
+    first: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
+    """The nodes of the file by the step that they are computed in.
+
+    A node belongs to the step that computes its output. One whose output the compiler has no more
+    (it was folded, or is a part of an idiom) belongs to those of its readers; if nobody reads it,
+    to that of what it reads. A step that makes nothing of the file (three products made one) has
+    the nodes with its operators on the ways from what it reads. A model has its nodes in
+    topological order.
+
+    Sets of steps are the bits of integers: a long chain that was folded may be read by all steps,
+    and each node of it belongs to all of them.
+    """
+    owners: dict[str, int] = {}
+    for number, step in enumerate(found.steps):
+        for value in step.inside if step.step is not None else ():
+            owners[value] = owners.get(value, 0) | 1 << number
+    of_node = [0] * len(nodes)
+    lost = [False] * len(nodes)
+    wanted: dict[str, int] = {}
+    for n in reversed(range(len(nodes))):
+        node = nodes[n]
+        own = _union(owners, node.output)
+        lost[n] = not own or all(_only_moves(found.plan, value) for value in node.output)
+        of_node[n] = own or _union(wanted, node.output)
+        for value in node.input:
+            wanted[value] = wanted.get(value, 0) | of_node[n]
+    made: dict[str, int] = {}
+    for n, node in enumerate(nodes):
+        of_node[n] = of_node[n] or _union(made, node.input)
+        made.update(dict.fromkeys(node.output, of_node[n]))
+    _give_back(found, nodes, of_node, lost)
+    return _by_step(nodes, of_node, len(found.steps))
+
+
+def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
+    """The steps of all these values."""
+    return reduce(or_, (steps.get(value, 0) for value in values), 0)
+
+
+def _give_back(
+    found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
+) -> None:
+    """Nodes that were taken for a part of what reads them, though the step before computes them."""
+    known = reduce(or_, of_node, 0)
+    having: dict[str, int] = {}
+    reached: dict[str, int] = {}
+    for number, step in enumerate(found.steps):
+        if not isinstance(step.step, KernelStep) or known >> number & 1:
+            continue
+        for operator in {_plain(each.op) for each in step.step.workload.graph.nodes}:
+            having[operator] = having.get(operator, 0) | 1 << number
+        for value in step.step.inputs:
+            reached[value] = reached.get(value, 0) | 1 << number
+    for n, node in enumerate(nodes):
+        from_steps = _union(reached, node.input)
+        if not from_steps or not lost[n]:
+            continue
+        own = from_steps & having.get(_plain(node.op_type), 0)
+        of_node[n] = own or of_node[n]
+        if own or node.op_type in _MOVING:
+            for value in node.output:
+                reached[value] = reached.get(value, 0) | (own or from_steps)
+
+
+def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> Sequence[_Behind]:
+    """The nodes of each step; `of_node` are the steps of each node."""
+    behind = [_Behind() for _ in range(steps)]
+    named = [(n, node) for n, node in enumerate(nodes) if node.op_type != "Constant"]
+    counts = np.zeros(steps, np.int64)
+    for numbers, times in Counter(of_node[n] for n, _ in named).items():
+        counts += times * _bits(numbers, steps)
+    unfilled = (1 << steps) - 1
+    for n, node in named:
+        for number in np.flatnonzero(_bits(of_node[n] & unfilled, steps)):
+            first = behind[number].first
+            first.append((node.name, node.op_type))
+            if len(first) == MOST_NODES:
+                unfilled ^= 1 << int(number)
+    for each, count in zip(behind, counts, strict=True):
+        each.count = int(count)
+    return behind
+
+
+def _bits(numbers: int, count: int) -> NDArray[np.int64]:
+    """1 for each number that is in a set, else 0."""
+    whole = np.frombuffer(numbers.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.unpackbits(whole, count=count, bitorder="little").astype(np.int64)
+
+
+def _only_moves(plan: GraphPlan, value: str) -> bool:
+    """Whether a value is cut out of another now, whatever made it in the file."""
+    node = plan.graph.producer(value)
+    return node is not None and ops.get(node.op).kind in (OpKind.MOVEMENT, OpKind.VIEW)
+
+
+def _plain(operator: str) -> str:
+    """`LayerNormalization` and `layer_norm` alike, as far as names tell."""
+    lower = operator.lower().replace("_", "")
+    return "matmul" if lower in ("gemm", "matmulinteger", "qlinearmatmul") else lower

@@ -1,0 +1,91 @@
+"""The sizes at which a model with ranges is explained and profiled, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tilewright.compiler.plan import costs
+from tilewright.compiler.profile import profile_text, size_hints
+from tilewright.compiler.runtime.ports import OpenPorts, ranges_text
+from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes.hinted_ranges import Shares
+from tilewright.service.jobs.evidence.verified_sizes import affordable, elements, end_of
+from tilewright.service.jobs.plan.planning import Planned
+from tilewright.tuner.random_sizes import draw_sizes
+
+LONG_RUN = 10**11
+"""What a run may cost (`compiler.plan.costs.cost`) that nobody minds waiting for: a second or two
+of one core."""
+
+TIMES = 8
+"""How many times the cost at the hints the largest sizes may have, if that is more."""
+
+FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
+"""What a user is told of a model of which one stage is shown."""
+
+
+def shown_sizes(planned: Planned) -> list[dict[str, int]]:
+    """Sizes of a model's open dimensions: the hints that are stated, or else those of the profile
+    and the largest, or as near to these as a run stays short. One without a name if nothing is
+    open."""
+    found = planned.open
+    if found is None:
+        return [{}]
+    if found.stated:
+        return [dict(each.sizes) for each in found.drawn]
+
+    inputs = [found.graph.types[name] for name in found.graph.inputs]
+
+    def cost(sizes: Mapping[str, int]) -> int:
+        run = round(sum(costs.cost(w) * count for w, count in found.plan.at(sizes).tasks()))
+        # inputs of which only the shape is read are allocated, too
+        return max(run, round(costs.FLOPS_PER_BYTE) * elements(inputs, sizes))
+
+    known = {d.name: d for d in found.ranges}
+    first = {name: size for name, size in planned.sizes if name in known}
+    largest = {d.name: end_of(d, last=True) for d in found.ranges}
+    last = affordable(known, largest, first, max(TIMES * cost(first), LONG_RUN), cost)
+    return [first] if last == first else [first, last]
+
+
+def hinted_sizes(
+    ports: OpenPorts,
+    ranges: Sequence[Dimension],
+    stated: Shares | None = None,
+    given: Collection[str] = (),
+) -> list[dict[str, int]]:
+    """Sizes of a compiled program's open dimensions: the hints that are stated, or else its own;
+    of ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
+
+    Raises:
+        InvalidArgumentError: as `draw_sizes` does.
+    """
+    free = [d for d in ranges if d.name not in given]
+    hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
+        d.name: ports.hints[d.name] for d in free if d.name in ports.hints
+    }
+    own = {name: dict.fromkeys(sizes, 1.0) for name, sizes in hints.items()}
+    return stated_sizes(ranges, {**own, **(stated or {})})
+
+
+def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
+    """The hints that a user states. One without a name if there are none.
+
+    Raises:
+        InvalidArgumentError: as `draw_sizes` does.
+    """
+    return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
+
+
+def range_lines(planned: Sequence[Planned]) -> list[str]:
+    """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    if planned[0].stages is not None:
+        return [f"the data decide sizes: {len(planned)} programs, run in stages"]
+    lines = []
+    for each in planned:
+        if each.open is not None:
+            lines.append(f"one program for {ranges_text(each.open.ranges)}")
+            open_plan = each.open
+            lines.append(profile_text(open_plan.ranges, open_plan.hinted, open_plan.defaults))
+        lines += each.notes
+    return [line for line in lines if line]

@@ -1,0 +1,87 @@
+"""What the threads of a worker share: the leases in hand, and what is to be done with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilewright.service.worker.cache import BlobCache
+from tilewright.service.worker.state import StateFolder
+from tilewright.tuner.measure.job_queue import JobQueue
+from tilewright.tuner.measure.run_wire import Request
+from tilewright.tuner.measure.wire import MeasureRequest
+
+PREFETCHED = 4
+"""Most leases in hand: some are measured, interleaved, and the next ones lie ready."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A lease that this process works on. `lost` is set when the service says so."""
+
+    request: Request
+    lease_id: str
+    lost: threading.Event = field(default_factory=threading.Event)
+
+
+class Hand:
+    """The leases in hand, guarded by `changed`, as are their files.
+
+    Attributes:
+        changed: to be held to touch `leases` or `unreported`; notified when there is room.
+        leases: by request id.
+        unreported: request ids whose results wait in the spool.
+        ready: leases whose blobs lie on the disk.
+        away: whether nothing reaches the device just now: nothing is claimed for it.
+        stopping: set when the worker ends, by anyone.
+        report_now: set when the spool has something new.
+    """
+
+    def __init__(self, files: StateFolder, cache: BlobCache) -> None:
+        self.files = files
+        self.cache = cache
+        self.changed = threading.Condition()
+        self.leases: dict[str, HeldLease] = {}
+        self.unreported: set[str] = set()
+        self.ready: JobQueue[HeldLease] = JobQueue(lambda work: work.request)
+        self.away = False
+        self.stopping = threading.Event()
+        self.report_now = threading.Event()
+
+    def stop(self) -> None:
+        """End the worker: every thread sees it."""
+        self.stopping.set()
+        self.report_now.set()
+
+    def room(self) -> int:
+        """How many leases may be claimed, of PREFETCHED; to be called with `changed` held.
+
+        Results are reported first, because the service offers a request again once its lease runs
+        out.
+        """
+        return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
+
+    def held(self) -> dict[str, str]:
+        """The lease of each request in hand."""
+        with self.changed:
+            return {name: work.lease_id for name, work in self.leases.items()}
+
+    def digests(self) -> set[str]:
+        """Blobs that are still needed."""
+        with self.changed:
+            return {d for work in self.leases.values() for d in work.request.digests}
+
+    def put_down(self, request_id: str) -> None:
+        """The lease is measured, lost or failed."""
+        with self.changed:
+            work = self.leases.pop(request_id, None)
+            self.files.drop(request_id)
+            if work is not None and isinstance(work.request, MeasureRequest):
+                library = work.request.library_digest
+                if library not in self.digests():
+                    # no other request uses this library; references and weights are shared
+                    self.cache.path(library).unlink(missing_ok=True)
+            self.changed.notify_all()

@@ -1,0 +1,230 @@
+"""Models that take more than a tuner has: each ends in its child, and no other job waits for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from tests.unit.service.tuners import loop, model_bytes, running
+from tests.unit.service.workers import until
+from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits, NoAnswer, Reason
+from tilewright.compiler.runtime.memory import total_bytes
+from tilewright.compiler.targets.host import resolve_target
+from tilewright.compiler.timings import Timings
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.service.jobs.pipeline import run_job
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
+from tilewright.service.jobs.plan import bounded_planning
+from tilewright.service.jobs.plan.bounded_planning import plan_bounded, planning_limits
+from tilewright.service.jobs.plan.model_tasks import tasks_of
+from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.process import tuner_process
+from tilewright.service.jobs.process.interrupts import JobCancelled
+from tilewright.service.jobs.process.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import AnyToken, CancelToken
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
+
+LIMITS = Limits(1 << 30, 60.0)
+
+SECONDS = 3.0
+"""What a tuner's child may take in these tests; most models take a tenth."""
+
+
+def _model(nodes: list[NodeProto], **constants: object) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "crafted",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        [numpy_helper.from_array(np.asarray(v, np.int64), k) for k, v in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def endless(number: int = 0) -> bytes:
+    """Products of constants, of integers: folding them takes hours, and a quarter of a GiB."""
+    ones = helper.make_tensor("one", TensorProto.INT64, [1], [1 + number])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["sides"], ["a"], value=ones),
+        helper.make_node("MatMul", ["a", "a"], ["b"]),
+        helper.make_node("ReduceMax", ["b"], ["c"], keepdims=0),
+        helper.make_node("Cast", ["c"], ["d"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
+    return _model(nodes, sides=[4096, 4096])
+
+
+def huge() -> bytes:
+    """Folding it takes 5 GiB: a value of 1 GiB, and copies in other types."""
+    ones = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["length"], ["a"], value=ones),
+        helper.make_node("Exp", ["a"], ["b"]),
+        helper.make_node("CumSum", ["b", "zero"], ["c"]),
+        helper.make_node("ReduceSum", ["c", "axes"], ["d"], keepdims=0),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
+    return _model(nodes, length=[(1 << 28) - 16], zero=0, axes=[0])
+
+
+def _spec(model: bytes) -> JobSpec:
+    return JobSpec(model, Mode(resolve_target("x86-64-v3")))
+
+
+def _readers() -> set[int]:
+    """Processes that read models for this one."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            asked = folder.joinpath("cmdline").read_text()
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and bounded.__name__ in asked:
+            found.add(int(folder.name))
+    return found
+
+
+def test_a_plan_from_a_child_is_the_same() -> None:
+    spec, timings = _spec(model_bytes()), Timings()
+    (here,) = plan_programs(spec.request, spec.sizes)
+    (there,) = plan_bounded(spec, LIMITS, CancelToken(), timings)
+    assert there.request == here.request
+    assert str(there.graph) == str(here.graph)
+    assert [each.key for each in tasks_of(there)] == [each.key for each in tasks_of(here)]
+    # whatever the hash of a text or of None is here
+    assert there.plan.placements == here.plan.placements
+    assert {there.plan.placements[v].layout for v in there.plan.placements} == {
+        here.plan.placements[v].layout for v in here.plan.placements
+    }
+    np.testing.assert_array_equal(there.graph.constants["w"], here.graph.constants["w"])
+    assert {"import", "partition", "planning child"} <= timings.seconds().keys()
+    assert timings.seconds()["planning child"] > 0.1, "that of its start, too"
+
+
+def test_what_is_wrong_with_a_model_is_told() -> None:
+    with pytest.raises(InvalidModelError, match="the model is not an ONNX model"):
+        plan_bounded(_spec(b"nonsense"), LIMITS, CancelToken())
+
+
+def test_a_model_that_takes_more_memory_is_refused() -> None:
+    said = (
+        r"^reading and planning the model takes more memory than 1 GiB "
+        r"\(TILEWRIGHT_PLANNING_MEMORY_BYTES\)$"
+    )
+    with pytest.raises(OutOfMemoryError, match=said):
+        plan_bounded(_spec(huge()), LIMITS, CancelToken())
+
+
+def test_a_model_that_takes_more_time_is_refused() -> None:
+    said = r"^reading and planning the model takes longer than 1 s \(TILEWRIGHT_PLANNING_SECONDS\)$"
+    with pytest.raises(CompilerError, match=said):
+        plan_bounded(_spec(endless()), replace(LIMITS, seconds=1.0), CancelToken())
+
+
+def test_a_bug_in_a_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = NoAnswer(Reason.CRASHED, "KeyError: 'k0_out.room'", "Traceback ...")
+    monkeypatch.setattr(bounded, "run", lambda *given: bug)
+    with pytest.raises(CompilerError, match=r"the model failed: KeyError: 'k0_out.room'"):
+        plan_bounded(_spec(model_bytes()), LIMITS, CancelToken())
+
+
+def test_a_job_that_is_stopped_has_no_plan() -> None:
+    paused = CancelToken()
+    paused.cancel("paused")
+    with pytest.raises(JobCancelled):
+        plan_bounded(_spec(endless()), LIMITS, AnyToken((CancelToken(), paused)))
+
+
+def test_limits_are_settings_and_by_default_a_share_of_the_machine() -> None:
+    stated = planning_limits(Settings(planning_memory_bytes=7 << 30, planning_seconds=9.0))
+    assert (stated.memory_bytes, stated.seconds) == (7 << 30, 9.0)
+    total = total_bytes()
+    assert total is not None
+    assert planning_limits(Settings()).memory_bytes == total // 2
+
+
+def test_a_machine_that_does_not_say_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_planning, "total_bytes", lambda: None)
+    assert planning_limits(Settings()).memory_bytes == 8 << 30
+
+
+def _job(storage: Storage, model: bytes) -> Job:
+    digest = storage.models.add(model, "crafted").digest
+    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+
+
+@pytest.fixture
+def limited(
+    settings: Settings, storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], TunerProcess]:
+    """A tuner whose children may take so many seconds."""
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(tuner_process, "planning_limits", planning_limits)
+
+    def make(seconds: float) -> TunerProcess:
+        limits = {"planning_seconds": seconds, "tuner_poll_seconds": 0.05}
+        return TunerProcess(settings.model_copy(update=limits), storage, "limited")
+
+    return make
+
+
+def test_endless_models_hold_up_no_other_job(
+    storage: Storage, limited: Callable[[float], TunerProcess]
+) -> None:
+    """Four, which are as many as a tuner works on at a time, before a tiny one."""
+    crafted = [_job(storage, endless(number)) for number in range(4)]
+    tiny = _job(storage, model_bytes())
+    others = _readers()
+    with running(limited(SECONDS)):
+        until(lambda: storage.jobs.get(tiny.id).state is JobState.SUCCEEDED, 300.0)
+    for job in crafted:
+        ended = storage.jobs.get(job.id)
+        assert ended.state is JobState.FAILED
+        assert ended.error is not None
+        assert ended.error.endswith("takes longer than 3 s (TILEWRIGHT_PLANNING_SECONDS)")
+    assert _readers() == others
+
+
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+def test_the_child_of_a_job_that_is_stopped_is_gone_within_a_second(
+    storage: Storage, limited: Callable[[float], TunerProcess], stop: str
+) -> None:
+    others = _readers()
+    with running(limited(600.0)):
+        job = _job(storage, endless())
+        until(lambda: _readers() > others)
+        time.sleep(0.5)  # it is in the midst of it
+        getattr(storage.jobs, stop)(job.id)
+        begun = time.monotonic()
+        until(lambda: _readers() == others)
+        assert time.monotonic() - begun < 1.0
+    expected = {"cancel": JobState.CANCELLED, "pause": JobState.PAUSED}
+    assert storage.jobs.get(job.id).state is expected[stop]
+
+
+def test_a_tuner_that_is_told_to_end_gives_the_job_back(
+    storage: Storage, limited: Callable[[float], TunerProcess]
+) -> None:
+    others = _readers()
+    with running(limited(600.0)):
+        job = _job(storage, endless())
+        until(lambda: _readers() > others)
+    assert _readers() == others
+    assert storage.jobs.get(job.id).state is JobState.QUEUED

@@ -1,0 +1,206 @@
+"""Programs verified by a child: the same findings, and an end to references that have none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from tests.unit.service.tuners import loop, model_bytes, running
+from tests.unit.service.workers import until
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.process import bounded
+from tilewright.compiler.process.bounded import Limits
+from tilewright.compiler.program.builder import build_program
+from tilewright.db.job_states import JobState
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
+from tilewright.service.jobs.device.device import DeviceError
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.service.jobs.evidence.bounded_verification import (
+    BoundedVerifier,
+    VerificationBound,
+    verification_limits,
+)
+from tilewright.service.jobs.evidence.certificate import WrongProgramError
+from tilewright.service.jobs.evidence.verification import Verification, verify_program
+from tilewright.service.jobs.pipeline import run_job
+from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
+from tilewright.service.jobs.process import tuner_process
+from tilewright.service.jobs.process.tuner_process import TunerProcess
+from tilewright.service.settings import Settings
+from tilewright.tuner.cancel import CancelToken
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
+
+HERE = LocalDevice()
+"""It measures no kernel, and so starts no child."""
+
+LIMITS = Limits(1 << 30, 60.0)
+
+
+def endless(number: int = 0) -> bytes:
+    """A loop of 10**8 steps, which is planned in no time: 209 bytes."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Add", ["v", "v"], ["w"])],
+        "b",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [1]),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, [1]),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["m", "", "x"], ["y"], body=body)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [helper.make_tensor("m", TensorProto.INT64, [], [10**8 + number])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def large() -> bytes:
+    """Its reference holds 2 GiB, and its program as much."""
+    sides = [1 << 14, 1 << 14]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sides)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sides)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _verified(
+    planned: Planned, limits: Limits = LIMITS, token: CancelToken | None = None
+) -> Verification:
+    compiled = build_program(planned.plan, None, Mode(planned.target))
+    bound = VerificationBound(limits, token or CancelToken())
+    verifier = BoundedVerifier((planned,), HERE, bound, 10.0)
+    verifier.verify(lambda _: of_compiled(compiled))
+    return verifier.found
+
+
+def _children() -> set[int]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            asked = folder.joinpath("cmdline").read_text()
+        except OSError:
+            continue
+        if int(parent) == os.getpid() and bounded.__name__ in asked:
+            found.add(int(folder.name))
+    return found
+
+
+def test_a_child_finds_what_this_process_finds() -> None:
+    planned = plan_model(ModelRequest(model_bytes()))
+    compiled = build_program(planned.plan, None, Mode(planned.target))
+    here = verify_program(planned, lambda _: of_compiled(compiled), HERE)
+    assert here.complete
+    assert _verified(planned) == here
+
+
+def test_a_wrong_program_is_wrong() -> None:
+    planned = plan_model(ModelRequest(model_bytes()))
+    constants = {name: array + 1 for name, array in planned.graph.constants.items()}
+    wrong = replace(planned, graph=replace(planned.graph, constants=constants))
+    with pytest.raises(WrongProgramError, match="the values before it are right"):
+        _verified(wrong)
+
+
+def test_a_crash_on_the_device_is_a_wrong_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device says passes through the child."""
+
+    def crash(*arguments: object) -> None:
+        raise DeviceError("the program crashed on this machine", ran=True)
+
+    monkeypatch.setattr(LocalDevice, "check", crash)
+    with pytest.raises(WrongProgramError, match="crashed on this machine"):
+        _verified(plan_model(ModelRequest(model_bytes())))
+
+
+def test_a_reference_that_takes_more_than_it_may_is_told() -> None:
+    endless_one = plan_model(ModelRequest(endless()))
+    assert _verified(endless_one, replace(LIMITS, seconds=1.0)) == Verification(
+        None,
+        not_run="the reference of the model takes longer than 1 s "
+        "(TILEWRIGHT_VERIFICATION_SECONDS)",
+    )
+    found = _verified(plan_model(ModelRequest(large())))
+    assert found == Verification(
+        None,
+        not_run="the reference of the model takes more memory than 1 GiB "
+        "(TILEWRIGHT_PLANNING_MEMORY_BYTES)",
+    )
+
+
+def _job(storage: Storage, model: bytes) -> Job:
+    digest = storage.models.add(model, "crafted").digest
+    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+
+
+@pytest.fixture
+def limited(
+    settings: Settings, storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float], TunerProcess]:
+    """A tuner whose references may take so many seconds."""
+    monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
+    monkeypatch.setattr(tuner_process, "verification_limits", verification_limits)
+
+    def make(seconds: float) -> TunerProcess:
+        limits = {"verification_seconds": seconds, "tuner_poll_seconds": 0.05}
+        return TunerProcess(settings.model_copy(update=limits), storage, "limited")
+
+    return make
+
+
+def test_endless_loops_hold_up_no_other_job(
+    storage: Storage, limited: Callable[[float], TunerProcess]
+) -> None:
+    """Four, which are as many as a tuner works on at a time, before a tiny one."""
+    crafted = [_job(storage, endless(number)) for number in range(4)]
+    tiny = _job(storage, model_bytes())
+    others = _children()
+    with running(limited(3.0)):
+        until(lambda: storage.jobs.get(tiny.id).state is JobState.SUCCEEDED, 300.0)
+        until(lambda: all(storage.jobs.get(job.id).state.final for job in crafted), 300.0)
+    for job in crafted:
+        result = storage.jobs.get(job.id).result
+        assert result is not None
+        assert "takes longer than 3 s" in result["not_verified"]
+    assert _children() == others
+
+
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+def test_the_child_of_a_job_that_is_stopped_is_gone_within_a_second(
+    storage: Storage, limited: Callable[[float], TunerProcess], stop: str
+) -> None:
+    others = _children()
+    with running(limited(600.0)):
+        job = _job(storage, endless())
+        until(lambda: storage.jobs.get(job.id).state is JobState.VERIFYING)
+        until(lambda: _children() > others)
+        time.sleep(2.0)  # it is in the midst of it
+        getattr(storage.jobs, stop)(job.id)
+        begun = time.monotonic()
+        until(lambda: _children() == others)
+        assert time.monotonic() - begun < 1.0
+    expected = {"cancel": JobState.CANCELLED, "pause": JobState.PAUSED}
+    assert storage.jobs.get(job.id).state is expected[stop]
