@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -78,6 +78,7 @@ class SweepCase:
         operator, domain: of the node.
         name: what tells the case from others of its operator.
         operands: inputs of the model, constants (arrays), or None for an operand left out.
+        attributes: of the node. A function builds large ones when the model is built.
         results: the element types of the outputs; 0 for one left out.
         opset: of the domain "".
     """
@@ -85,7 +86,7 @@ class SweepCase:
     operator: str
     name: str
     operands: tuple[Operand, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
     results: tuple[int, ...] = (FLOAT,)
     domain: str = ""
     opset: int = 22
@@ -111,9 +112,8 @@ class SweepCase:
             elif operand is not None:
                 constants.append(numpy_helper.from_array(operand, names[-1]))
         outputs = [f"y{number}" if each else "" for number, each in enumerate(self.results)]
-        node = helper.make_node(
-            self.operator, names, outputs, domain=self.domain, **self.attributes
-        )
+        attributes = self.attributes() if callable(self.attributes) else self.attributes
+        node = helper.make_node(self.operator, names, outputs, domain=self.domain, **attributes)
         graph = helper.make_graph(
             [node],
             "sweep",

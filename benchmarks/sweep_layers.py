@@ -4,6 +4,7 @@ attention, quantised layers, and classifiers of ai.onnx.ml."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,11 +236,11 @@ def classifiers() -> Iterator[SweepCase]:
             name = f"{rows} of {features}, {trees} trees of {depth}"
             operands = (Given((rows, features)),)
             for label, uneven in (("", False), (", uneven", True)):
-                forest = tree_ensemble(features, trees, depth, "target", uneven=uneven)
+                forest = partial(tree_ensemble, features, trees, depth, "target", uneven=uneven)
                 yield SweepCase(
                     "TreeEnsembleRegressor", name + label, operands, forest, domain=domain
                 )
-            votes = tree_ensemble(features, trees, depth, "class")
+            votes = partial(tree_ensemble, features, trees, depth, "class")
             both = (INT64, FLOAT)
             yield SweepCase("TreeEnsembleClassifier", name, operands, votes, both, domain)
         for features, classes in ((7, 3), (300, 10)):

@@ -12,12 +12,16 @@ from tilewright.service.cli import app
 from tilewright.service.cli.tree import paths
 
 
-def _command(words: str) -> click.Command:
-    found: Any = typer.main.get_command(app)
+def _command(tree: click.Command, words: str) -> click.Command:
+    found: Any = tree
     for word in words.split():
         found = found.commands[word]
     assert not hasattr(found, "commands"), f"'{words}' is a group"
     return found  # type: ignore[no-any-return]
 
 
-COMMANDS: Mapping[str, click.Command] = {words: _command(words) for words in paths()}
+def _of_tree(tree: click.Command) -> Mapping[str, click.Command]:
+    return {words: _command(tree, words) for words in paths()}
+
+
+COMMANDS: Mapping[str, click.Command] = _of_tree(typer.main.get_command(app))
