@@ -4,7 +4,7 @@
 #   demo          start the service and a worker, tune two models, compare with ONNX Runtime;
 #                 KEEP=1 goes on serving, with the dashboard
 #   test          the test suite
-#   test-all      also the slow groups that test and check leave out where every test passed (tests/unchanged.py);
+#   test-all      also the slow groups that test and check leave out while their sources are unchanged (tests/unchanged.py);
 #                 a run without a failure writes tests/unchanged.json, to be committed
 #   docs          the documentation as pages, in build/site; a dead link is an error
 #   reference     docs/reference anew, from the code

@@ -1,9 +1,9 @@
-"""Groups of slow tests, left out of a working tree in which all tests have passed.
+"""Groups of slow tests, left out while the sources that they depend on are those that passed.
 
-`make test-all` runs every test. If none fails, it writes `unchanged.json`: a digest of all sources,
-which is committed with them. While the sources have this digest, the groups below are not
-collected, unless a path of theirs is named on the command line or `--all-groups` is given. After
-any change of a source everything runs again.
+`make test-all` runs every test. If none fails, it writes `unchanged.json`: a digest of each group's
+sources, which is committed with them. While the sources have this digest, the group is not
+collected, unless a path of it is named on the command line or `--all-groups` is given. After a
+change of one of its sources the whole group runs again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -19,47 +21,103 @@ ROOT = Path(__file__).parents[1]
 PASSED = Path(__file__).with_name("unchanged.json")
 ALL_GROUPS = "--all-groups"
 
-GROUPS = {
-    "conformance": ("tests/conformance",),
-    "devices": ("tests/devices",),
-    "processes": ("tests/acceptance",),
-    "tools": (
-        "tests/unit/benchmarks",
-        *(f"tests/unit/test_{name}.py" for name in ("compose", "deploy", "release", "site")),
-        "tests/unit/test_wheels.py",
+PACKAGES = ("compiler", "tuner", "db", "service")
+COMMON = ("tilewright", "pyproject.toml", "setup.py", "tests/conftest.py")
+"""Sources of every group."""
+
+FOLLOWED = ("tests", "benchmarks", "deploy", "examples")
+"""Folders of which a group depends on the modules that it imports, directly or through others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Slow tests that are left out together.
+
+    Attributes:
+        tests: their files and folders, from the repository's root.
+        sources: whole files and folders that decide whether the tests pass, besides the tests
+            themselves, COMMON, and imported modules of the FOLLOWED folders.
+    """
+
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+GROUPS: Mapping[str, Group] = {
+    "conformance": Group(("tests/conformance",), ("compiler",)),
+    "devices": Group(("tests/devices",), PACKAGES),
+    "processes": Group(
+        ("tests/acceptance",), (*PACKAGES, "examples", "benchmarks/shifted_clock.py")
+    ),
+    "tools": Group(
+        (
+            "tests/unit/benchmarks",
+            *(f"tests/unit/test_{name}.py" for name in ("compose", "deploy", "release", "site")),
+            "tests/unit/test_wheels.py",
+        ),
+        (
+            *(*PACKAGES, "benchmarks", "clients", "deploy", "docs", "examples", "Dockerfile"),
+            *("Makefile", "README.md", "docker-compose.yml", "mkdocs.yml"),
+        ),
     ),
 }
-"""Paths of tests, from the repository's root."""
-
-SOURCES = (
-    *("benchmarks", "clients", "compiler", "db", "deploy", "docs", "examples", "service"),
-    *("tests", "tilewright", "tuner", "Dockerfile", "Makefile", "README.md"),
-    *("docker-compose.yml", "mkdocs.yml", "pyproject.toml", "setup.py"),
-)
-"""What decides whether the tests pass."""
 
 _NO_SOURCE = {"__pycache__", "benchmarks/models", "benchmarks/results"}
 
 
-def digest(root: Path = ROOT) -> str:
-    """SHA-256 of the names and bytes of all sources.
+def digest(group: Group, root: Path = ROOT) -> str:
+    """SHA-256 of the names and bytes of a group's sources.
 
     Raises:
         FileNotFoundError: if a source does not exist.
     """
     found = hashlib.sha256()
-    for name in SOURCES:
-        path = root / name
-        if not path.exists():
-            raise FileNotFoundError(f"'{name}' is a source of tests/unchanged.py, and not there")
-        for file in _files(root, path) if path.is_dir() else [path]:
-            found.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode())
-            found.update(file.read_bytes())
+    read = sources(group, root)
+    for file in sorted(read):
+        found.update(f"{file.relative_to(root)}\0{len(read[file])}\0".encode())
+        found.update(read[file])
     return found.hexdigest()
 
 
+def sources(group: Group, root: Path = ROOT) -> dict[Path, bytes]:
+    """The files that decide whether the tests of a group pass.
+
+    Raises:
+        FileNotFoundError: if a source does not exist.
+    """
+    found: dict[Path, bytes] = {}
+    for name in (*COMMON, *group.sources, *group.tests):
+        path = root / name
+        if not path.exists():
+            raise FileNotFoundError(f"'{name}' is a source of tests/unchanged.py, and not there")
+        files = _files(root, path) if path.is_dir() else [path]
+        found |= {file: file.read_bytes() for file in files}
+    ahead = list(found)
+    while ahead:
+        new = {each for each in imported(root, found[ahead.pop()]) if each not in found}
+        found |= {file: file.read_bytes() for file in new}
+        ahead += new
+    return found
+
+
+_IMPORTS = re.compile(
+    rb"^[ ]*(?:from (NAME) import (\([^)]*\)|.*)|import (NAME))".replace(
+        b"NAME", rf"(?:{'|'.join(FOLLOWED)})\b[\w.]*".encode()
+    ),
+    re.MULTILINE,
+)
+
+
+def imported(root: Path, text: bytes) -> Iterator[Path]:
+    """The modules of the FOLLOWED folders that a module imports, anywhere in its text."""
+    for package, names, module in _IMPORTS.findall(text):
+        folder = root.joinpath(*(package or module).decode().split("."))
+        found = [folder, *(folder / name.decode() for name in re.findall(rb"\w+", names))]
+        yield from (file for each in found if (file := each.with_suffix(".py")).is_file())
+
+
 def _files(root: Path, folder: Path) -> Iterator[Path]:
-    """The files of a folder in one order, without bytecode, results, and what was built or fetched.
+    """The files of a folder, without bytecode, results, and files that were built or fetched.
 
     Links to folders are not followed: `tilewright/` has links to folders that are sources.
     """
@@ -67,37 +125,33 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
         inside = Path(parent).relative_to(root)
         folders[:] = [
             name
-            for name in sorted(folders)
+            for name in folders
             if name not in _NO_SOURCE and str(inside / name) not in _NO_SOURCE
         ]
-        for name in sorted(names):
-            if (
-                not name.endswith((".so", ".pyc"))
-                and Path(parent, name) != root / "tests" / PASSED.name
-            ):
-                yield Path(parent, name)
+        yield from (Path(parent, name) for name in names if not name.endswith((".so", ".pyc")))
 
 
 @cache
 def unchanged() -> frozenset[str]:
-    """The groups that are left out: all, or none if the sources are not those that passed."""
-    passed = json.loads(PASSED.read_text()).get("passed")
-    return frozenset(GROUPS) if passed == digest() else frozenset()
+    """The groups that are left out: those whose sources are the ones that passed."""
+    passed = json.loads(PASSED.read_text())
+    return frozenset(name for name in GROUPS if passed.get(name) == digest(GROUPS[name]))
 
 
-def left_out(path: Path, named: Sequence[Path], same: frozenset[str]) -> bool:
-    """Whether a file or folder belongs to an unchanged group that nobody named.
+def left_out(path: Path, named: Sequence[Path], same: Iterable[str]) -> bool:
+    """Whether a file or folder belongs to an unchanged group, and no path of it was named.
 
     Args:
         named: paths on the command line.
         same: the unchanged groups.
     """
     for name in same:
-        for tests in (ROOT / each for each in GROUPS[name]):
+        for tests in (ROOT / each for each in GROUPS[name].tests):
             if path.is_relative_to(tests):
                 return not any(each.is_relative_to(tests) for each in named)
     return False
 
 
 if __name__ == "__main__":
-    PASSED.write_text(json.dumps({"passed": digest()}) + "\n")
+    digests = {name: digest(group) for name, group in GROUPS.items()}
+    PASSED.write_text(json.dumps(digests, indent=2) + "\n")
