@@ -87,8 +87,14 @@ def physical_offsets(tensor: Tensor, index: Sequence[Array] | Array) -> Array:
     steps, _ = strides(tensor.shape, tensor.layout, tensor.halo)
     total = np.zeros((), np.int64)
     for factor, step in zip(tensor.layout.resolved(len(tensor.shape)), steps, strict=True):
-        part = (index[factor.dim] + tensor.halo_of(factor.dim)[0]) // factor.div
-        total = total + (part if factor.mod is None else part % factor.mod) * step
+        part = index[factor.dim]
+        if before := tensor.halo_of(factor.dim)[0]:
+            part = part + before
+        if factor.div != 1:
+            part = part // factor.div
+        if factor.mod is not None:
+            part = part % factor.mod
+        total = total + part * step
     return total
 
 
@@ -109,6 +115,8 @@ class _Machine:
 
     memory: dict[str, Array]
     constants: dict[Tensor, Array] = field(default_factory=dict)
+    grids: dict[tuple[int, tuple[int, ...]], tuple[_Grid, _Grid]] = field(default_factory=dict)
+    """Relative points of a Compute, by its identity and the widths of its axes."""
 
     def run(self, node: Node, environment: _Environment) -> None:
         match node:
@@ -144,17 +152,19 @@ class _Execution:
     def __init__(self, machine: _Machine, compute: Compute, environment: _Environment) -> None:
         self.machine = machine
         self.compute = compute
-        outputs = {a for s in compute.stores for i in s.target.index for a in i.axes()}
         levels = (*compute.reduce, *compute.unroll)
         axes = dict.fromkeys(tile.axis for tile in levels)
         if compute.vector is not None:
             axes |= {compute.vector: None}
-        points = {axis: _points(axis, levels, compute, environment) for axis in axes}
-        self.fixed = {a: np.asarray(s.start) for a, s in environment.items() if a not in points}
-        self.spatial = _grid({a: p for a, p in points.items() if a in outputs}, 0)
-        self.reduction = _grid({a: p for a, p in points.items() if a not in outputs}, 1)
-        counts = [len(p) for a, p in points.items() if a in outputs]
-        self.shape = (int(np.prod(counts)), 1)
+        spans = {axis: environment.get(axis, _whole(axis)) for axis in axes}
+        key = id(compute), tuple(span.width for span in spans.values())
+        if key not in machine.grids:
+            machine.grids[key] = _grids(compute, levels, spans)
+        spatial, reduction = machine.grids[key]
+        self.fixed = {a: np.asarray(s.start) for a, s in environment.items() if a not in spans}
+        self.spatial = {axis: spans[axis].start + steps for axis, steps in spatial.items()}
+        self.reduction = {axis: spans[axis].start + steps for axis, steps in reduction.items()}
+        self.shape = (next((len(steps) for steps in spatial.values()), 1), 1)
 
     def run(self) -> None:
         compute = self.compute
@@ -174,12 +184,18 @@ class _Execution:
         halo_counts = not compute.skip_padding or combiner is Combiner.SUM
         for load in loads(compute.body):
             inside = inside & self._inside(load, values, halo=halo_counts)
-        shape = np.broadcast_shapes(self.shape, *(np.shape(v) for v in values.values()))
-        inside = np.broadcast_to(inside, shape)
-        safe = {a: np.broadcast_to(v, shape)[inside] for a, v in values.items()}
+        count = next((v.shape[1] for v in self.reduction.values()), 1)
+        shape = self.shape[0], count
         starts = neutral_items(combiner, compute.body.dtype)
         terms = [np.full(shape, start) for start in starts]
-        if inside.any():
+        if 0 in shape:
+            pass
+        elif inside.all():
+            for term, item in zip(terms, items_of(compute.body), strict=True):
+                term[...] = self._evaluate(item, values)
+        elif inside.any():
+            inside = np.broadcast_to(inside, shape)
+            safe = {a: np.broadcast_to(v, shape)[inside] for a, v in values.items()}
             for term, item in zip(terms, items_of(compute.body), strict=True):
                 term[inside] = self._evaluate(item, safe)
         total: tuple[Array, ...]
@@ -256,15 +272,29 @@ class _Execution:
         return physical_offsets(load.tensor, index)
 
 
-def _points(
-    axis: Axis, levels: Sequence[Tile], compute: Compute, environment: _Environment
-) -> Array:
+_Grid = dict[Axis, Array]
+
+
+def _grids(
+    compute: Compute, levels: Sequence[Tile], spans: Mapping[Axis, _Span]
+) -> tuple[_Grid, _Grid]:
+    """All combinations of the points of a Compute's axes, relative to the start of each span: those
+    of the stores' axes as columns, and those of the reduction's axes as rows."""
+    outputs = {a for s in compute.stores for i in s.target.index for a in i.axes()}
+    points = {axis: _points(axis, levels, compute, span.width) for axis, span in spans.items()}
+    return (
+        _grid({a: p for a, p in points.items() if a in outputs}, 0),
+        _grid({a: p for a, p in points.items() if a not in outputs}, 1),
+    )
+
+
+def _points(axis: Axis, levels: Sequence[Tile], compute: Compute, width: int) -> Array:
     """The values of an axis that a Compute visits: its tile, split level by level.
 
     At the innermost level an axis stands for the start of its tile, unless it runs along the lanes
     or through a packed element.
     """
-    spans = [environment.get(axis, _whole(axis))]
+    spans = [_Span(0, width)]
     for tile in levels:
         if tile.axis == axis:
             spans = [part for span in spans for part in _tiles(span, tile.step)]
@@ -273,7 +303,7 @@ def _points(
     return np.array([s.start for s in spans], np.int64)
 
 
-def _grid(points: Mapping[Axis, Array], side: int) -> dict[Axis, Array]:
+def _grid(points: Mapping[Axis, Array], side: int) -> _Grid:
     """All combinations: for each axis its value at every point, as a column (0) or a row (1)."""
     mesh = np.meshgrid(*points.values(), indexing="ij")
     shape = (-1, 1) if side == 0 else (1, -1)
