@@ -36,7 +36,7 @@ from deploy.wheels import (
     copy_sources,
     make_wheels,
 )
-from tilewright.service.worker.harness_build import TARGETS
+from tilewright.tuner.measure.harness.build import TARGETS
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "riscv64": 243}
 """ELF's numbers of the processors that platforms' tags end with."""

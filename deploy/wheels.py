@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tilewright.compiler.runtime.native_build import FLAGS, SOURCES
-from tilewright.service.worker.harness_build import (
+from tilewright.tuner.measure.harness.build import (
     STATIC,
     TARGETS,
     build,
@@ -38,7 +38,7 @@ PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tilewright")
 """What a distribution is built from."""
 
 LIBRARY = "tilewright/compiler/runtime/_native.abi3.so"
-HARNESSES = "tilewright/service/worker/harness"
+HARNESSES = "tilewright/tuner/measure/harness"
 ANY = "any"
 DATE = (1980, 1, 1, 0, 0, 0)
 """Of every file: equal sources make equal wheels."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.compiler.runtime.memory import available_bytes
@@ -13,29 +12,19 @@ from tilewright.service.worker.facts import device_facts, registration_facts
 from tilewright.service.worker.heat import CoolingDown, Heat
 from tilewright.service.worker.held_lease import Log
 from tilewright.tuner.measure.confinement import ON, Confinement
+from tilewright.tuner.measure.harness.driver import PROBE_SECONDS, Blob, WorkResult
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.sandbox import Sandbox
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
-
-PROBE_SECONDS = 20.0
-"""Longest time between two readings of a device's speed."""
-
-WorkResult = MeasureResult | RunResult
-Blob = Callable[[str], Path]
-"""The file that holds the bytes of a digest."""
+from tilewright.tuner.measure.wire import MeasureRequest
 
 
 def memory_bytes(facts: Mapping[str, Any]) -> int:
     """Of a device, from its facts; 0 where it is unknown."""
     found = facts.get("memory_bytes")
     return found if isinstance(found, int) else 0
-
-
-class DeviceLost(OSError):
-    """Nothing reaches the device any more. That is nobody's fault: its work goes to others."""
 
 
 class Harness(Protocol):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.service.worker.held_lease import Hand, HeldLease, Log
-from tilewright.service.worker.local_harness import DeviceLost, Harness
+from tilewright.service.worker.local_harness import Harness
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
+from tilewright.tuner.measure.harness.command import DeviceLost
 from tilewright.tuner.measure.wire import ProtocolError
 
 

@@ -25,16 +25,16 @@ from tilewright.service.worker.check import check_device, exit_status, report, s
 from tilewright.service.worker.claiming import Claimer
 from tilewright.service.worker.held_lease import Hand, Log
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
-from tilewright.service.worker.local_harness import DeviceLost, Harness, LocalHarness, memory_bytes
+from tilewright.service.worker.local_harness import Harness, LocalHarness, memory_bytes
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.registration import Registration
-from tilewright.service.worker.remote_harness import RemoteHarness
 from tilewright.service.worker.reporting import KILLED, Reporter
 from tilewright.service.worker.secrecy import hide_secrets
 from tilewright.service.worker.state import StateFolder
-from tilewright.service.worker.via import DeviceCommand, ViaError
 from tilewright.tuner.measure.confinement import Confinement
+from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError
+from tilewright.tuner.measure.harness.driver import RemoteHarness
 from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
 from tilewright.tuner.measure.sandbox import Sandbox
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.devices.emulators import zig_environment
-from tilewright.service.worker.harness_build import build, harness_path, zig_compiler
-from tilewright.service.worker.via import target_of
+from tilewright.tuner.measure.harness.build import build, harness_path, zig_compiler
+from tilewright.tuner.measure.harness.command import target_of
 
 
 def put_harness(architecture: str, folder: Path) -> str:

@@ -125,6 +125,7 @@ DEVICE_SIDE = (
     "compiler.runtime",
     "tuner.measure.wire",
     "tuner.measure.job_queue",
+    "tuner.measure.harness",
     "tuner.measure.sandbox",
     "tuner.measure.sandbox_main",
     "service.worker",

@@ -13,8 +13,8 @@ import pytest
 
 from deploy import wheels
 from deploy.wheels import LIBRARY, PLATFORMS, ROOT, Platform, make_wheels
-from tilewright.service.worker import harness_build
-from tilewright.service.worker.harness_build import HarnessError, harness, harness_path
+from tilewright.tuner.measure.harness import build as harness_build
+from tilewright.tuner.measure.harness.build import HarnessError, harness, harness_path
 
 INFORMATION = "tilewright-1.0.dist-info"
 MADE = {

@@ -34,8 +34,8 @@ from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.worker import local_harness as worker_module
-from tilewright.service.worker.harness_build import build, host_compiler
 from tilewright.service.worker.options import WorkerOptions
+from tilewright.tuner.measure.harness.build import build, host_compiler
 
 
 @pytest.fixture(autouse=True)

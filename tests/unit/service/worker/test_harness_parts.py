@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from tilewright.compiler.codegen.link import link_shared
-from tilewright.service.worker.harness_build import FLAGS, FOLDER, host_compiler
 from tilewright.service.worker.heat import Heat
+from tilewright.tuner.measure.harness.build import FLAGS, FOLDER, host_compiler
 from tilewright.tuner.measure.statistics import Comparison, may_be_faster
 
 PARTS = (

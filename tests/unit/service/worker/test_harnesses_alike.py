@@ -28,9 +28,9 @@ from tilewright.db.stores.workers import Health
 from tilewright.service.api.worker_page import FOLDER
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.device.leased_device import LeasedDevice
-from tilewright.service.worker.harness_build import harness_path
-from tilewright.service.worker.via import target_of
 from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.harness.build import harness_path
+from tilewright.tuner.measure.harness.command import target_of
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status
 from tilewright.tuner.measure.model_runs import draw_inputs
 

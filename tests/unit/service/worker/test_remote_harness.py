@@ -27,12 +27,11 @@ from tilewright.db.stores.leases import RequestState
 from tilewright.db.stores.tokens import Scope
 from tilewright.db.stores.workers import Health
 from tilewright.service.jobs.device.leased_device import LeasedDevice
-from tilewright.service.worker import remote_harness
-from tilewright.service.worker.harness_build import harness_path
-from tilewright.service.worker.local_harness import Blob, DeviceLost
-from tilewright.service.worker.remote_harness import RemoteHarness
-from tilewright.service.worker.via import DeviceCommand, ViaError, target_of
 from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.harness import driver as remote_harness
+from tilewright.tuner.measure.harness.build import harness_path
+from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError, target_of
+from tilewright.tuner.measure.harness.driver import Blob, RemoteHarness
 from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork

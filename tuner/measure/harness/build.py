@@ -1,6 +1,6 @@
-"""The harness for devices without Python, as one static binary.
+"""The harness as one static binary.
 
-It is C11: the sources in `harness/` and the C runtime, compiled by zig (`pip install ziglang`),
+It is C11: the sources of this folder and the C runtime, compiled by zig (`pip install ziglang`),
 which needs no system root, or for this machine by its own compiler.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from tilewright.compiler.runtime.native_build import SOURCES
 from tilewright.compiler.targets.families import families, family_of
 
-FOLDER = Path(__file__).parent / "harness"
+FOLDER = Path(__file__).parent
 STATIC = ("-O2", "-static", "-s")
 """Options of a harness that runs on every Linux."""
 

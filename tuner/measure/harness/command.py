@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tilewright.compiler.targets.families import family_of
-from tilewright.service.worker.harness_build import TARGETS, HarnessError, harness
-from tilewright.service.worker.local_harness import DeviceLost
+from tilewright.tuner.measure.harness.build import TARGETS, HarnessError, harness
 
 START_SECONDS = 60.0
 """Longest that a command may take to reach its device, and the device to answer."""
@@ -71,6 +70,10 @@ LINE_BYTES = 4096
 
 MOST_RELAYED = 1000
 """Lines of a command's standard error that go to the log."""
+
+
+class DeviceLost(OSError):
+    """Nothing reaches the device any more. That is nobody's fault: its work goes to others."""
 
 
 class ViaError(Exception):

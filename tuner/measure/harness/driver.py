@@ -1,6 +1,6 @@
 """The harness of a device that a command reaches, driven through standard input and output.
 
-What both say is written in `harness/serve.c`. The device needs no NumPy: requests are spelled out
+What both say is written in `serve.c`. The device needs no NumPy: requests are spelled out
 here. It is not trusted: it gets the blobs that a request names and no others, and what it says is
 read as strictly as what a worker says to the service.
 """
@@ -15,20 +15,31 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tilewright.service.worker.held_lease import Log
-from tilewright.service.worker.local_harness import (
-    PROBE_SECONDS,
-    Blob,
+from tilewright.tuner.measure.harness.command import (
+    FOLDER,
+    START_SECONDS,
+    DeviceCommand,
     DeviceLost,
-    WorkResult,
+    ViaError,
+    end,
+    kill,
 )
-from tilewright.service.worker.via import FOLDER, START_SECONDS, DeviceCommand, ViaError, end, kill
 from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureResult, ProtocolError
+
+PROBE_SECONDS = 20.0
+"""Longest time between two readings of a device's speed."""
+
+WorkResult = MeasureResult | RunResult
+Blob = Callable[[str], Path]
+"""The file that holds the bytes of a digest."""
+
+Log = Callable[[str], None]
 
 LINE_BYTES = 128 << 20
 """Most of a line: the result of a run brings outputs back."""

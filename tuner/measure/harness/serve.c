@@ -1,4 +1,4 @@
-/* What an agent (service/worker/remote_harness.py) asks on standard input, and what it is told on
+/* What an agent (tuner/measure/harness/driver.py) asks on standard input, and what it is told on
  * standard output: lines of JSON, and blobs.
  *
  *     harness  {"hello":PROTOCOL,"digest":...,"facts":{...},"brief":{...},"cache_bytes":...}
