@@ -1,4 +1,4 @@
-"""The text form of a loop nest: `parse_nest(print_nest(nest)) == nest`. docs/loops.md explains it.
+"""The text form of a loop nest. docs/loops.md explains it; `parse_nest` of the tests reads it back.
 
 kernel matmul
   axes m = 128, n = 3072, k = 768
@@ -46,7 +46,9 @@ from tilewright.compiler.loops.expr import (
 )
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term, number_text, sum_text
 from tilewright.compiler.loops.nest import Binding, Compute, LoopNest, Node, Order, Tile
-from tilewright.compiler.loops.tokens import RESERVED
+
+RESERVED = frozenset({"acc", "inf", "nan"})
+"""Words that stand for themselves in an expression: a name like these is quoted."""
 
 
 def print_nest(nest: LoopNest) -> str:

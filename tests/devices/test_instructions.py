@@ -13,6 +13,7 @@ from tests.devices.conftest import ALL_MACHINES
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker
+from tests.nests.evaluate import pack_tensor, run_nest
 from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
 from tests.unit.codegen.test_arithmetic import elementwise
 from tests.unit.codegen.test_dot import (
@@ -33,7 +34,6 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops import maths
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,

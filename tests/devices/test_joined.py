@@ -9,9 +9,9 @@ import pytest
 
 from tests.devices.emulated_kernels import Array, Case, run_cases
 from tests.devices.packages import UnavailableError
+from tests.nests.evaluate import pack_tensor, run_nest
 from tests.unit.codegen.rounded import bytes_nest
 from tests.unit.codegen.test_joined import SPECIAL, pointwise
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from tests.graphs import Maker, random_inputs
+from tests.nests.evaluate import pack_tensor, run_nest, unpack_tensor
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tilewright.compiler.graph.ir import Graph
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.layout import Layout, blocked
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Boundary, Cut, cut_workload

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.nests.parse import parse_nest
 from tests.unit.schedule.problems import PROBLEMS
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import KernelStatistics, function_statistics, statistics
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.kernels import run_nest_code, width
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
+from tests.nests.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.nest import LoopNest, Node, Stage
 

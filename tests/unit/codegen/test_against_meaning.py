@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nests.evaluate import pack_tensor, run_nest, unpack_tensor
 from tests.unit.loops import nests
 from tilewright.compiler.codegen.cpu.lower import (
     lower_nest,
@@ -19,7 +20,6 @@ from tilewright.compiler.codegen.cpu.lower import (
 from tilewright.compiler.codegen.object import emit_object, load_objects
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops import maths
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Expr, Operation, Role, Tensor, op
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile

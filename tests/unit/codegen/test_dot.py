@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from tests.kernels import WIDTHS, run_nest_code, width
+from tests.nests.evaluate import pack_tensor
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tests.unit.codegen.checks import agree, kernel
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.loops.evaluate import pack_tensor
 from tilewright.compiler.loops.expr import Accumulator, Cast, Combiner, Load, Role, Tensor
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 

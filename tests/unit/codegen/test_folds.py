@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.kernels import WIDTHS, run_nest_code, width
+from tests.nests.evaluate import run_nest
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tests.unit.codegen.checks import agree, kernel, numbers
 from tests.unit.loops import nests
-from tilewright.compiler.loops.evaluate import run_nest
 from tilewright.compiler.loops.expr import Accumulator, Combiner, Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, Store, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import WIDTHS, width
+from tests.nests.verify import verify_nest
 from tests.unit.codegen.checks import agree, kernel, numbers
 from tilewright.compiler.codegen.cpu.loops import Segment, segments
 from tilewright.compiler.codegen.cpu.lower import lower_nest, stage_extent
@@ -43,7 +44,6 @@ from tilewright.compiler.loops.nest import (
     Store,
     Tile,
 )
-from tilewright.compiler.loops.verify import verify_nest
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
 

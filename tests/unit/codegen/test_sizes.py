@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from tests.kernels import HOST, WIDTHS, NestCode, width, widths_in_turn
+from tests.nests.evaluate import pack_tensor, run_nest
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tilewright.compiler.codegen.cpu.loops import Tail, segments
 from tilewright.compiler.codegen.cpu.lower import lower_nest, stage_extent
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops import maths
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
@@ -28,9 +30,7 @@ from tilewright.compiler.loops.expr import (
 from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.sizes import Dimension, at, open_size
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target

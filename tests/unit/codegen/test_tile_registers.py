@@ -19,19 +19,19 @@ import pytest
 from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.kernels import in_child, run_nest_code
+from tests.nests.evaluate import pack_tensor, run_nest
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tests.unit.codegen.test_dot import BRAINS, BYTES, SIGNS, all_pairs, narrow, packed_product
 from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import Const
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.targets.host import resolve_target
 
 Array = np.ndarray[Any, Any]

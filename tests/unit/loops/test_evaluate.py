@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nests.evaluate import pack_tensor, run_nest, unpack_tensor
+from tests.nests.verify import verify_nest
 from tests.unit.loops import nests
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import (
     Accumulator,
     Cast,
@@ -35,7 +36,6 @@ from tilewright.compiler.loops.semantics import (
     from_memory,
     to_memory,
 )
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.sizes import Dimension, open_size
 
 Array = np.ndarray[Any, Any]

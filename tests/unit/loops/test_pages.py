@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tilewright.compiler.loops import maths
 from tilewright.compiler.loops.expr import Combiner, Operation, Role, Space
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.targets.target import known_targets
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.examples import examples
+from tests.nests.parse import parse_nest
+from tests.nests.tokens import NestSyntaxError
 from tests.unit.loops import nests
 from tilewright.compiler.loops import maths
 from tilewright.compiler.loops.expr import Role, Tensor, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.tokens import NestSyntaxError
 from tilewright.compiler.sizes import Dimension, open_size
 
 MATMUL = """\

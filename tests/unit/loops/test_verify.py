@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.nests.verify import CHECKS, verify_nest
 from tests.unit.loops import nests
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
@@ -36,7 +37,6 @@ from tilewright.compiler.loops.nest import (
     Store,
     Tile,
 )
-from tilewright.compiler.loops.verify import CHECKS, verify_nest
 from tilewright.compiler.sizes import Dimension, open_size
 
 I = Axis("i", 8)  # noqa: E741 an axis is written as a capital where it is a constant

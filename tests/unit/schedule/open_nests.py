@@ -10,12 +10,12 @@ import numpy as np
 
 from tests.graphs import Maker, random_inputs
 from tests.kernels import as_workload
+from tests.nests.evaluate import pack_tensor, run_nest, unpack_tensor
+from tests.nests.verify import verify_nest
 from tilewright.compiler.codegen.backend import KernelCode
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest, unpack_tensor
 from tilewright.compiler.loops.expr import Tensor
 from tilewright.compiler.loops.layout import Layout
 from tilewright.compiler.loops.nest import LoopNest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Halo, Workload

@@ -11,6 +11,9 @@ from tests.devices.amx import amx_target, emulated_amx, has_amx
 from tests.devices.packages import UnavailableError
 from tests.graphs import Maker, random_inputs
 from tests.kernels import WorkloadCode, as_workload, run_nest_code
+from tests.nests.evaluate import pack_tensor, run_nest
+from tests.nests.parse import parse_nest
+from tests.nests.verify import verify_nest
 from tests.unit.c_library.conftest import Loaded
 from tests.unit.codegen.test_dot import BRAINS, narrow
 from tests.unit.schedule.open_nests import open_workload
@@ -20,12 +23,9 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.loops.evaluate import pack_tensor, run_nest
 from tilewright.compiler.loops.expr import Role
-from tilewright.compiler.loops.parser import parse_nest
 from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.plan.workload import Workload

@@ -10,6 +10,7 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
+from tests.nests.verify import verify_nest
 from tests.unit.schedule.problems import PROBLEMS, conv, matmul
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.errors import ScheduleError
@@ -17,7 +18,6 @@ from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.loops.verify import verify_nest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule

@@ -1,7 +1,8 @@
-"""Reads the text form of a loop nest back; `compiler.loops.text` writes it."""
+"""A parser of the text form of loop nests, which `compiler.loops.text` writes."""
 
 from __future__ import annotations
 
+from tests.nests.tokens import Line, NestSyntaxError, Tokens
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import (
     Accumulator,
@@ -37,7 +38,6 @@ from tilewright.compiler.loops.nest import (
     Store,
     Tile,
 )
-from tilewright.compiler.loops.tokens import Line, NestSyntaxError, Tokens
 from tilewright.compiler.sizes import Dimension
 
 

@@ -17,9 +17,6 @@ class NestSyntaxError(CompilerError):
     """The text is not that of a loop nest; the message names the line."""
 
 
-RESERVED = frozenset({"acc", "inf", "nan"})
-"""Words that stand for themselves in an expression: a name like these is quoted."""
-
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<string>"(?:[^"\\]|\\.)*")
