@@ -8,8 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LayoutNames = tuple[str, ...]
-"""How a group of nodes writes its output and reads its inputs: layouts as text, `any` for none."""
+
+@dataclass(frozen=True, slots=True)
+class GroupLayouts:
+    """The layouts that a group of nodes writes and reads, as text.
+
+    Attributes:
+        output: the layout of the group's output.
+        inputs: pairs of an input's name and the layout that the group reads, sorted by name. The
+            layout is `any` if the group takes every layout.
+    """
+
+    output: str
+    inputs: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        read = ", ".join(f"'{value}' as {layout}" for value, layout in self.inputs)
+        return f"written as {self.output}" + (f" and read {read}" if read else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +38,13 @@ class GraphChoice:
             its epilogue becomes a kernel of its own, or joins the producer of another operand (a
             residual addition).
         copied: outputs of concatenations and slices that do not lie in place.
-        layouts: by the output of a group of nodes, how it reads and writes.
+        layouts: by the name of a group's output, the layouts that the group writes and reads.
     """
 
     without: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
-    layouts: tuple[tuple[str, LayoutNames], ...] = ()
+    layouts: tuple[tuple[str, GroupLayouts], ...] = ()
     including: frozenset[str] = frozenset()
 
 

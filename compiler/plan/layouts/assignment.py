@@ -24,7 +24,7 @@ from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout
-from tilewright.compiler.plan.choices import RULE, GraphChoice, LayoutNames
+from tilewright.compiler.plan.choices import RULE, GraphChoice, GroupLayouts
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layouts.costs import WEIGHT_MACS
 from tilewright.compiler.plan.layouts.options import LayoutChoice, Option, Options, copied
@@ -160,13 +160,11 @@ class Assignment:
             self._problem.edge(held, reader, np.array(missing))
 
 
-def _chosen(options: list[Option], group: Group, names: LayoutNames | None) -> list[Option]:
+def _chosen(options: list[Option], group: Group, chosen: GroupLayouts | None) -> list[Option]:
     """The options of a group that have these layouts; all options if no layouts are chosen."""
-    if names is None:
+    if chosen is None:
         return options
-    found = [option for option in options if option.choice.names(group) == names]
+    found = [option for option in options if option.choice.named() == chosen]
     if not found:
-        raise InvalidArgumentError(
-            f"graph choice: '{group.output}' cannot be written and read as {', '.join(names)}"
-        )
+        raise InvalidArgumentError(f"graph choice: '{group.output}' cannot be {chosen}")
     return found

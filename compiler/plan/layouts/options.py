@@ -21,7 +21,7 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.narrow_values import narrow_source
-from tilewright.compiler.plan.choices import LayoutNames
+from tilewright.compiler.plan.choices import GroupLayouts
 from tilewright.compiler.plan.fusion import Group
 from tilewright.compiler.plan.layout_transposes import RANKS as BLOCKED_RANKS
 from tilewright.compiler.plan.layout_transposes import is_to_image, is_to_rows, turns
@@ -53,10 +53,11 @@ class LayoutChoice:
     output: Layout
     demands: dict[str, Demand]
 
-    def names(self, group: Group) -> LayoutNames:
-        """The choice as text: what the group writes, then how it reads each input."""
-        wishes = [self.demands[value].layout for value in group.inputs]
-        return (str(self.output), *("any" if w is None else str(w) for w in wishes))
+    def named(self) -> GroupLayouts:
+        """The choice as text, by the names of the values."""
+        read = {value: wish.layout for value, wish in self.demands.items()}
+        inputs = sorted((v, "any" if layout is None else str(layout)) for v, layout in read.items())
+        return GroupLayouts(str(self.output), tuple(inputs))
 
 
 @dataclass(frozen=True, slots=True)

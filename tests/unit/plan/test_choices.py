@@ -19,7 +19,7 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.quantised_products import quantised_products
-from tilewright.compiler.plan.choices import RULE, GraphChoice
+from tilewright.compiler.plan.choices import RULE, GraphChoice, GroupLayouts
 from tilewright.compiler.plan.layouts.assignment import Assignment, assign_layouts
 from tilewright.compiler.plan.partition import fused
 from tilewright.compiler.plan.plan import GraphPlan
@@ -177,13 +177,25 @@ def test_chosen_layouts_make_the_plan_again() -> None:
     others = [(number + 1) % len(o) for number, o in zip(best, made.options, strict=True)]
     chosen = made.choices(others)
     assert chosen != made.choices(best)
-    names = {g.output: c.names(g) for g, c in zip(groups, chosen, strict=True)}
+    names = {g.output: c.named() for g, c in zip(groups, chosen, strict=True)}
     choice = GraphChoice(layouts=tuple(sorted(names.items())))
     assert assign_layouts(graph, groups, LANES, choice) == chosen
     planned(chain(), choice)
 
 
+def test_layouts_are_chosen_by_the_names_of_values() -> None:
+    graph, groups = fused(chain())
+    made = Assignment(graph, groups, LANES)
+    for option in made.options[1]:
+        chosen = option.choice.named()
+        assert [name for name, _ in chosen.inputs] == sorted(groups[1].inputs)
+        assert dict(chosen.inputs)["z"] == str(option.choice.demands["z"].layout)
+        assert chosen.output == str(option.choice.output)
+
+
 def test_layouts_that_are_no_option_are_refused() -> None:
-    choice = GraphChoice(layouts=(("z", ("2 3 0 1", "row")),))
-    with pytest.raises(InvalidArgumentError, match="'z' cannot be written and read as 2 3 0 1"):
+    layouts = GroupLayouts("2 3 0 1", (("w0", "row"), ("x", "any")))
+    choice = GraphChoice(layouts=(("z", layouts),))
+    refusal = "'z' cannot be written as 2 3 0 1 and read 'w0' as row, 'x' as any"
+    with pytest.raises(InvalidArgumentError, match=refusal):
         make_plan(optimise(chain(), Mode(HOST)), Mode(HOST), choice=choice)
