@@ -250,7 +250,7 @@ def write_sample(folder: Path) -> Sample:
     assert isinstance(executable, Executable)  # of all sizes stated, a program
     random = np.random.default_rng(0)
     held: dict[str, Any] = {}
-    for port in executable.inputs:
+    for port in executable.program.inputs:
         held[port.name] = random.standard_normal(port.shape, np.float32)
     np.savez(inputs, allow_pickle=False, **held)
     outputs = executable.run(held)

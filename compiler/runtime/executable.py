@@ -24,8 +24,8 @@ from tilewright.compiler.runtime.kernel import ALIGNMENT
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import check_threads, native, native_address
 from tilewright.compiler.runtime.packing import Array, Bytes, bfloat16_type
-from tilewright.compiler.runtime.ports import open_dims
-from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.ports import OpenPort
+from tilewright.compiler.runtime.program import Program, described
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.session import Session
@@ -112,23 +112,23 @@ class Executable(Model):
         self._idle: list[RunContext] = []
         self._run: Callable[[int], int] = native().tw_run_program
 
-    @property
-    def inputs(self) -> tuple[Port, ...]:
-        """Name, dtype and shape of each input; open sizes are over `dimensions`."""
-        return self.program.inputs
+    @cached_property
+    def inputs(self) -> tuple[OpenPort, ...]:
+        """Name, dtype and shape of each input."""
+        return tuple(map(described, self.program.inputs))
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
         """The open dimensions with their ranges, by name."""
         return self.program.dimensions
 
-    @property
-    def outputs(self) -> tuple[Port, ...]:
+    @cached_property
+    def outputs(self) -> tuple[OpenPort, ...]:
         """Name, dtype and shape of each output, in the order in which `run` returns them.
 
         Of a counted output the shape is the largest that it can have.
         """
-        return self.program.outputs
+        return tuple(map(described, self.program.outputs))
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Executable(Model):
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
         """As `Model.bind`."""
-        ports = {port.name: open_dims(port.shape) for port in self.inputs}
+        ports = {port.name: port.shape for port in self.inputs}
         names = [port.name for port in self.outputs]
         session = Session(ports, names, lambda arrays: self, self.run, states, initial or {})
         session.check(self)

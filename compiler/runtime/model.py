@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPort, dims_text, open_dims
-from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.ports import OpenPort, dims_text
 from tilewright.compiler.runtime.session import Session
 from tilewright.compiler.runtime.stopping import StopFlag
 
@@ -23,12 +22,12 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def inputs(self) -> Sequence[Port | OpenPort]:
+    def inputs(self) -> Sequence[OpenPort]:
         """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
 
     @property
     @abstractmethod
-    def outputs(self) -> Sequence[Port | OpenPort]:
+    def outputs(self) -> Sequence[OpenPort]:
         """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
 
     @property
@@ -54,8 +53,9 @@ class Model(ABC):
             inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
                 or of their positions in the labels of the port.
             labels: whether texts are given as such, dictionaries as objects, sequences as lists of
-                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else all is as
-                `outputs` describes it, numbers one by one, and bfloat16 its raw bits in uint16.
+                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else texts are
+                int64 positions of labels, arrays stand one by one, and bfloat16 is its raw bits in
+                uint16.
             stop: ends the run when it is set.
 
         Returns:
@@ -104,6 +104,6 @@ class Model(ABC):
         return f"<Model {' -> '.join(sides)}>"
 
 
-def _text(port: Port | OpenPort) -> str:
-    dims = dims_text(port.shape if isinstance(port, OpenPort) else open_dims(port.shape))
-    return " ".join(filter(None, [port.name, port.dtype and port.dtype.value, dims]))
+def _text(port: OpenPort) -> str:
+    dtype = port.dtype and port.dtype.value
+    return " ".join(filter(None, [port.name, dtype, dims_text(port.shape)]))

@@ -27,8 +27,8 @@ class OpenPort:
 
     Attributes:
         name: its name in the model.
-        dtype: of its elements; None for texts, for a list, and in an artifact of an earlier
-            release.
+        dtype: of its elements; None for texts, dictionaries and lists, and in an artifact of an
+            earlier release.
         shape: a number for each fixed dimension and a name for each open one; -1 where the sizes
             decide in a way that has no name.
     """

@@ -31,6 +31,7 @@ from tilewright.compiler.runtime.kernel import (
 )
 from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.runtime.native_functions import native_signature
+from tilewright.compiler.runtime.ports import OpenPort, open_dims
 from tilewright.compiler.sizes import (
     Dimension,
     at,
@@ -182,6 +183,13 @@ class Port:
     def bytes(self) -> int:
         """Size in memory, at most."""
         return elements(self.stored) * self.dtype.bytes
+
+
+def described(port: Port) -> OpenPort:
+    """A port as users see it: texts and dictionaries have no dtype."""
+    return OpenPort(
+        port.name, None if port.labels is not None else port.dtype, open_dims(port.shape)
+    )
 
 
 @dataclass(frozen=True, slots=True)

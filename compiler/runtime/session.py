@@ -182,13 +182,15 @@ class Session:
                 something else than a room.
             InvalidInputError: if a first value has another dtype.
         """
-        rooms = executable.program.rooms
+        program = executable.program
+        rooms = program.rooms
         if tuple([port.name for port in executable.outputs]) != self._outputs:
             raise InvalidArgumentError(
                 "a model whose output is a list has no sessions where it is made for each size"
             )
         for state in self._states:
-            state.check(executable.inputs[state.input], executable.outputs[state.output], rooms)
+            ports = program.inputs[state.input], program.outputs[state.output]
+            state.check(*ports, rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep | None:
         """What runs for inputs of these shapes, and what becomes of the states; None if that is

@@ -268,7 +268,7 @@ def _room(
 ) -> StateRoom:
     members = []
     for output in outputs:
-        room, move = executable.outputs[output].room, moves[output]
+        room, move = executable.program.outputs[output].room, moves[output]
         assert room is not None
         members.append((move.state, move.before, room[0]))
     return StateRoom(members, moves[outputs[0]].after.shape[members[0][2]])

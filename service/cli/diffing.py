@@ -122,7 +122,7 @@ def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
         loaded = load_artifact(folder)
         if not isinstance(loaded, Executable):
             return None
-        found = loaded.profile(draw_inputs(loaded.inputs), SAMPLES)
+        found = loaded.profile(draw_inputs(loaded.program.inputs), SAMPLES)
     except CompilerError:
         return None
     timed: dict[str, tuple[int, float]] = {}

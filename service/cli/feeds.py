@@ -67,7 +67,7 @@ def _feeds_at_hints(
             complain(note)
         at = planned.request.dims or {}
         sizes = {name: at[name] for name in executable.open}
-        inputs = given.draw(executable.executable(sizes).inputs)
+        inputs = given.draw(executable.executable(sizes).program.inputs)
         found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
     return found
 
@@ -88,7 +88,7 @@ def _feeds(
 
     if isinstance(executable, Executable):
         stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
-        return [Feed("", given.draw(executable.inputs))]
+        return [Feed("", given.draw(executable.program.inputs))]
     assert isinstance(executable, GuardedModel)
     if executable.is_cut:
         complain(f"warning: {DRAWN}")
@@ -105,7 +105,7 @@ def _feeds(
             inputs = given.draw(ranged.program.at(sizes).inputs)
             found.append(Feed(sizes_text(tuple(sorted(sizes.items()))), inputs))
     return found + [
-        Feed(sizes_text(sizes), given.draw(executable.executable(dict(sizes)).inputs))
+        Feed(sizes_text(sizes), given.draw(executable.executable(dict(sizes)).program.inputs))
         for sizes in executable.served or ()
     ]
 

@@ -132,7 +132,7 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
         programs += [(sizes, loaded.executable(sizes)) for sizes in shown]
     found = []
     for sizes, executable in programs:
-        fastest = executable.profile(draw_inputs(executable.inputs), SAMPLES).min(axis=0)
+        fastest = executable.profile(draw_inputs(executable.program.inputs), SAMPLES).min(axis=0)
         program = executable.program
         steps = tuple(steps_of(program, fastest, operators=operators))
         found.append(ModelProfile(program.name, target, device, threads, steps, sizes))

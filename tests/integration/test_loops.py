@@ -167,7 +167,7 @@ def test_rows_of_a_loop_that_the_run_ends_are_counted(
     proto = collatz(200)
     executable = checked(proto, {"x": np.array(7)})
     assert (within(executable, Branch) > 0) == (cheap == 0)
-    assert [port.counted for port in executable.outputs] == [None, 0]
+    assert [port.counted for port in executable.program.outputs] == [None, 0]
     for x in (2, 3, 97, 27):
         agree(executable.run([np.array(x)]), runtime(proto, {"x": np.array(x)}))
     _, rows = executable.run([np.array(27)])
@@ -243,7 +243,7 @@ def test_ten_thousand_steps_are_one_body() -> None:
     executable = checked(proto, {"x": x})
     assert len(executable.program.kernels) <= 5
     assert len(list(executable.program.walk())) <= 12
-    assert [port.counted for port in executable.outputs] == [None, None]
+    assert [port.counted for port in executable.program.outputs] == [None, None]
 
 
 def test_states_that_change_places_are_not_overwritten_too_early() -> None:

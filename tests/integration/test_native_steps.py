@@ -164,7 +164,7 @@ def test_a_counted_output_may_be_given_twice() -> None:
     x = np.round(np.random.default_rng(3).standard_normal((3, 4), np.float32))
     executable = tilewright.compile_model(proto)
     agree(executable.run([x]), [*[np.array(np.nonzero(x))] * 2, x[[0, 2]]])
-    assert [port.counted for port in executable.outputs] == [1, 1, None]  # known at import
+    assert [port.counted for port in executable.program.outputs] == [1, 1, None]  # known at import
 
 
 def test_what_is_known_at_import_is_no_native_step() -> None:
@@ -254,7 +254,7 @@ def test_nodes_that_keep_places_apart_read_counted_values() -> None:
     boxes = np.round(random.random((1, 9, 4), np.float32), 1)
     feeds = {"boxes": boxes, "scores": random.random((1, 1, 9), np.float32)}
     executable = tilewright.compile_model(proto)
-    assert [port.counted for port in executable.outputs] == [0, 1, 1, 0, 0, 0, 0, 0]
+    assert [port.counted for port in executable.program.outputs] == [0, 1, 1, 0, 0, 0, 0, 0]
     agree(executable.run(feeds), runtime(proto, feeds))
     agree(run_graph(driver.load_graph(proto), feeds), runtime(proto, feeds))
 
@@ -308,7 +308,7 @@ def test_the_run_may_say_how_many_are_the_top(largest: int) -> None:
     proto = model(nodes, {"x": [2, 5, 3], "k": [1]}, names)
     proto.graph.input[1].type.tensor_type.elem_type = TensorProto.INT64
     executable = tilewright.compile_model(proto)
-    assert [port.counted for port in executable.outputs] == [1, 1, 1]
+    assert [port.counted for port in executable.program.outputs] == [1, 1, 1]
     x = np.random.default_rng(6).standard_normal((2, 5, 3)).astype(np.float32)
     order = np.argsort(-x if largest else x, axis=1, kind="stable")
     for k in (0, 1, 3, 5):

@@ -111,7 +111,7 @@ def test_no_step_copies_a_cache(name: str) -> None:
     assert isinstance(executable, Executable)
     inputs = [port.name for port in executable.inputs]
     for output, state in state_names(model).items():
-        port = executable.inputs[inputs.index(state)]
+        port = executable.program.inputs[inputs.index(state)]
         number = executable.output_names.index(output)
         only_changed(executable.program, inputs.index(state), number, port.bytes)
 

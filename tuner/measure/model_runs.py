@@ -184,7 +184,7 @@ def output_errors(
     executable: Executable, outputs: Sequence[np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """The errors of those outputs of a run for which a value is expected."""
-    ports = zip(executable.outputs, outputs, strict=True)
+    ports = zip(executable.program.outputs, outputs, strict=True)
     return {p.name: output_error(p, a, expected[p.name]) for p, a in ports if p.name in expected}
 
 

@@ -97,7 +97,7 @@ class _Run:
         inputs = self._inputs(work.program, executable, work.seed)
         self._begin("run")
         found = executable.run(inputs, labels=False)
-        ports = {port.name: port for port in executable.outputs}
+        ports = {port.name: port for port in executable.program.outputs}
         outputs = dict(zip(ports, found, strict=True))
         errors = {}
         for name, digest in work.expected.items():
@@ -114,7 +114,7 @@ class _Run:
         """The inputs of a program: the arrays that it was given, and random ones."""
         files = self._request.programs[number].inputs
         given = {n: np.load(self._files[file], allow_pickle=False) for n, file in files.items()}
-        return {**draw_inputs(executable.inputs, seed), **given}
+        return {**draw_inputs(executable.program.inputs, seed), **given}
 
     def _profile(self, number: int, samples: int, seed: int) -> tuple[float, ...]:
         """The fastest sample of each instruction; each group of samples warms up by itself."""

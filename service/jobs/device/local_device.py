@@ -107,8 +107,9 @@ class LocalDevice:
     ) -> Checked:
         with _in_memory(), pinned_random_keys():
             executable = loadable.load(threads)
-            outputs = executable.run(self._given.draw(executable.inputs, seed), labels=False)
-        names = (port.name for port in executable.outputs)
+            given = self._given.draw(executable.program.inputs, seed)
+            outputs = executable.run(given, labels=False)
+        names = (port.name for port in executable.program.outputs)
         named = dict(zip(names, outputs, strict=True))
         errors = output_errors(executable, outputs, expected)
         return Checked(errors, {name: named[name] for name in fetch})
@@ -120,7 +121,7 @@ class LocalDevice:
     ) -> Race:
         def loaded(variant: Variant) -> Run:
             executables = [one.load(threads) for one in variant]
-            return run_all([(each, self._given.draw(each.inputs)) for each in executables])
+            return run_all([(each, self._given.draw(each.program.inputs)) for each in executables])
 
         turns = iter(variants)
         with _in_memory():
@@ -131,7 +132,7 @@ class LocalDevice:
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
         with _in_memory():
             executable = loadable.load(threads)
-            inputs = self._given.draw(executable.inputs)
+            inputs = self._given.draw(executable.program.inputs)
             fastest: np.ndarray = executable.profile(inputs, samples).min(axis=0)
         return fastest
 

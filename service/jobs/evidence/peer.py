@@ -85,10 +85,10 @@ def _times(
 def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
     """The inputs at these sizes."""
     if not isinstance(executable, GuardedModel):
-        return tuple(executable.inputs)
+        return tuple(executable.program.inputs)
     if executable.ranged is not None:
         return tuple(executable.ranged.program.at(sizes).inputs)
-    return tuple(executable.executable(sizes).inputs)
+    return tuple(executable.executable(sizes).program.inputs)
 
 
 def _bytes(model: Path) -> int:

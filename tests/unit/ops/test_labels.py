@@ -342,6 +342,9 @@ def test_inputs_of_text_are_positions_of_what_the_model_knows(dims: dict[str, in
     ):
         for ours, theirs in zip(executable.run({"c": given}), expected, strict=True):
             assert ours.tolist() == theirs[: len(given)].tolist()
+    (port,) = executable.inputs
+    assert port.name == "c" and port.dtype is None
+    assert not any(name in repr(executable) for name in ("int64 (rows", "c int64"))
 
 
 def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
@@ -351,7 +354,7 @@ def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
     artifacts.save_artifact({(): driver.make_plan(graph, Mode(target))}, builder, tmp_path / "a")
     loaded = load_artifact(tmp_path / "a")
     assert isinstance(loaded, Executable)
-    (port,) = loaded.inputs
+    (port,) = loaded.program.inputs
     assert port.labels is not None and set(port.labels.keys) >= {*TREES, "oak", OTHER}
     places = port.labels.positions(SPECIES)
     assert places[1].tolist() == [port.labels.keys.index("cedar"), len(port.labels.keys) - 1]

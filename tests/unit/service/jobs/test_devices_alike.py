@@ -49,7 +49,7 @@ def device(
 def test_outputs_are_compared_and_fetched(device: Device, model: Loadable) -> None:
     """Errors are counted from the outputs that this process computes."""
     executable = model.load(1)
-    (y,) = executable.run(draw_inputs(executable.inputs, SEED))
+    (y,) = executable.run(draw_inputs(executable.program.inputs, SEED))
     exact = device.check(model, 1, SEED, {"y": y}, ["y"])
     assert exact.errors == {"y": 0.0}
     np.testing.assert_array_equal(exact.fetched["y"], y)

@@ -51,7 +51,7 @@ def model() -> Loadable:
 def outputs(model: Loadable) -> dict[str, np.ndarray]:
     """What the model gives in this process."""
     executable = model.load(1)
-    found = executable.run(draw_inputs(executable.inputs, SEED))
+    found = executable.run(draw_inputs(executable.program.inputs, SEED))
     return dict(zip(executable.output_names, found, strict=True))
 
 
@@ -92,7 +92,7 @@ def test_a_worker_runs_programs_on_the_inputs_that_are_given(
 ) -> None:
     """A sample where one has the shapes of the program, and a value where one is said."""
     executable = model.load(1)
-    (port,) = executable.inputs
+    (port,) = executable.program.inputs
     samples = tuple({port.name: np.full(port.shape, n, np.float32)} for n in (2.0, 3.0))
     for given in (GivenInputs(samples), GivenInputs((), {port.name: 0.5})):
         (y,) = executable.run(given.draw([port], INPUT_SEED + 1), labels=False)

@@ -45,7 +45,7 @@ def model() -> Loadable:
 def outputs(model: Loadable) -> dict[str, np.ndarray]:
     """What the model gives in this process."""
     executable = model.load(1)
-    found = executable.run(draw_inputs(executable.inputs, SEED))
+    found = executable.run(draw_inputs(executable.program.inputs, SEED))
     return dict(zip(executable.output_names, found, strict=True))
 
 
