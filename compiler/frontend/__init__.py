@@ -1,1 +1,1 @@
-"""Model formats to graphs."""
+"""Conversion of model formats to graphs."""

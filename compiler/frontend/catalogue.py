@@ -1,4 +1,5 @@
-"""What the import understands, from the registry: operators, opsets, element types, limits."""
+"""The operators, opsets, element types and limits that the import supports, listed from the
+registry."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tilewright.compiler.ops.registry import Operator, OpKind, Source
 
 ML_DOMAIN = "ai.onnx.ml"
 NEWEST_ML_OPSET = 5
-"""The newest opset of ai.onnx.ml whose operators the rules were written for."""
+"""The newest opset of ai.onnx.ml that the import rules support."""
 
 _NAMES = {"float": DType.FLOAT32, "double": DType.FLOAT64} | {t.value: t for t in DType}
 
@@ -37,22 +38,22 @@ CONTROL_FLOW = {
     "collect needs a trip count, or a bound of a counter in the condition, known at import",
     "Scan": "steps whose shapes differ are up to 4096",
 }
-"""Operators with subgraphs, which the import spells out, or makes nodes with bodies of."""
+"""Operators with subgraphs. The import unrolls them, or imports them as nodes with bodies."""
 
 SEQUENCE_LIMIT = "sequences whose length is known at import, and no input of the model"
-"""What is said of each operator on sequences."""
+"""The limit stated for each operator on sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One ONNX operator that the import takes.
+    """One ONNX operator that the import supports.
 
     Attributes:
         op_type, domain: its name.
         opsets: the first and the last version of the domain that has it.
-        types: element types of its first operand; of its result where it has none.
-        way: "rule", "function" (the body that the specification gives) or "control flow".
-        limits: forms that are refused, in a phrase; empty where there are none.
+        types: element types of its first operand, or of its result if it has no operand.
+        way: "rule", "function" (the function body in the specification) or "control flow".
+        limits: unsupported forms, as a phrase; empty if every form is supported.
     """
 
     op_type: str
@@ -64,7 +65,7 @@ class CatalogueEntry:
 
 
 def catalogue() -> tuple[CatalogueEntry, ...]:
-    """Every operator that the import takes, by domain and name."""
+    """Every supported operator, sorted by domain and name."""
     history = _history("", NEWEST_OPSET)
     others = {ML_DOMAIN: _history(ML_DOMAIN, NEWEST_ML_OPSET)}
     scalar = {
@@ -98,13 +99,14 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
             entry = (_opsets(schemas, NEWEST_OPSET), _types(schemas), "function", "")
         else:
             continue
-        if entry[1]:  # the others work on text
+        if entry[1]:  # the other rules take text
             entries.append(CatalogueEntry(op_type, "ai.onnx", *entry))
     return tuple(sorted(entries, key=lambda e: (e.domain, e.op_type)))
 
 
 def page() -> str:
-    """The catalogue in Markdown: what `tilewright show operators` prints, and docs/operators.md."""
+    """The catalogue in Markdown, as printed by `tilewright show operators` and stored in
+    docs/operators.md."""
     entries = catalogue()
     lines = [
         "# Operators",
@@ -142,7 +144,7 @@ def _row(entry: CatalogueEntry) -> str:
 
 
 def _named(types: frozenset[DType]) -> Iterator[str]:
-    """Families where they are whole, else each type."""
+    """Names of whole type families, and of the remaining single types."""
     for name, family in _FAMILIES:
         if family <= types:
             yield name
@@ -151,7 +153,7 @@ def _named(types: frozenset[DType]) -> Iterator[str]:
 
 
 def _history(domain: str, last: int) -> Mapping[str, Sequence[OpSchema]]:
-    """The schemas of each operator of a domain up to its opset `last`, oldest first."""
+    """The schemas of each operator of a domain up to opset `last`, oldest first."""
     found: dict[str, list[OpSchema]] = {}
     for schema in get_all_schemas_with_history():
         if schema.domain == domain and schema.since_version <= last:
@@ -170,7 +172,7 @@ def _opsets(schemas: Sequence[OpSchema], newest: int) -> tuple[int, int]:
 
 
 def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
-    """What the newest schema allows of the types that there are."""
+    """The supported types among those that the newest schema allows."""
     schema = next(s for s in reversed(schemas) if not s.deprecated)
     formal = schema.inputs[0] if schema.inputs else schema.outputs[0]
     names = {name.removeprefix("tensor(").removesuffix(")") for name in formal.types}
@@ -180,9 +182,9 @@ def _types(schemas: Sequence[OpSchema]) -> frozenset[DType]:
 def _is_function(
     schema: OpSchema, ruled: set[str], history: Mapping[str, Sequence[OpSchema]]
 ) -> bool:
-    """Whether the schema has a body, and every operator in it is understood.
+    """Whether the schema has a body whose operators are all supported.
 
-    Bodies that depend on types and attributes are not looked into.
+    Bodies that depend on types and attributes are assumed to be supported.
     """
     if schema.has_context_dependent_function:
         return True
@@ -199,7 +201,8 @@ def _is_function(
 def _compiles(operator: Operator, schemas: Sequence[OpSchema], dtype: DType) -> bool:
     """Whether an elementwise operator has an expression on operands of this type.
 
-    Operators that need operands of several types, or attributes, are taken at their schema's word.
+    Operators with attributes, or with operands of several types, are assumed to support all types
+    of their schema.
     """
     schema = schemas[-1] if schemas else None
     if schema and (schema.attributes or len({i.type_str for i in schema.inputs}) > 1):

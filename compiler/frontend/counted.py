@@ -1,12 +1,13 @@
-"""Nodes that read values with a dimension whose extent is known only at run time.
+"""Nodes whose operands have a dimension with an extent known only at run time.
 
 Before:                                   After:
     %1 = trim(%0, %n) {axis=1}                %2 = transpose(%0) {perm=(1, 0)}
     %2 = transpose(%1) {perm=(1, 0)}          %3 = trim(%2, %n) {axis=0}
 
-Such a value is a `trim` of one that is as large as it can be. If each element of a node's result
-comes from its own place along that dimension, the node is imported for the large value and its
-result is trimmed. So in the end only outputs of the model are trimmed. Other nodes are refused.
+Such an operand is a `trim` of a value with the largest possible extent. A node is imported for the
+untrimmed value, and its result is trimmed, if each element of the result depends only on its own
+position along that dimension. In the end only outputs of the model are trimmed. Other nodes are
+rejected.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule, OpKind
 
 _DIVIDES = frozenset(["Div", "Mod"])
-"""The memory after the last element may be zero, and integers must not be divided by zero."""
+"""Memory after the last element may be zero, and integers must not be divided by zero."""
 
 
 def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
-    """The outputs of a node with trimmed operands: trimmed themselves.
+    """Import a node with trimmed operands, and trim its outputs.
 
     Raises:
-        UnsupportedOperatorError: if the node mixes places along the dimension that is trimmed.
+        UnsupportedOperatorError: if the node combines several positions along the trimmed
+            dimension.
     """
     trims = [None if v is None else node.builder.trim(v) for v in node.inputs]
     found = [(i, trim) for i, trim in enumerate(trims) if trim is not None]
@@ -56,7 +58,7 @@ def carried(node: OnnxNode, rule: OnnxRule) -> Sequence[str]:
 
 @cache
 def _elementwise() -> frozenset[tuple[str, str]]:
-    """The ONNX operators, by domain and name, that are one elementwise operator."""
+    """The ONNX operators, by domain and name, that map to one elementwise operator."""
     return frozenset(
         (rule.domain, rule.op_type)
         for operator in ops.operators().values()
@@ -66,7 +68,8 @@ def _elementwise() -> frozenset[tuple[str, str]]:
 
 
 def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """Dimensions count from the last; operands that are not trimmed have one element there."""
+    """The trimmed dimension must be the same one, counted from the last; untrimmed operands must
+    have extent 1 there."""
     shapes = [None if v is None else node.shape(v) for v in node.inputs]
     rank = max(len(shape) for shape in shapes if shape is not None)
     behind = {len(shapes[i] or ()) - axis for i, axis in axes.items()}
@@ -83,7 +86,7 @@ def _broadcast(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
 
 
 def _concat(node: OnnxNode, axes: Mapping[int, int]) -> int | None:
-    """All operands are trimmed along one dimension, and joined along another."""
+    """All operands must be trimmed along one dimension, and concatenated along another."""
     along = node.integer("axis") % len(node.shape(node.input(0)))
     found = set(axes.values())
     whole = len(axes) == len(node.inputs) and len(found) == 1 and along not in found
@@ -101,7 +104,7 @@ def _transpose(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _gather(node: OnnxNode, position: int, axis: int) -> int | None:
-    """Each index picks for itself; data may be trimmed along another dimension."""
+    """Indices may be trimmed; data may be trimmed along any dimension but the gathered one."""
     along = node.integer("axis", 0) % max(len(node.shape(node.input(0))), 1)
     if position == 1:
         return along + axis
@@ -126,7 +129,7 @@ def _unsqueeze(node: OnnxNode, _position: int, axis: int) -> int | None:
 
 
 def _reshape(node: OnnxNode, _position: int, axis: int) -> int | None:
-    """The dimension is the one that the shape leaves open, or takes over."""
+    """The trimmed dimension must be inferred (-1) or copied by the new shape."""
     source, wanted = node.shape(node.input(0)), node.ints_or_input("shape", 1) or ()
     if node.integer("allowzero", 0) or axis >= len(source):
         return None
@@ -163,4 +166,5 @@ _FOLLOW: Mapping[str, Callable[[OnnxNode, int, int], int | None]] = {
     "Slice": _slice,
     "Split": _split,
 }
-"""Where the trimmed dimension of an operand lies in the results; None where it does not."""
+"""By operator: a function that maps an operand's trimmed dimension to the results' trimmed
+dimension, or to None if the operator is not supported for it."""

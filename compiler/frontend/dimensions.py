@@ -1,4 +1,4 @@
-"""The open dimensions of a model: those of its inputs and outputs that have no fixed size."""
+"""The dynamic dimensions of a model: dimensions of inputs and outputs without a fixed size."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NO_TENSORS = {
 
 
 def model_ports(graph: GraphProto) -> OpenPorts:
-    """Inputs and outputs with their dimensions as stated, without inputs that initializers fill.
+    """The inputs and outputs with their stated dimensions, without inputs that have an initializer.
 
-    An open dimension of an input has the name that the file gives it, or the input and the
-    position (`x[0]`) where it gives none that means something.
+    A dynamic dimension of an input has the name that the file states. Without a usable name, it is
+    named after the input and the position (`x[0]`).
 
     Raises:
-        InvalidModelError: if an input is no tensor.
+        InvalidModelError: if an input is not a tensor.
     """
     filled = {tensor.name for tensor in graph.initializer}
     for info in graph.input:
@@ -60,16 +60,17 @@ def model_ports(graph: GraphProto) -> OpenPorts:
 
 
 def dim_name(dim: TensorShapeProto.Dimension) -> str:
-    """The name of an open dimension; empty where the file gives none, or one without a letter.
+    """The name of a dynamic dimension; empty if the file states no name, or a name without a
+    letter.
 
-    Exporters write '?' or '-1' for whatever is open: two of those are two dimensions.
+    Exporters write '?' or '-1' for any dynamic dimension, so that two of them may differ.
     """
     name: str = dim.dim_param
     return name if any(map(str.isalpha, name)) else ""
 
 
 def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
-    """The size that the file gives; None where it is open, for which Paddle writes -1."""
+    """The size that the file states; None for a dynamic dimension, for which Paddle writes -1."""
     if not dim.HasField("dim_value") or dim.dim_value == -1:
         return None
     size: int = dim.dim_value
@@ -77,9 +78,9 @@ def fixed_size(dim: TensorShapeProto.Dimension) -> int | None:
 
 
 def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
-    """The size that a dimension's text stands for: a name, or an expression of known names.
+    """The size for a dimension's text: a name, or an expression of known names.
 
-    Exporters write `past_sequence_length + 1`; None if the text is no such expression.
+    Exporters write expressions such as `past_sequence_length + 1`. Returns None for any other text.
     """
     if text in sizes:
         return sizes[text]
@@ -91,9 +92,9 @@ def stated_size(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
-    """The open dimensions of the inputs that need a size or a range, by name, in order.
+    """The names of the inputs' dynamic dimensions that need a size or a range, in order.
 
-    What an expression of others' names states needs none.
+    A dimension stated as an expression of other names needs none.
     """
     names = model_ports(graph).open
     plain = {name: 1 for name in names if name.isidentifier()}
@@ -103,20 +104,22 @@ def free_dimensions(graph: GraphProto) -> tuple[str, ...]:
 _MOVES = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""What parts of a cache may go through before rows are added to them, and after it."""
+"""Operators that may lie between a cache and the operator that adds rows to it, and after that
+one."""
 
 _MOVED = 3
-"""Most of these operators in a row."""
+"""Maximum number of these operators in a row."""
 
 _CACHE_OPERANDS = {"Attention": (4, 5), "MultiHeadAttention": (6, 7), "QAttention": (8,)}
-"""Operands to which operators of attention add rows."""
+"""Operand positions of caches to which attention operators add rows."""
 
 
 def cache_lengths(graph: GraphProto) -> frozenset[str]:
-    """The open dimensions that say how many rows caches hold, by name: in a first run they may be
-    0.
+    """The names of dynamic dimensions that give the number of rows in a cache. In a first run they
+    may be 0.
 
-    They are those of inputs to which the model adds rows and gives them back, and of no others.
+    A cache is an input to which the model adds rows and which it returns as an output. A dimension
+    that occurs in other inputs too is not included.
     """
     readers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -151,15 +154,16 @@ def _cached_by(node: NodeProto) -> tuple[int, ...]:
 
 
 def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Dimension]:
-    """The sizes that dimensions may have; that of one that is fixed is a range of one number. One
-    of which hints alone are stated (`compiler.sizes.hinted_ranges`) is left out: nobody gave it a
-    range.
+    """Check the stated sizes, and return the range of each dimension; a fixed size is a range of
+    one number. A dimension with hints only (`compiler.sizes.hinted_ranges`) is left out, because it
+    has no stated range.
 
-    A size that changes no open dimension is a mistake, also where the model has none.
+    A size for a dimension that is not dynamic is an error, also if the model has no dynamic
+    dimension.
 
     Raises:
-        InvalidArgumentError: if one is no size, or belongs to no open dimension, or `dims` are no
-            mapping.
+        InvalidArgumentError: if a size is invalid, a name belongs to no dynamic dimension, or
+            `dims` is not a mapping.
     """
     if not isinstance(dims, Mapping):
         raise InvalidArgumentError(f"dims are a mapping such as {{'batch': '1..64'}}, not {dims!r}")
@@ -186,7 +190,7 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
 
 
 def _dims(info: ValueInfoProto) -> Dims:
-    """As stated; what is no tensor has one that nobody knows."""
+    """The stated dimensions; an input or output that is not a tensor has one dynamic dimension."""
     if info.type.WhichOneof("value") in _NO_TENSORS:
         return (-1,)
     return tuple(

@@ -1,4 +1,4 @@
-"""Model-local functions: calls are replaced by the functions' nodes."""
+"""Model-local functions: inline their calls."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.frontend.order import DEPTH_LIMIT
 
 NODE_LIMIT = 200_000
-"""A few nested functions can stand for any number of nodes; no model may expand to more."""
+"""Maximum number of nodes after inlining. A few nested functions can expand to any number."""
 
 _Key = tuple[str, str]
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
-    """The model without functions; itself where it has none.
+    """Return the model without functions; a model that has none is returned unchanged.
 
     Raises:
         InvalidModelError: if functions call each other in a cycle, or expand to too many nodes.
@@ -38,7 +38,7 @@ def _check_expansion(model: ModelProto) -> None:
     active: set[_Key] = set()
 
     def size(node: NodeProto, depth: int = 0) -> int:
-        """Nodes that a node expands to, with those of its subgraphs."""
+        """Number of nodes that a node expands to, including its subgraphs."""
         if depth > DEPTH_LIMIT:
             raise InvalidModelError(f"{node.op_type}: subgraphs are nested too deeply")
         return called(node) + sum(

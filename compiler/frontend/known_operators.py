@@ -1,7 +1,7 @@
-"""What can be said of a node before its operands are known: whether anything imports it.
+"""Check nodes before their operands are known: whether any rule may import them.
 
-Nodes that wait for a run are asked here when the model is compiled, so that no run refuses what
-compiling could have.
+Nodes that are imported during a run are checked here when the model is compiled, so that
+unsupported operators are reported before the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BODIES = ("If", "Loop", "Scan")
 
 
 def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
-    """Look at all nodes, those in bodies too.
+    """Check all nodes, including nodes in bodies.
 
     Raises:
-        UnsupportedOperatorError: for the first one that nothing imports.
+        UnsupportedOperatorError: for the first node that no rule imports.
     """
     for node in nodes:
         domain = domain_of(node.domain)
@@ -37,7 +37,7 @@ def check_known(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> None:
 
 
 def _refusal(node: NodeProto, domain: str, opset: int) -> str | None:
-    """Why nothing imports the node; None if something may."""
+    """The reason why no rule imports the node; None if a rule may import it."""
     if (domain, node.op_type) in ops.onnx_rules():
         return None
     if not domain and (node.op_type in _BODIES or node.op_type in SEQUENCES):

@@ -1,9 +1,9 @@
-"""ONNX files, with the data of large initializers apart from the message.
+"""ONNX files, with the data of large initializers separate from the message.
 
-protobuf copies every byte of a message, and gives a tensor's data as a further copy. So large
-initializers' `raw_data` is read from the file into arrays, and what is left, a small message, goes
-to protobuf. Field numbers are those of `onnx.proto`; the encoding is described in protobuf's
-"Encoding" guide: a field is a tag, number * 8 + kind, and a value.
+protobuf copies every byte of a message, and returns a tensor's data as a further copy. This module
+therefore reads the `raw_data` of large initializers from the file into arrays, and passes only the
+small remaining message to protobuf. Field numbers are those of `onnx.proto`. protobuf's "Encoding"
+guide describes the encoding: a field is a tag, number * 8 + kind, and a value.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from tilewright.compiler.runtime.kernel import aligned_bytes
 from tilewright.compiler.runtime.packing import Bytes
 
 GRAPH = 7
-"""Of a ModelProto."""
+"""Field number in ModelProto."""
 
 INITIALIZER = 5
-"""Of a GraphProto."""
+"""Field number in GraphProto."""
 
 RAW_DATA = 9
-"""Of a TensorProto."""
+"""Field number in TensorProto."""
 
 LEAST_BYTES = 1 << 12
-"""Data that is no larger stays in the message."""
+"""Data of at most this size stays in the message."""
 
 VARINT_BITS = 64
 
 
 class UnusualError(Exception):
-    """These bytes are not laid out as models usually are: protobuf says whether they are one."""
+    """The layout of these bytes is unusual for a model: protobuf decides whether they are one."""
 
 
 def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]:
-    """A model's message without the data of large initializers, and that data by their numbers.
+    """Split a model into its message without the data of large initializers, and that data by the
+    initializers' numbers.
 
-    The data is aligned and read-only, and lies in one block.
+    The data is read-only, aligned, and in one block.
 
     Args:
         stream: at the start of the message.
         size: bytes of the message.
 
     Raises:
-        UnusualError: if it is cut off, or no message of a model that any tool writes.
-        OSError: if it cannot be read.
-        MemoryError: if there is no room for the data.
+        UnusualError: if the message is truncated, or has a layout that no known tool writes.
+        OSError: if the stream cannot be read.
+        MemoryError: if memory does not suffice for the data.
     """
     splitter = _Splitter(stream, size)
     rest = splitter.model(size)
@@ -56,15 +57,15 @@ def split_message(stream: BinaryIO, size: int) -> tuple[bytes, dict[int, Bytes]]
 
 
 _Rule = Callable[[int], bytes | None]
-"""From where a field ends to what is left of it; None: nothing."""
+"""Maps the end position of a field to the bytes that replace the field; None removes it."""
 
 
 class _Splitter:
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream = stream
         self._at = 0
-        # Alignment adds at most so many bytes, and pages that nothing touches take no memory. NumPy
-        # would allocate huge pages: to fill them with zeros takes longer than to read the file.
+        # Alignment adds at most this number of bytes, and untouched pages take no memory. NumPy
+        # would allocate huge pages, and filling them with zeros takes longer than reading the file.
         try:
             memory = mmap.mmap(-1, size + size * aligned_bytes(1) // LEAST_BYTES)
         except OSError as error:
@@ -105,7 +106,7 @@ class _Splitter:
         return self._message(end, {RAW_DATA: data})
 
     def _message(self, end: int, rules: Mapping[int, _Rule]) -> bytes:
-        """The fields up to there, those with a rule as it leaves them."""
+        """Read the fields up to `end`, and replace the fields that have a rule."""
         parts: list[bytes] = []
         while self._at < end:
             tag = self._varint()
@@ -157,7 +158,8 @@ class _Splitter:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last have the eighth bit set."""
+    """Encode seven bits per byte, the lowest first; all bytes but the last have the eighth bit
+    set."""
     encoded = bytearray()
     while value > 127:
         encoded.append(value & 127 | 128)

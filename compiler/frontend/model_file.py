@@ -1,4 +1,4 @@
-"""ONNX models as messages: from a path, bytes or a message, with large tensors read apart."""
+"""ONNX models as messages, from a path, bytes or a message; large tensors are read separately."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.packing import Bytes
 
 NEWEST_OPSET = 28
-"""Opsets whose operators the rules were written for."""
+"""The newest opset that the import rules support."""
 
 FILE_LIMIT_BYTES = 1 << 31
-"""What protobuf can hold in one message."""
+"""The largest message that protobuf can hold."""
 
 LARGE_BYTES = 1 << 30
-"""Tensors of more bytes are written beside the message."""
+"""Tensors of more bytes are written to a separate file."""
 
 SPLIT_BYTES = 1 << 25
-"""From this size on, the large tensors of a message are read apart from it."""
+"""The large tensors of a message of at least this size are read separately."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +38,8 @@ class ReadModel:
 
     Attributes:
         proto: the message.
-        folder: of its file, where external data lies.
-        is_own: whether the message was read here, so that nobody else holds it.
+        folder: the folder of its file, which holds external data.
+        is_own: whether the message was read here and has no other owner, so that it may be changed.
         tensors: the initializers that were taken out of the message, by name.
     """
 
@@ -53,10 +53,10 @@ ModelSource: TypeAlias = str | Path | bytes | ModelProto | ReadModel
 
 
 def read_model(model: ModelSource) -> ReadModel:
-    """Read a model's message; imports of it at several sizes need no more than one reading.
+    """Read a model's message once, for imports at several sizes.
 
     Raises:
-        InvalidModelError: if it cannot be read, or is no ONNX model.
+        InvalidModelError: if the model cannot be read, or is not an ONNX model.
     """
     read = model if isinstance(model, ReadModel) else _load(model)
     check_header(read.proto)
@@ -64,10 +64,10 @@ def read_model(model: ModelSource) -> ReadModel:
 
 
 def with_tensors(read: ReadModel) -> ReadModel:
-    """The model with its initializers as arrays: graphs of several sizes share them.
+    """The model with its initializers as arrays, which graphs of several sizes share.
 
-    They are removed from a message that nobody else holds (`is_own`), so that they are in memory
-    once.
+    The initializers are removed from a message without another owner (`is_own`), so that they are
+    in memory once.
 
     Raises:
         InvalidModelError: if an initializer is malformed.
@@ -82,15 +82,15 @@ def with_tensors(read: ReadModel) -> ReadModel:
     for tensor in read.proto.graph.initializer:
         for field_name in _DATA_FIELDS:
             tensor.ClearField(field_name)
-    # A message frees its memory only as a whole, so the rest moves to another message.
+    # A message frees its memory only as a whole, so the remaining fields move to a new message.
     rest = ModelProto()
     rest.ParseFromString(read.proto.SerializeToString())
     return replace(read, proto=rest, tensors=tensors)
 
 
 def write_model(read: ReadModel, path: Path) -> None:
-    """Write a model as a file, with the tensors that are apart from its message: beside it
-    (`NAME.data`) where they are too large for one message.
+    """Write a model as a file, including the tensors that are separate from its message. Tensors
+    too large for one message are written to a second file, `NAME.data`.
 
     Raises:
         OSError: if it cannot be written.
@@ -128,12 +128,12 @@ def _load(model: str | Path | bytes | ModelProto) -> ReadModel:
             return _read(file, size, f"'{path}'", path.resolve().parent)
     except OSError as error:
         raise InvalidModelError(f"'{path}' cannot be read: {error.strerror}") from error
-    except ValueError as error:  # the path has a null character
+    except ValueError as error:  # the path contains a null character
         raise InvalidModelError(f"'{path}' cannot be read: {error}") from error
 
 
 def _read(stream: BinaryIO, size: int, what: str, folder: Path | None) -> ReadModel:
-    """A message, and apart from it the data of its large tensors."""
+    """Read a message, with the data of its large tensors separate."""
     apart: dict[int, Bytes] = {}
     rest = b""
     if size >= SPLIT_BYTES:
@@ -164,10 +164,10 @@ def _parse(data: bytes, what: str) -> ModelProto:
 
 
 def check_header(proto: ModelProto) -> dict[str, int]:
-    """The opset of each domain.
+    """Check the model's header, and return the opset of each domain.
 
     Raises:
-        InvalidModelError: if the model has none, no graph, or one that is not supported.
+        InvalidModelError: if the model has no graph, no opset, or an unsupported opset.
     """
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError("the model holds no graph or names no opset: it is not ONNX")

@@ -1,4 +1,4 @@
-"""Imports the nodes of ONNX graphs, branches and functions into the graph under construction."""
+"""Import the nodes of ONNX graphs, branches and functions into the graph under construction."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from tilewright.compiler.sizes import Asking, OpenSizeError, is_open
 
 @dataclass(frozen=True, slots=True)
 class NameScope:
-    """What names mean in a graph, a branch or a function.
+    """The names defined in a graph, a branch or a function.
 
     Attributes:
-        values: the graph's value for each ONNX name, None for a function's input that the call
-            leaves out; grows as nodes are imported.
+        values: the graph's value for each ONNX name; None for a function's input that the call
+            leaves out. It grows as nodes are imported.
         opsets: version by domain.
-        attributes: of the call, where the body is a function's.
-        prefix: what node names start with.
-        depth: how many bodies are around it.
-        spelled: whether control flow in it is spelled out where it can be, because the body around
-            it could not be imported as a graph of its own.
+        attributes: the attributes of the call, for a function's body.
+        prefix: the prefix of node names.
+        depth: the number of enclosing bodies.
+        spelled: whether control flow inside is unrolled if possible, because the enclosing body
+            could not be imported as a graph of its own.
     """
 
     values: MutableMapping[str, str | None]
@@ -52,21 +52,22 @@ class NameScope:
 
 
 NODE_LIMIT = 200_000
-"""Nodes of bodies and functions, each counted as often as it is imported."""
+"""Maximum number of imported nodes in bodies and functions; a node counts once per import."""
 
 
 _NARROW = ("DequantizeLinear",)
-"""Operators that take elements of 4 bits for the numbers that they are."""
+"""Operators that handle 4-bit elements as stored."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of NODE_LIMIT: a few loops within each other may spell out without end."""
+    """The rest of NODE_LIMIT. A few nested loops could unroll to any number of nodes."""
 
     left: int = field(default_factory=lambda: NODE_LIMIT)
 
     def spend(self, name: str) -> None:
-        """Raises InvalidModelError if nothing is left when node `name` is imported."""
+        """Count one node; raises InvalidModelError if the limit is reached when node `name` is
+        imported."""
         self.left -= 1
         if self.left < 0:
             raise InvalidModelError(
@@ -77,8 +78,9 @@ class _Budget:
 class NodeImporter:
     """Imports nodes by their rules, by the function bodies of their schemas, or branch by branch.
 
-    `final_names` are the values' names in the file, `node_names` the nodes' by the value they make.
-    With `waiting`, nodes of the graph itself that need what the run computes are put there.
+    `final_names` maps values to their names in the file, `node_names` maps values to the names of
+    the nodes that compute them. With `waiting`, nodes of the main graph that depend on values of
+    the run are collected there.
     """
 
     def __init__(
@@ -98,12 +100,12 @@ class NodeImporter:
     def run(
         self, graph: GraphProto | FunctionProto, wanted: Sequence[str], body: NameScope
     ) -> None:
-        """Import the nodes that the wanted names depend on, in an order that they allow."""
+        """Import the nodes that the wanted names depend on, in a topological order."""
         self._run(sort_nodes(graph, body.values), set(wanted), body)
 
     def _run(self, nodes: Sequence[NodeProto], used: set[str], body: NameScope) -> None:
-        """Import the sorted nodes that the `used` names depend on, which become names of all values
-        in use."""
+        """Import the sorted nodes that the `used` names depend on; adds the names of all values in
+        use to `used`."""
         needed = needed_nodes(nodes, used)
         names = unique_names(nodes)
         waiting = None if body.depth else self._waiting
@@ -120,13 +122,13 @@ class NodeImporter:
                 if branch is None:
                     waiting.takes(node, error)
                     continue
-                # what waits in a known branch does so by itself
+                # nodes inside a known branch are deferred one by one
                 values = self._initializers(branch)
                 body.values.update({f"{name}/{key}": value for key, value in values.items()})
                 self._run(sort_nodes(unwrapped(branch, node, name), body.values), used, body)
 
     def _known_branch(self, proto: NodeProto, name: str, body: NameScope) -> GraphProto | None:
-        """The branch of an If that a known condition chooses; None of other nodes."""
+        """The branch of an If that a known condition selects; None for other nodes."""
         if (domain_of(proto.domain), proto.op_type) != ("", "If"):
             return None
         known = self._builder.known(str(body.values[proto.input[0]]))
@@ -157,7 +159,7 @@ class NodeImporter:
     def _emit(
         self, proto: NodeProto, name: str, body: NameScope, outputs: tuple[str, ...]
     ) -> Sequence[str]:
-        """The graph's value for each output."""
+        """Import one node, and return the graph's value for each output."""
         domain = domain_of(proto.domain)
         opset = body.opsets.get(domain, 0)
         inputs = tuple(body.values[v] if v else None for v in proto.input)
@@ -204,7 +206,7 @@ class NodeImporter:
         except CompilerError:
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # The node breaks ONNX's rules in a way that no rule of ours foresees.
+            # The node violates ONNX's rules in a way that no import rule checks.
             raise node.invalid(f"malformed: {error}") from error
         return results
 
@@ -217,11 +219,12 @@ class NodeImporter:
         outputs: tuple[str, ...],
         refused: UnsupportedOperatorError | None,
     ) -> Sequence[str] | None:
-        """The outputs by way of the schema's function body, or None where there is none.
+        """Import a node by the function body of its schema, and return its outputs; None if the
+        schema has no body.
 
         Raises:
-            UnsupportedOperatorError: where the body is not supported: `refused`, what the
-                operator's rule said, or else what the body lacks.
+            UnsupportedOperatorError: if the body is not supported. The error is `refused`, from the
+                operator's rule, or else names what is missing for the body.
         """
         domain = domain_of(proto.domain)
         if domain:
@@ -242,7 +245,7 @@ class NodeImporter:
             _deeper(body, name),
             body.spelled,
         )
-        # A body may lack outputs that the node does not ask for.
+        # A body may lack optional outputs that the node does not use.
         made = list(zip(function.body.output, outputs, strict=False))
         try:
             self.run(function.body, [inside for inside, outside in made if outside], inner)
@@ -261,7 +264,7 @@ class NodeImporter:
         return [_defined(inner, inside, name) if outside else "" for inside, outside in made]
 
     def _loop_body(self, graph: GraphProto, name: str, body: NameScope) -> LoopBody:
-        """The body of a Loop or Scan, which the node decides how to import."""
+        """The body of a Loop or Scan; the operator's rule decides how to import it."""
 
         def step(number: int, operands: Sequence[str], tried: bool) -> list[str]:
             return self.inline(graph, operands, f"{name}/{number}/", replace(body, spelled=tried))
@@ -280,17 +283,18 @@ class NodeImporter:
         prefix: str,
         body: NameScope,
     ) -> list[str]:
-        """As `inline`, into the graph of an enclosure."""
+        """Like `inline`, but import into the graph of an enclosure."""
         inner = NodeImporter(enclosure.builder, self._folder, self._budget)
         outside = replace(body, values=Outside(body.values, enclosure))
         return inner.inline(graph, operands, prefix, outside)
 
     def _branch(self, proto: NodeProto, name: str, body: NameScope) -> Sequence[str]:
-        """The branch that a known condition chooses, or what the run chooses between.
+        """Import the branch that a known condition selects, or both branches for a selection at run
+        time.
 
         Raises:
-            OpenSizeError: if open sizes decide, and no program can choose: both answers are
-                something that ranges may say.
+            OpenSizeError: if dynamic sizes decide the condition, and no program can select a
+                branch: the ranges allow both answers.
         """
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
         if condition is None:
@@ -311,8 +315,8 @@ class NodeImporter:
     def _chosen(
         self, proto: NodeProto, name: str, body: NameScope, condition: str
     ) -> Sequence[str]:
-        """The outputs of the branch that a run chooses; if the branches cannot be graphs of their
-        own, `_either` imports both."""
+        """The outputs of the branch that is selected at run time. If the branches cannot be graphs
+        of their own, `_either` imports both."""
         if not body.spelled:
             opset = body.opsets.get("", 0)
             node = OnnxNode(
@@ -327,16 +331,17 @@ class NodeImporter:
             try:
                 return branched(node, truth(node, condition), then, otherwise)
             except UnsupportedOperatorError:
-                pass  # inlined below, which may be possible; if not, it is refused there
+                pass  # inlined below if possible; if not, that code reports the error
         return self._either(proto, name, replace(body, spelled=True), condition)
 
     def _either(
         self, proto: NodeProto, name: str, body: NameScope, condition: str
     ) -> Sequence[str]:
-        """Both branches of an If, and of each output the one that the run chooses.
+        """Import both branches of an If, and select each output at run time.
 
         Raises:
-            UnsupportedOperatorError: if a branch does not compile, or the two give other types.
+            UnsupportedOperatorError: if a branch does not compile, or the types of the branches
+                differ.
         """
 
         def refused(reason: str) -> UnsupportedOperatorError:
@@ -371,7 +376,7 @@ class NodeImporter:
     def inline(
         self, graph: GraphProto, operands: Sequence[str], prefix: str, body: NameScope
     ) -> list[str]:
-        """Import a subgraph for these values of its inputs; returns those of its outputs."""
+        """Import a subgraph for these values of its inputs; returns the values of its outputs."""
         values: dict[str, str | None] = {}
         for info, operand in zip(graph.input, operands, strict=True):
             values[info.name] = operand
@@ -403,7 +408,7 @@ class NodeImporter:
         return values
 
     def _resolved(self, proto: NodeProto, body: NameScope) -> NodeProto:
-        """The node with attributes of its own in place of references to the call's."""
+        """The node, with references to the call's attributes replaced by their values."""
         if not any(attribute.ref_attr_name for attribute in proto.attribute):
             return proto
         resolved = NodeProto()
@@ -421,7 +426,7 @@ class NodeImporter:
     def _attributes(
         self, proto: NodeProto, name: str, body: NameScope, *, graphs: bool = True
     ) -> dict[str, OnnxAttr]:
-        """Typed attributes; without `graphs`, those that are subgraphs are passed over."""
+        """Typed attributes; without `graphs`, subgraphs are skipped."""
         return {
             attribute.name: self._attribute(attribute, proto, name, body)
             for attribute in self._resolved(proto, body).attribute
@@ -458,7 +463,7 @@ class NodeImporter:
 
 
 def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
-    """A graph attribute; raises InvalidModelError where it is missing."""
+    """A graph attribute; raises InvalidModelError if it is missing."""
     for attribute in proto.attribute:
         if attribute.name == key and attribute.HasField("g"):
             return attribute.g
@@ -466,7 +471,7 @@ def subgraph(proto: NodeProto, key: str, name: str) -> GraphProto:
 
 
 def _defined(body: NameScope, value: str, name: str) -> str:
-    """The graph's value for an output of a body around which node `name` stands."""
+    """The graph's value for an output of a body that belongs to node `name`."""
     found = body.values.get(value)
     if found is None:
         raise InvalidModelError(f"node '{name}': output '{value}' of its body is not defined")
@@ -480,11 +485,11 @@ def _deeper(body: NameScope, name: str) -> int:
 
 
 NESTED_STEPS = 16
-"""How often a node of a loop counts that stands in another loop: its steps are not known yet."""
+"""Weight of a node in a nested loop, whose number of steps is not known yet."""
 
 
 def _weight(graph: GraphProto) -> int:
-    """The nodes of a body, at least 1, those of loops within it counted several times."""
+    """The number of nodes in a body, at least 1; nodes of nested loops count several times."""
     total = 0
     for node in graph.node:
         inner = sum(_weight(a.g) for a in node.attribute if a.HasField("g"))

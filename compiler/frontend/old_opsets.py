@@ -1,7 +1,7 @@
-"""Operators up to opset 6, which say where they broadcast: `axis` is where B's dimensions lie in A.
+"""Operators up to opset 6, whose attribute `axis` states which dimensions of A match those of B.
 The slope of PRelu lies along the channels.
 
-Everything else that changed with opset 7 is an attribute that the rules read where it is there.
+All other changes in opset 7 are attributes, which the rules read if they are present.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _BINARY = frozenset(
 
 
 def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
-    """The node's operands, the second with the dimensions of extent 1 that NumPy's rules need.
+    """The node's operands; the second gets the dimensions of extent 1 that NumPy broadcasting
+    needs.
 
     Before: A (2, 3, 4), B (3,), axis 1. After: B (3, 1).
 
@@ -45,5 +46,5 @@ def aligned_operands(node: OnnxNode) -> Sequence[str | None]:
 
 
 def domain_of(name: str) -> str:
-    """A domain's name, the empty one for ONNX's own operators."""
+    """A domain's name; the empty name stands for ONNX's own operators."""
     return "" if name == "ai.onnx" else name

@@ -1,7 +1,7 @@
-"""ONNX models to graphs.
+"""Import of ONNX models as graphs.
 
-Every node is imported by the rule of its operator; shapes are inferred by the operators, never
-taken from the file. What is known at import folds: constants, shape arithmetic, dead branches.
+The rule of its operator imports each node. The operators infer all shapes; shapes in the file are
+not used. Values known at import are folded: constants, shape arithmetic, dead branches.
 """
 
 from __future__ import annotations
@@ -50,21 +50,22 @@ Made = TypeVar("Made")
 
 
 def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None) -> Graph:
-    """Read a model as a graph, in whose shapes only dimensions with a range are open.
+    """Read a model as a graph, in whose shapes only dimensions with a range are dynamic.
 
     Args:
-        model: path of a file, its bytes, the message, or what `read_model` gave. External data is
-            read from the file's folder only.
-        dims: sizes of symbolic dimensions by their name (`batch`), or by the input and the
-            position of the dimension (`x[0]`) where they have none. One with a range stays open:
-            it is known at run time only. Where the model needs two open sizes to be equal (a mask
-            as long as past and new tokens together), one dimension is expressed by the others.
+        model: path of a file, its bytes, the message, or the result of `read_model`. External data
+            is read from the file's folder only.
+        dims: sizes of symbolic dimensions by name (`batch`); unnamed ones by input and position of
+            the dimension (`x[0]`). A dimension with a range is known at run time only. If the model
+            needs two dynamic sizes to be equal (a mask as long as past and new tokens together),
+            one dimension is expressed by the others.
 
     Raises:
-        OpenSizeError: if what the model asks of an open size is not decided by its range.
+        OpenSizeError: if a dynamic size's range does not decide a condition of the model.
         InvalidModelError: if the model is malformed or contradicts itself.
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
-        InvalidArgumentError: if `dims` names what is no open dimension, or gives no number.
+        InvalidArgumentError: if `dims` has a name that is not a dynamic dimension, or an invalid
+            size.
     """
     return importing(model, dims, ModelImport.graph)
 
@@ -72,7 +73,8 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
 def importing(
     model: ModelSource, dims: Mapping[str, SizeRange] | None, made: Callable[[ModelImport], Made]
 ) -> Made:
-    """What `made` makes of an import of the model; raises what `import_model` does."""
+    """Apply `made` to an import of the model, and return the result; raises the errors of
+    `import_model`."""
     read = read_model(model)
     proto = inline_functions(read.proto)
     read, opsets = replace(read, proto=proto), check_header(proto)
@@ -89,7 +91,7 @@ def importing(
 
 
 def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -> dict[str, int]:
-    """The sizes with a dimension expressed by others."""
+    """The sizes, with one dimension expressed by others."""
 
     def of(other: Dimension) -> int:
         return value if other == dimension else open_size(other) // other.multiple
@@ -98,7 +100,7 @@ def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -
 
 
 class ModelImport:
-    """One import: ONNX names are mapped to values of the graph as nodes are met."""
+    """One import, which maps ONNX names to values of the graph as it visits the nodes."""
 
     def __init__(
         self, read: ReadModel, opsets: Mapping[str, int], sizes: Mapping[str, int]
@@ -120,11 +122,12 @@ class ModelImport:
         return self._finished(self._nodes(None), self._graph.output, ())
 
     def stage(self, before: Rest | None) -> tuple[Graph | None, tuple[str, ...], Rest | None]:
-        """What can be imported before the data decide a size, and what is left.
+        """Import the nodes up to the first sizes that data determine.
 
-        The graph gives the model's outputs that it makes, and then what the rest reads; their names
-        in the model are given, too. It is None if nothing is to be computed before the rest, which
-        is `before` if the model is one.
+        Returns the graph, the model's names of its outputs, and the continuation. The graph returns
+        the model outputs that it computes, and then the live-ins of the continuation. It is None if
+        the continuation needs no computed value; the continuation is then `before` if the model is
+        itself a continuation.
 
         Raises:
             UnsupportedOperatorError: if a node cannot be imported later either.
@@ -235,7 +238,7 @@ class ModelImport:
     def _outputs(
         self, nodes: NodeImporter, wanted: Sequence[ValueInfoProto]
     ) -> list[tuple[str, str]]:
-        """Values and names of the outputs; of a list, those of its elements (`boxes[0]`)."""
+        """Values and names of the outputs; a list gives one pair per element (`boxes[0]`)."""
         outputs: list[tuple[str, str]] = []
         names: set[str] = set()
         for info in wanted:
@@ -264,14 +267,15 @@ class ModelImport:
             return value
         for names in (nodes.final_names, nodes.node_names):
             if names.get(value) == info.name:
-                del names[value]  # the node that says what it stands for has this name
+                del names[value]  # the node that records the output's meaning takes this name
         self._check_texts(labels, info)
         return self._standing_for(value, info.name, {"labels": labels_text(labels)})
 
     def _elements(
         self, elements: Sequence[str], info: ValueInfoProto, outputs: Collection[str]
     ) -> list[tuple[str, str]]:
-        """An output that is a list of tensors: each is an output, and says of which list."""
+        """An output that is a list of tensors: each element becomes an output that names its
+        list."""
         if not elements:
             raise InvalidModelError(f"output '{info.name}' is a sequence without elements")
         made = []
@@ -287,11 +291,11 @@ class ModelImport:
         return made
 
     def _check_texts(self, labels: Labels, info: ValueInfoProto) -> None:
-        """Check an output that stands for texts or dictionaries.
+        """Check an output that represents texts or dictionaries.
 
         Raises:
-            InvalidModelError: if the file states that texts are numbers.
-            UnsupportedOperatorError: if they are texts of an input.
+            InvalidModelError: if the file states a numeric type for texts.
+            UnsupportedOperatorError: if the texts come from an input.
         """
         if OTHER in labels.keys:
             opset = self._opsets.get("", NEWEST_OPSET)
@@ -302,7 +306,8 @@ class ModelImport:
             raise InvalidModelError(f"output '{info.name}': texts, stated another type")
 
     def _standing_for(self, value: str, name: str, attrs: Mapping[str, str]) -> str:
-        """The value as an output that stands for something; only outputs themselves are trimmed."""
+        """Mark the value as an output with a special meaning; only outputs themselves are
+        trimmed."""
         trim = self._builder.trim(value)
         if trim is None:
             return self._builder.emit(LABELLED, [value], attrs, name, keep=True)
@@ -311,14 +316,15 @@ class ModelImport:
 
 
 def _stated_tensor(info: ValueInfoProto) -> TypeProto.Tensor:
-    """What the file states of an output, or of the elements of one that is a sequence."""
+    """The type that the file states for an output, or for the elements of an output that is a
+    sequence."""
     if info.type.HasField("sequence_type"):
         return info.type.sequence_type.elem_type.tensor_type
     return info.type.tensor_type
 
 
 def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
-    """Raises InvalidModelError if the file states another element type: readers of the output would
+    """Raise InvalidModelError if the file states another element type: readers of the output would
     misread its bytes."""
     stated = _stated_tensor(info).elem_type
     if stated and element_type(stated, f"output '{info.name}'") != kind.dtype:
@@ -326,12 +332,12 @@ def _check_type(info: ValueInfoProto, kind: TensorType) -> None:
 
 
 def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -> None:
-    """Warn where the file's shape of an output contradicts the inferred one, which counts.
+    """Warn if the file's shape of an output contradicts the inferred shape, which takes precedence.
 
-    The file may state less along a dimension whose extent depends on the data.
+    The file may state a smaller extent along a dimension that depends on the data.
 
     Raises:
-        InvalidModelError: if it states another element type.
+        InvalidModelError: if the file states another element type.
     """
     if not info.type.HasField("tensor_type"):
         return

@@ -1,4 +1,5 @@
-"""Definitions, order and names of ONNX nodes: each value once, operands before users, no cycles."""
+"""Definitions, order and names of ONNX nodes: each value has one definition, operands come before
+users, and no cycles exist."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from onnx import FunctionProto, GraphProto, NodeProto
 from tilewright.compiler.errors import InvalidModelError
 
 DEPTH_LIMIT = 64
-"""Branches and function bodies within each other."""
+"""Maximum nesting depth of branches and function bodies."""
 
 
 def reads(node: NodeProto, depth: int = 0) -> Iterator[str]:
-    """Every value that a node uses: its operands, and what its subgraphs take from outside.
+    """Yield every value that a node uses: its operands, and the outer values that its subgraphs
+    read.
 
     Raises:
-        InvalidModelError: if subgraphs lie too deep within each other.
+        InvalidModelError: if subgraphs are nested too deeply.
     """
     if depth > DEPTH_LIMIT:
         raise InvalidModelError(f"{_label(node)} lies within more than {DEPTH_LIMIT} others")
@@ -57,7 +59,8 @@ def sort_nodes(graph: GraphProto | FunctionProto, defined: Collection[str]) -> l
 
 
 def _order(graph: GraphProto | FunctionProto, makers: dict[str, int]) -> list[int]:
-    """Depth first from the first node on, without recursion: models may be thousands deep."""
+    """Depth-first order from the first node on. It does not recurse: models may be thousands of
+    nodes deep."""
     order: list[int] = []
     done: set[int] = set()
     active: dict[int, None] = {}
@@ -92,7 +95,7 @@ def needed_nodes(nodes: Sequence[NodeProto], wanted: set[str]) -> set[int]:
 
 
 def unique_names(nodes: Sequence[NodeProto]) -> list[str]:
-    """The nodes' names; an empty or repeated one gives way to the first output's."""
+    """The nodes' names; the name of the first output replaces an empty or repeated name."""
     seen: set[str] = set()
     names = []
     for node in nodes:

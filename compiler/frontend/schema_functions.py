@@ -1,7 +1,7 @@
-"""Operators that ONNX defines by other operators: the function body of a node's schema.
+"""Operators that ONNX defines by the function body of the node's schema.
 
-An operator without a rule of its own, or a form of one that its rule does not cover, is imported as
-the nodes that the specification gives for it.
+If an operator, or a form of it, has no rule of its own, the nodes of that body are imported
+instead.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class SchemaFunction:
 def schema_function(
     node: NodeProto, opset: int, types: Sequence[TensorType | None]
 ) -> SchemaFunction | None:
-    """The function that the specification gives for a node; None if it gives none.
+    """The function body of a node in the specification; None if it has none.
 
     Args:
         node: the node, of the domain ai.onnx.
         opset: the version of the domain.
-        types: of its operands; None for one that is left out.
+        types: of its operands; None for an omitted operand.
 
     Raises:
         InvalidModelError: if the node is too malformed to have a body.
@@ -46,7 +46,7 @@ def schema_function(
     try:
         schema = get_schema(node.op_type, opset, "")
     except (SchemaError, TypeError):
-        return None  # the opset has no such operator, or the node's type is not a text
+        return None  # the opset has no such operator, or the node's type is not a string
     try:
         body = _body(schema, node, opset, types)
     except (RuntimeError, ValueError, DecodeError) as error:
@@ -67,10 +67,10 @@ def schema_function(
 
 
 def _with_fitting_constants(body: FunctionProto, opset: int) -> FunctionProto:
-    """The body with constants of float32 in the type of what they are combined with.
+    """The body, with float32 constants cast to the type of the operands they are combined with.
 
-    Some bodies state such a constant whatever the operands' type: that of
-    MeanVarianceNormalization adds one to a deviation, which may be of float16.
+    Some bodies use such a constant for every operand type: MeanVarianceNormalization adds one to a
+    deviation, which may be float16.
     """
     numbers = {node.output[0] for node in body.node if _is_float32(node)}
     nodes: list[NodeProto] = []
@@ -88,7 +88,7 @@ def _with_fitting_constants(body: FunctionProto, opset: int) -> FunctionProto:
 
 
 def _is_float32(node: NodeProto) -> bool:
-    """Whether a node is a constant of this type."""
+    """Whether a node is a float32 constant."""
     return node.op_type == "Constant" and any(
         attribute.type == AttributeProto.FLOAT
         or (attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT)
@@ -97,7 +97,7 @@ def _is_float32(node: NodeProto) -> bool:
 
 
 def _partners(node: NodeProto, opset: int, numbers: set[str]) -> list[tuple[int, str]]:
-    """Operands that are such constants, each with another one that has to be of its type."""
+    """Operands that are such constants, each with another operand whose type it must have."""
     if node.domain or numbers.isdisjoint(node.input):
         return []
     formal = get_schema(node.op_type, opset, "").inputs

@@ -1,7 +1,8 @@
 """Sequences of tensors: lists of values of the graph, known at import.
 
-No value of the graph is a sequence. The operators that make and take them are followed here: what
-comes out of them in the end are tensors again. How long a sequence is must be known.
+No value of the graph is a sequence. This module evaluates the operators that make and take
+sequences, until their results are tensors again. The length of each sequence must be known at
+import.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _tensor(node: OnnxNode, position: int) -> str:
 
 
 def _place(node: OnnxNode, position: int, count: int, default: int) -> int:
-    """A place in a sequence of `count` values, which counts from its end if it is negative."""
+    """A position in a sequence of `count` values; a negative position counts from the end."""
     given = node.static_ints(position, "position")
     if given is None:
         return default
@@ -67,7 +68,7 @@ def _erase(node: OnnxNode) -> str:
 
 
 def _at(node: OnnxNode) -> str:
-    """One value. Where the run decides which, all must have one type."""
+    """One element. If the position is known only at run time, all elements must have one type."""
     values = sequence_operand(node, 0)
     position = node.input(1)
     if node.builder.known(position) is not None:
@@ -87,7 +88,7 @@ def _length(node: OnnxNode) -> str:
 
 
 def _split(node: OnnxNode) -> str:
-    """Parts along an axis: of stated sizes, of one size, or of one place each."""
+    """Parts along an axis: of stated sizes, of one common size, or of extent 1."""
     x = _tensor(node, 0)
     shape = node.shape(x)
     axis = node.integer("axis", 0)
@@ -145,10 +146,10 @@ SEQUENCES: Mapping[str, Callable[[OnnxNode], str]] = {
 
 
 def on_sequences(node: OnnxNode) -> Callable[[OnnxNode], str] | None:
-    """What follows a node of sequences; None for a node of tensors alone.
+    """The function that imports a node on sequences; None for a node on tensors only.
 
     Raises:
-        UnsupportedOperatorError: if another operator takes a sequence.
+        UnsupportedOperatorError: if an unsupported operator takes a sequence.
     """
     rule = None if node.domain else SEQUENCES.get(node.op_type)
     if rule is not None or node.builder.sequences.keys().isdisjoint(v for v in node.inputs if v):

@@ -1,14 +1,15 @@
-"""A model cut where the data decide a size: what can be imported now, and the rest for later.
+"""Segments of a model whose sizes depend on data: the part to import now, and its continuation.
 
 Before:                                      After:
-    %n = NonZero(%mask)                          stage: %n = NonZero(%mask), as many as there are
-    %k = TopK(%score, Min(10, Shape(%n)))        rest:  %n of (2, n), with n an open dimension;
-                                                        %k = TopK(...)
+    %n = NonZero(%mask)                          segment:      %n = NonZero(%mask)
+    %k = TopK(%score, Min(10, Shape(%n)))        continuation: %n of (2, n), n dynamic;
+                                                               %k = TopK(...)
 
-A node waits if an extent or a value that it has to know is computed by the run. All that does not
-depend on such nodes is one graph, whose run computes what they read. The rest is a model of its own
-whose inputs are these values: their extents are known by then, or open dimensions, and so are the
-elements of those that decide sizes. It is imported in turn, and may be cut again.
+A node is deferred if its import needs an extent or a value that the run computes. All nodes that do
+not depend on deferred nodes form one graph, whose run computes the operands of the deferred nodes.
+The continuation is a model of its own with these operands as inputs (live-ins). Their extents are
+then known or dynamic dimensions, and the elements of shape-determining live-ins are known. The
+continuation is imported in turn, and may be segmented again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tilewright.compiler.sizes import Dimension, bounds, is_open
 from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 
 DECIDING_ELEMENTS = 64
-"""Values with more elements decide no sizes."""
+"""Values with more elements cannot determine shapes."""
 
 NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 """ONNX's numbers of element types."""
@@ -43,10 +44,10 @@ NUMBERS = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
 @dataclass(slots=True)
 class Waiting:
-    """The nodes that an import leaves for later, and the ONNX names of what they make.
+    """The nodes that an import defers, and the ONNX names of their outputs.
 
-    `asked` are values of the graph that have to be known, each with the node that asks. `first`
-    says why the first one waits.
+    `asked` maps values of the graph whose elements must be known to the nodes that need them.
+    `first` is the reason why the first node was deferred.
     """
 
     nodes: list[NodeProto] = field(default_factory=list)
@@ -55,15 +56,14 @@ class Waiting:
     first: UnsupportedOperatorError | None = None
 
     def follows(self, node: NodeProto) -> bool:
-        """Whether a node reads what another one makes that waits; it waits too, then."""
+        """Whether a node reads an output of a deferred node; it must then be deferred too."""
         found = not self.made.isdisjoint(reads(node))
         if found:
             self._put(node)
         return found
 
     def takes(self, node: NodeProto, error: UnsupportedOperatorError) -> None:
-        """Put a node here that was refused, and can be imported once the run has computed
-        something."""
+        """Defer a node whose import failed and can succeed once the run has computed a value."""
         self.first = self.first or error
         self.asked |= dict.fromkeys(error.waits_for, node)
         self._put(node)
@@ -74,9 +74,9 @@ class Waiting:
 
 
 def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
-    """The nodes of a branch as nodes of the graph that its If, called `name`, stands in.
+    """The nodes of a branch, as nodes of the graph that contains its If, called `name`.
 
-    What it makes is called `name/...` there, and the outputs of the If are what they were.
+    Their outputs are renamed to `name/...`; the outputs of the If keep their names.
     """
     made = {value for inner in branch.node for value in inner.output if value}
     made |= {tensor.name for tensor in branch.initializer}
@@ -91,8 +91,8 @@ def unwrapped(branch: GraphProto, node: NodeProto, name: str) -> GraphProto:
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> NodeProto:
-    """A node with other names for some values, also where bodies within it read them; values of
-    their own that are called the same stay."""
+    """A node with other names for some values, also where bodies within it read them. Values that a
+    body defines keep their names."""
     found = NodeProto()
     found.CopyFrom(node)
     found.name = f"{prefix}{node.name}" if node.name else ""
@@ -114,14 +114,14 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rest:
-    """What is left of a model behind a cut: nodes, and the values that they read.
+    """The continuation of a model behind a cut: nodes, and the values that they read.
 
     Attributes:
         source: the model, without inputs for these values.
-        reads: the values.
-        reason: why it was cut.
-        spelled: so many of the first nodes make numbers from the extents of what is read, and
-            sequences of it.
+        reads: the values (live-ins).
+        reason: why the model was segmented.
+        spelled: the number of leading nodes that compute numbers from the extents of the live-ins,
+            and sequences from live-ins.
     """
 
     source: ReadModel
@@ -130,7 +130,8 @@ class Rest:
     spelled: int = 0
 
     def at(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> ReadModel:
-        """The rest as a model with these facts, which `arrays` have: deciding values."""
+        """The continuation as a model for these facts. `arrays` holds the shape-determining
+        values."""
         sizes = dict(facts.sizes)
         names = {dimension.name for dimension in facts.open}
         proto = ModelProto()
@@ -162,7 +163,8 @@ class Rest:
 def _spelled(
     crossing: Crossing, array: np.ndarray, elements: Sequence[str], opened: Sequence[str]
 ) -> list[NodeProto]:
-    """Nodes that make a deciding value from the shape of its input and from what is known of it.
+    """Nodes that compute a shape-determining value from the shape of its input and its known
+    elements.
 
     The operators have the same form in every opset.
     """
@@ -195,7 +197,7 @@ def _spelled(
 
 
 def input_crossings(graph: GraphProto, ports: OpenPorts) -> tuple[Crossing, ...]:
-    """The inputs of a model as what its first stage reads, with the dimensions of `ports`.
+    """The inputs of a model as live-ins of its first segment, with the dimensions of `ports`.
 
     Raises:
         UnsupportedOperatorError: if an element type is not supported.
@@ -220,18 +222,18 @@ def rest_of(
     values: MutableMapping[str, str | None],
     before: Rest | None,
 ) -> Rest:
-    """The rest of a model, whose nodes wait for values of `builder`.
+    """The continuation of a model, whose nodes need values of `builder`.
 
     Args:
         read: the model.
-        waiting: the nodes.
-        builder: the graph of what was imported.
+        waiting: the deferred nodes.
+        builder: the graph of the imported nodes.
         values: the graph's value for each ONNX name; elements of sequences get names here.
-        before: what the model is made of, if it is itself a rest.
+        before: the continuation that the model itself is, if any.
 
     Raises:
-        UnsupportedOperatorError: why the first node waits, if a value is made of text, or waiting
-            would not help.
+        UnsupportedOperatorError: the reason why the first node was deferred, if a value consists of
+            text, or if deferring does not help.
     """
     first = waiting.first
     assert first is not None
@@ -256,12 +258,12 @@ def rest_of(
             keys = _named(name, elements, values)
             read_behind = (read_behind - {name}) | set(keys)
             spelled.append(_listed(name, keys))
-    # Sizes come last: the extents of other values may be what they are.
+    # Sizes come last: they may be extents of other values.
     for name in sorted(read_behind, key=lambda name: (values.get(name) in builder.sizes, name)):
         value = values.get(name)
         if value is None:
             continue
-        # Texts that the caller gives are read again behind the cut.
+        # The continuation reads texts of the caller again.
         text, labels = name in texts, builder.labels.get(value)
         kind, trim, constant = builder.types[value], builder.trim(value), builder.known(value)
         is_known = constant is not None and trim is None
@@ -301,7 +303,7 @@ def rest_of(
 def _named(
     name: str, elements: Sequence[str], values: MutableMapping[str, str | None]
 ) -> list[str]:
-    """The ONNX names of a sequence's elements; those without one get a name of their own."""
+    """The ONNX names of a sequence's elements; an unnamed element gets a new name."""
     known = {value: key for key, value in values.items() if value is not None}
     for number, element in enumerate(elements):
         if element not in known:
@@ -311,20 +313,21 @@ def _named(
 
 
 def _listed(name: str, elements: Sequence[str]) -> NodeProto:
-    """A node that makes a sequence: none crosses a cut, but its elements do."""
+    """A node that builds a sequence: only the elements of a sequence can be live-ins."""
     operator = "SequenceConstruct" if elements else "SequenceEmpty"
     return helper.make_node(operator, elements, [name])
 
 
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
-    """Whether all that is open of sizes is an extent of what is read."""
+    """Whether each dynamic size is an extent of a live-in."""
     return all(not is_open(number) or str(number) in extents for number in numbers.flat)
 
 
 def _from_extents(
     name: str, numbers: np.ndarray, dtype: DType, extents: Mapping[str, tuple[str, int]]
 ) -> list[NodeProto]:
-    """Nodes that make sizes from the extents that they are: what is equal stays so behind the cut.
+    """Nodes that compute sizes from the extents of live-ins, so that equal sizes stay equal behind
+    the cut.
 
     The operators have the same form in every opset.
     """
@@ -363,10 +366,10 @@ def _from_extents(
 def _deciding(
     waiting: Waiting, builder: GraphBuilder, values: Mapping[str, str | None]
 ) -> set[str]:
-    """The names of values whose elements the nodes have to know.
+    """The names of values whose elements the nodes must know.
 
-    Where a rule asks for what it has computed of its operands, these are the node's small operands
-    that are no floats.
+    If a rule needs a value that it computed from its operands, these are the node's small operands
+    that are not floats.
     """
 
     def small(value: str | None) -> bool:
@@ -387,7 +390,8 @@ def _deciding(
 def _check_progress(
     waiting: Waiting, read: ReadModel, crossings: Sequence[Crossing], before: Rest | None
 ) -> None:
-    """Raises the first node's error if all nodes wait and nothing more is going to be known."""
+    """Raise the first node's error if all nodes were deferred and no further value will be
+    known."""
     assert waiting.first is not None
     whole = (before.source if before else read).proto.graph.node[before.spelled if before else 0 :]
     known = {c.name for c in before.reads.crossings if c.deciding} if before else set()
@@ -401,7 +405,7 @@ def _left(
     tensors: Mapping[str, OnnxTensor],
     spelled: Sequence[NodeProto],
 ) -> ReadModel:
-    """The model with the nodes that wait, and with what they read that is known."""
+    """The model with the deferred nodes, and with their operands that are known."""
     proto = ModelProto()
     proto.ir_version = read.proto.ir_version
     proto.opset_import.extend(read.proto.opset_import)
@@ -410,7 +414,7 @@ def _left(
     proto.graph.output.extend(o for o in read.proto.graph.output if o.name in waiting.made)
     for name, tensor in tensors.items():
         stated = proto.graph.initializer.add(name=name)
-        if tensor.labels is not None:  # what an input of text may say is looked up there
+        if tensor.labels is not None:  # the texts that an input may have are looked up there
             stated.data_type = TensorProto.STRING
             stated.string_data.extend(key.encode() for key in map(str, tensor.labels.keys))
     return replace(read, proto=proto, tensors=dict(tensors), is_own=True)

@@ -20,11 +20,11 @@ from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.packing import Bytes
 
 NIBBLES = {TensorProto.UINT4: DType.UINT8, TensorProto.INT4: DType.INT8}
-"""Element types of 4 bits, and what holds their elements here."""
+"""Element types of 4 bits, with the type that stores their elements here."""
 
 
 def element_type(number: int, what: str) -> DType:
-    """An ONNX element type; raises InvalidModelError for those that are not supported."""
+    """An ONNX element type; raises InvalidModelError if it is not supported."""
     dtype = ONNX_TYPES.get(number)
     if dtype is None:
         raise InvalidModelError(f"{what}: element type {onnx_type_name(number)} is not supported")
@@ -34,13 +34,13 @@ def element_type(number: int, what: str) -> DType:
 def read_tensor(
     tensor: TensorProto, folder: Path | None, what: str, apart: Bytes | None = None
 ) -> OnnxTensor:
-    """A tensor's elements; bfloat16 as raw bits.
+    """Read a tensor's elements; bfloat16 as raw bits.
 
     Args:
         tensor: the message.
-        folder: where external data may lie; None where the model has no folder.
-        what: how messages name the tensor.
-        apart: its raw data, where that was taken out of the message.
+        folder: the folder of external data; None if the model has no folder.
+        what: the tensor's name in messages.
+        apart: its raw data, if that was taken out of the message.
 
     Raises:
         InvalidModelError: if the tensor is malformed, its data too short, or outside the folder.
@@ -84,7 +84,7 @@ def _texts(tensor: TensorProto, what: str) -> OnnxTensor:
 
 
 def external_bytes(tensors: Iterable[TensorProto]) -> int:
-    """Bytes that the tensors state to lie in files beside the model's."""
+    """Total bytes of the tensors that are stored in external-data files."""
     sizes = (
         _stored_bytes(tensor.data_type, tensor.dims)
         for tensor in tensors
@@ -95,7 +95,7 @@ def external_bytes(tensors: Iterable[TensorProto]) -> int:
 
 
 def external_files(model: ModelProto) -> tuple[str, ...]:
-    """The files beside a model's that its tensors lie in, wherever these stand in it."""
+    """The external-data files of all tensors of a model, at any nesting depth."""
     found: dict[str, None] = {}
     messages: list[Message] = [model]
     while messages:
@@ -112,12 +112,12 @@ def external_files(model: ModelProto) -> tuple[str, ...]:
 
 
 def _stored_bytes(number: int, shape: Sequence[int]) -> int:
-    """Bytes of an ONNX element type's tensor in a file."""
+    """Bytes of a tensor of an ONNX element type in a file."""
     return -(-prod(shape) // 2) if number in NIBBLES else prod(shape) * ONNX_TYPES[number].bytes
 
 
 def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements of 4 bits, two a byte and the low half first, as bytes."""
+    """Elements of 4 bits as bytes; each stored byte holds two, the low half first."""
     packed = np.frombuffer(raw, np.uint8)
     elements = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1)[: prod(shape)]
     if dtype is DType.INT8:
@@ -126,7 +126,7 @@ def _nibbles(raw: bytes | Bytes, dtype: DType, shape: tuple[int, ...]) -> np.nda
 
 
 def _typed(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> OnnxTensor:
-    """Elements in the message's typed fields; 16-bit floats stand there as integers."""
+    """Elements from the message's typed fields, which hold 16-bit floats as integers."""
     narrow = tensor.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
     match tensor.data_type:
         case TensorProto.FLOAT:

@@ -1,8 +1,8 @@
-"""Text in models: positions of labels, which operators that move elements take for texts.
+"""Text in models: operators that move elements handle texts as positions in a table of labels.
 
-A node's texts have one table of labels: where operands have others, their positions are looked up
-in that of all. The table of an input holds all texts of the model, and one that stands for any
-other: no node can tell those apart.
+All texts of a node use one table of labels. If operands use different tables, their positions are
+mapped to a common one. The table of an input holds all texts of the model, and one entry for any
+other text: no node can distinguish those.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _MOVES = frozenset(
     )}
     | {(_ML, "ArrayFeatureExtractor")}
 )  # fmt: skip
-"""Operators whose first output holds elements of their operands of text, and nothing else."""
+"""Operators whose first output holds only elements of their text operands."""
 
 _READS = frozenset(
     {("", "Equal"), ("", "Shape"), ("", "Size"), (_ML, "LabelEncoder"), (_ML, "OneHotEncoder")}
 )
-"""Operators that make something else of texts, by their positions or by themselves."""
+"""Operators that compute something other than text from texts, by their positions or their
+characters."""
 
 
 def input_labels(model: ModelProto) -> Labels:
-    """What positions of an input of text stand for."""
+    """The table of labels of a text input."""
     found: dict[str, None] = {}
 
     def collect(graph: GraphProto) -> None:
@@ -66,10 +67,10 @@ def _decoded(items: Sequence[bytes]) -> list[str]:
 
 
 def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
-    """The node with its operands of text in one table; and that table, if its results are texts.
+    """The node with its text operands in one table; and that table, if its results are texts.
 
     Raises:
-        UnsupportedOperatorError: if the operator is none that takes text.
+        UnsupportedOperatorError: if the operator does not support text.
     """
     builder = node.builder
     found = {v: builder.labels[v] for v in node.inputs if v is not None and v in builder.labels}
@@ -93,7 +94,7 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
 
 
 def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str:
-    """The positions of the same texts in another table."""
+    """Map positions to the positions of the same texts in another table."""
     if whole.keys[: len(labels.keys)] == labels.keys:
         return value
     places = {key: place for place, key in enumerate(whole.keys)}
@@ -102,6 +103,6 @@ def _looked_up(node: OnnxNode, value: str, labels: Labels, whole: Labels) -> str
 
 
 def labelled(node: OnnxNode, values: Sequence[str], labels: Labels | None) -> None:
-    """Note that these values are positions of labels."""
+    """Record that these values are positions of labels."""
     if labels is not None:
         node.builder.labels.update(dict.fromkeys((v for v in values if v), labels))

@@ -1,8 +1,8 @@
-"""Scan and Loop: spelled out step by step if that is short, else made loops at run time.
+"""Scan and Loop: unrolled if that is short, else imported as loops at run time.
 
-Spelled out, the body is imported once for each step: steps fuse with each other and with what is
-around them, and equal steps share their kernels. A loop of any length costs the same to compile,
-and may end on a condition at run time; but shapes must be the same in every step.
+Unrolling imports the body once per step. Steps fuse with each other and with surrounding nodes, and
+equal steps share their kernels. A loop at run time costs the same to compile for any length, and
+may end on a condition at run time; but shapes must be the same in every step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""
 
 SPELLED_NODES = 128
-"""Steps are spelled out where that gives fewer nodes: they compile in some 0.2 s, and elementwise
-steps fuse. Steps with a product run as fast in a loop (0.8 to 1.02 of the time, for states of 32 to
-512 elements)."""
+"""Loops with at most this number of nodes after unrolling are unrolled: these nodes compile in some
+0.2 s, and elementwise steps fuse. Steps with a product run as fast in a loop (0.8 to 1.02 of the
+time, for states of 32 to 512 elements)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class LoopBody:
     """The body of a Loop or Scan, and the two ways to import it.
 
     Attributes:
-        inputs, outputs: how many it has.
-        weight: its nodes, those of loops within it counted several times.
-        step: imports it here, for a step's number and inputs; the flag says that importing it as a
-            loop failed before, so that loops within are spelled out too.
-        enclosed: imports it into an enclosure, for values of that.
-        spelled: whether a body around this one is spelled out for that reason.
+        inputs, outputs: their numbers.
+        weight: its number of nodes; nodes of nested loops count several times.
+        step: imports the body here, for a step's number and inputs; the flag says that importing it
+            as a loop failed before, so that nested loops are unrolled too.
+        enclosed: imports the body into an enclosure, for values of that enclosure.
+        spelled: whether an enclosing body is unrolled for that reason.
     """
 
     inputs: int
@@ -54,18 +54,18 @@ class LoopBody:
 
     @property
     def short(self) -> int:
-        """How many steps are spelled out without trying a loop first."""
+        """The number of steps that are unrolled without trying a loop first."""
         return STEP_LIMIT if self.spelled else min(STEP_LIMIT, SPELLED_NODES // self.weight)
 
 
 def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
-    """States after the last step, then what each step gave, stacked.
+    """Import a Scan: returns the states after the last step, then the stacked results of all steps.
 
     Inputs and outputs of the body are states first, then slices.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if its steps differ in their shapes and are too many.
+        UnsupportedOperatorError: if the shapes differ between steps and the steps are too many.
     """
     if node.opset < 9:
         return _batched_scan(node, body)
@@ -74,7 +74,7 @@ def imported_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
 
 def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
-    """Opset 8: every operand has a batch in front, and sequences run along dimension 1."""
+    """Opset 8: every operand has a leading batch dimension, and sequences run along dimension 1."""
     if node.optional(0) is not None:
         raise node.unsupported("sequence_lens")
     values = [node.input(i) for i in range(1, len(node.inputs))]
@@ -90,7 +90,8 @@ def _batched_scan(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The operands of a Scan: each sequence with its dimension, and whether it runs backwards."""
+    """The operands of a Scan. Each sequence has its dimension, and a flag that reverses its
+    direction."""
 
     states: list[str]
     sequences: list[tuple[str, int, int]]
@@ -151,7 +152,7 @@ def _spelled_scan(
 
 
 def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str], list[str]]:
-    """Each step gathers its slices from the sequences."""
+    """Import a Scan as a loop at run time. Each step gathers its slices from the sequences."""
 
     def step(enclosure: Enclosure, number: str, states: Sequence[str]) -> list[str]:
         inner = enclosure.node
@@ -168,15 +169,15 @@ def _looped_scan(node: OnnxNode, scan: _Scan, body: LoopBody) -> tuple[list[str]
 
 
 def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
-    """States after the last step, then what each step gave, stacked.
+    """Import a Loop: returns the states after the last step, then the stacked results of all steps.
 
-    If the number of steps is known only at run time, their results are counted along the first
+    If the number of steps is known only at run time, the results have that extent along the first
     dimension. This needs a trip count that is known at import.
 
     Raises:
         InvalidModelError: if the operands contradict each other.
-        UnsupportedOperatorError: if its steps differ in their shapes, and are too many or the run
-            says when they end; or if nothing bounds what they give.
+        UnsupportedOperatorError: if the shapes differ between steps, and the steps are too many or
+            their number is known only at run time; or if the size of the results is unbounded.
     """
     states = [node.input(i) for i in range(2, len(node.inputs))]
     if len(states) != body.inputs - 2 or body.outputs < 1 + len(states):
@@ -191,7 +192,8 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
             return _spelled_loop(node, trips, states, body, body.short, body.spelled)
         except UnsupportedOperatorError as error:
             if error.node != node.name:
-                raise  # a node in the body was refused, and a loop would know even less of it
+                # a node in the body is not supported, and a loop would know even less about it
+                raise
     try:
         return _looped_loop(node, trips, states, body)
     except UnsupportedOperatorError as error:
@@ -213,7 +215,7 @@ def imported_loop(node: OnnxNode, body: LoopBody) -> list[str]:
 
 @contextmanager
 def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
-    """If spelling out fails too, the error says why the loop could not be a node."""
+    """If unrolling fails too, raise the error that says why the loop could not be a node."""
     try:
         yield
     except UnsupportedOperatorError as again:
@@ -223,7 +225,7 @@ def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
 
 
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:
-    """A number, or an open size; None where it depends on the run."""
+    """A number, or a dynamic size; None if it depends on the run."""
     if value is None:
         return None
     if node.type(value).elements != 1:
@@ -238,7 +240,7 @@ def _known_integer(node: OnnxNode, value: str | None) -> int | None:
 def _looped_loop(
     node: OnnxNode, trips: int | None, states: Sequence[str], body: LoopBody
 ) -> list[str]:
-    """As a loop of the run, which may know only then how many steps there are."""
+    """Import a Loop as a loop at run time, whose number of steps may depend on the run."""
     if not node.builder.sequences.keys().isdisjoint(states):
         raise node.unsupported("a state that is a sequence")
     limit, begin = node.optional(0), node.optional(1)
@@ -265,7 +267,7 @@ def _spelled_loop(
     most: int,
     tried: bool,
 ) -> list[str]:
-    """Step by step, `most` of them: what decides when they end must be known at import."""
+    """Unroll at most `most` steps; the end condition must be known at import."""
     begin = node.optional(1)
     goes_on = None if begin is None else node.builder.known(begin)
     going = goes_on is None or bool(goes_on.reshape(-1)[0])
@@ -302,20 +304,20 @@ def _check_length(node: OnnxNode, length: int, most: int | None = None) -> None:
 
 
 def _at(node: OnnxNode, value: str, dim: int, place: int) -> str:
-    """One place along a dimension, which vanishes."""
+    """The slice at one position along a dimension; that dimension is removed."""
     shape = node.shape(value)
     return node.reshape(part(node, value, dim, place, 1), (*shape[:dim], *shape[dim + 1 :]))
 
 
 def _stacked(node: OnnxNode, values: list[str], axis: int) -> str:
-    """The values along a new dimension."""
+    """Stack the values along a new dimension."""
     rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
     whole = rows[0] if len(rows) == 1 else node.emit("concat", rows, axis=0)
     return _turned(node, whole, axis)
 
 
 def _turned(node: OnnxNode, whole: str, axis: int) -> str:
-    """The first dimension as dimension `axis`."""
+    """Move the first dimension to position `axis`."""
     rank = len(node.shape(whole))
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for {show(node.shape(whole))}")

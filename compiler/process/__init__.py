@@ -1,4 +1,4 @@
-"""This process, and children of it for work that may be killed."""
+"""This process, and child processes for work that may have to be killed."""
 
 from tilewright.compiler.process.own_process import (
     BLAS_THREADS,

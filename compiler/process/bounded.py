@@ -1,8 +1,8 @@
-"""Functions run in a child of this process, within limits of memory, time and priority.
+"""Functions that run in a child process, within limits of memory, time and priority.
 
-A model may be of any size, crafted or merely large: a thread inside NumPy cannot be stopped, and
-memory that it takes is the whole process's. A child is killed at once when nobody wants its answer
-any more. What it does not survive is data.
+A model may be of any size, malicious or merely large. A thread inside NumPy cannot be stopped, and
+the memory that it allocates belongs to the whole process. A child process is killed as soon as its
+answer is not wanted any more. Exceeding a limit is reported as a value (`NoAnswer`).
 
 found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
 """
@@ -32,26 +32,26 @@ from tilewright.compiler.process.child import ChildProcess
 T = TypeVar("T")
 
 OWN_BYTES = 512 << 20
-"""What a child holds beside what it is asked for: Python and the compiler."""
+"""Memory of a child for Python and the compiler, in addition to the memory for its task."""
 
 START_SECONDS = 120.0
-"""How long a child may take to load the compiler, on a machine that is busy."""
+"""Maximum time for a child to load the compiler on a busy machine."""
 
 LOOK_SECONDS = 0.05
-"""How often a question looks whether its answer is still wanted."""
+"""Interval at which `ask` checks whether its answer is still wanted."""
 
 NICENESS = 5
-"""The niceness of children, as of the builders: measurements go first."""
+"""Niceness of children, the same as of the builders: measurements have priority."""
 
 MOST_WORDS = 1 << 16
-"""Characters that are kept of what a child wrote before it ended."""
+"""Characters of a child's last output that are kept."""
 
 ALIGNMENT = 64
-"""Of arrays in an answer, as NumPy aligns its own."""
+"""Alignment of arrays in an answer, the same as NumPy's own."""
 
 
 class Stop(Protocol):
-    """What says that an answer is not wanted any more, such as the token of a job."""
+    """Signals that an answer is not wanted any more; a job's token is one."""
 
     @property
     def cancelled(self) -> bool: ...
@@ -59,12 +59,13 @@ class Stop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one question may take.
+    """Limits for one question.
 
     Attributes:
-        memory_bytes: of memory that the child allocates beside its own code. Linux alone counts it.
-        seconds: by the clock on the wall.
-        niceness: of the child.
+        memory_bytes: memory that the child may allocate in addition to its code. Enforced on Linux
+            only.
+        seconds: wall-clock time.
+        niceness: niceness of the child.
     """
 
     memory_bytes: int
@@ -81,12 +82,12 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a question was not answered.
+    """The reason why a question has no answer.
 
     Attributes:
-        reason: what a caller decides by; `ENDED` if the answer was not wanted any more.
-        text: the same for people.
-        words: all that the child wrote before it ended, such as the traceback of a bug.
+        reason: the reason as a value; `ENDED` if the answer was not wanted any more.
+        text: the reason as text.
+        words: all output of the child before it ended, such as the traceback of a bug.
     """
 
     reason: Reason
@@ -95,7 +96,7 @@ class NoAnswer:
 
 
 Answers: TypeAlias = Callable[..., Any]
-"""What a parent answers to a child that asks back."""
+"""The parent's function that answers the child's own questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class _Asked:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     back: bool
-    """Whether the function is given what asks this process."""
+    """Whether the function gets an argument with which it can query this process."""
 
 
 def run(
@@ -113,22 +114,22 @@ def run(
     stop: Stop | None = None,
     answers: Answers | None = None,
 ) -> T | NoAnswer:
-    """What a function returns, computed in a child of its own.
+    """Run a function in a new child process and return its result.
 
     Args:
-        function: one that its module has by its name.
-        arguments: values that `pickle` takes; so must the answer be. Their arrays cannot be written
-            to there, those of the answer can be here.
-        limits: what it may take.
+        function: a function that can be imported from its module by name.
+        arguments: picklable values; the result must be picklable too. Arrays are read-only in the
+            child and writable in the result.
+        limits: memory, time and niceness of the child.
         stop: kills the child at once when it is cancelled.
-        answers: what this process does for the child, such as to run a program on a device. The
-            function gets one more argument then: calling that calls `answers` here with the same
-            arguments, for what it returns or for the CompilerError that it raises. The time that it
-            takes is not the child's.
+        answers: work that this process does for the child, such as running a program on a device.
+            The function then gets one more argument. Calling that argument calls `answers` in this
+            process and returns its result or raises its CompilerError. The time of these calls does
+            not count towards the limit.
 
     Raises:
-        CompilerError: that the function raised. Of another class, with the same text, if its own
-            cannot be sent.
+        CompilerError: if the function raises one. An error that cannot be pickled is replaced by an
+            error of another class with the same text.
     """
     child = BoundedChild(limits)
     try:
@@ -139,10 +140,10 @@ def run(
 
 
 class BoundedChild:
-    """One child for many questions, started when it is first needed, and anew after it died.
+    """A child process for many questions, started on first use and restarted after it died.
 
-    One thread asks it, and that must live as long: Linux ends a child with the thread that started
-    it. Any thread may stop it.
+    One thread must ask all questions and outlive the child, because Linux ends a child together
+    with the thread that started it. Any thread may stop the child.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -158,7 +159,7 @@ class BoundedChild:
         stop: Stop | None = None,
         answers: Answers | None = None,
     ) -> T | NoAnswer:
-        """What a function returns for these arguments (`run`)."""
+        """Run a function in the child and return its result; see `run` for the arguments."""
         answered = False
         try:
             child = self._ready()
@@ -168,7 +169,7 @@ class BoundedChild:
             answered = not isinstance(answer, NoAnswer)
         except MemoryError:
             return NoAnswer(Reason.MEMORY, "does not fit the memory of this process")
-        except OSError as error:  # no child can be started, or no file be mapped
+        except OSError as error:  # starting a child or mapping a file failed
             return NoAnswer(Reason.CRASHED, str(error))
         except _OursError as error:
             raise error.cause from None
@@ -183,18 +184,18 @@ class BoundedChild:
         return found
 
     def stop(self) -> None:
-        """End the child at once, for good. Who waits in `ask` is told."""
+        """End the child at once and for good. A thread that waits in `ask` returns."""
         with self._lock:
             self._stopped = True
             if self._child is not None:
                 self._child.stop()
 
     def close(self) -> None:
-        """Clear away what is left after `stop`, when no thread is in `ask`."""
+        """Release resources after `stop`, when no thread is in `ask`."""
         self.drop()
 
     def drop(self) -> None:
-        """End the child; the next question gets a new one."""
+        """End the child; the next question starts a new one."""
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
@@ -220,7 +221,7 @@ class BoundedChild:
             late = self._wait(child, START_SECONDS, stop)
             if late is not None:
                 return late
-            child.pipe.recv()  # it has loaded what it was asked for
+            child.pipe.recv()  # the child has loaded its modules
             left = self._limits.seconds
             while True:
                 begun = time.monotonic()
@@ -236,7 +237,8 @@ class BoundedChild:
             return _ENDED if self._stopped else _last(child, self._limits)
 
     def _wait(self, child: ChildProcess, seconds: float, stop: Stop | None) -> NoAnswer | None:
-        """Until the child says something; otherwise, why nobody waits any longer."""
+        """Wait until the child sends something. Returns None then, or the reason why the wait ended
+        early."""
         end = time.monotonic() + seconds
         while not child.pipe.poll(LOOK_SECONDS):
             if stop is not None and stop.cancelled:
@@ -271,7 +273,7 @@ class _Back:
 
 
 class _OursError(Exception):
-    """What the parent raised while it answered, which says nothing about the child."""
+    """An error of the parent's `answers` function, which is not a fault of the child."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -288,7 +290,7 @@ def _told(answers: Answers, back: _Back) -> Any:
 
 
 def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
-    """Why a child ended before it answered."""
+    """The reason why a child ended before it answered."""
     status = child.wait()
     lines = child.last_words()
     words = "\n".join(lines)[-MOST_WORDS:]
@@ -302,12 +304,13 @@ def _last(child: ChildProcess, limits: Limits) -> NoAnswer:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer what comes through the pipe until it is closed: what the child runs.
+    """Answer questions from the pipe until it is closed. This is the child's main function.
 
-    It answers what is expected to fail. Any other error ends it, and its last line says why.
+    It returns expected failures as values. Any other error ends the child, with the reason on its
+    last line of output.
     """
     settle_process()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the parent
     with pipe:
         try:
             limits: Limits = pipe.recv()
@@ -327,7 +330,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _back(pipe: Connection, *arguments: Any) -> Any:
-    """What the parent answers, in the child."""
+    """Query the parent from the child, and return its answer."""
     _send(pipe, _Back(arguments), os.getppid())
     answer = _receive(pipe, writable=False)
     if isinstance(answer, _Raised):
@@ -351,7 +354,7 @@ def _behind(error: MemoryError) -> str:
 
 
 def _sendable(error: CompilerError) -> CompilerError:
-    """The error itself if it can be sent, or else one with its text."""
+    """Return the error itself if it can be pickled, or else an error with the same text."""
     plain = error.with_traceback(None)
     try:
         same = pickle.loads(pickle.dumps(plain))
@@ -361,7 +364,7 @@ def _sendable(error: CompilerError) -> CompilerError:
 
 
 def _send(pipe: Connection, value: Any, to: int) -> None:
-    """A value in a file that both processes map: neither copies its large arrays.
+    """Send a value in a file that both processes map, so that neither copies its large arrays.
 
     Args:
         to: the process at the other end.
@@ -380,9 +383,9 @@ def _send(pipe: Connection, value: Any, to: int) -> None:
 
 
 def _receive(pipe: Connection, *, writable: bool) -> Any:
-    """What was sent. Writing to its arrays, if that is possible, changes no file.
+    """Receive a value. Writing to its arrays, if they are writable, does not change the file.
 
-    Linux counts memory that may be written to, so that questions are not `writable`.
+    Linux counts writable mappings as allocated memory; therefore questions are read-only.
     """
     sizes = pipe.recv()
     with os.fdopen(reduction.recv_handle(pipe), "rb") as file:
@@ -400,7 +403,7 @@ def _views(whole: memoryview, sizes: list[int]) -> Iterator[memoryview]:
 
 
 def limit_memory(most_bytes: int) -> None:
-    """Let this process allocate no more. Linux alone counts what is allocated."""
+    """Limit the memory that this process may allocate. Enforced on Linux only."""
     if sys.platform == "linux":
         import resource
 
@@ -410,13 +413,13 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def go_last(niceness: int) -> None:
-    """Let other processes go first."""
+    """Give other processes priority over this one."""
     if sys.platform != "win32":
         os.nice(niceness)
 
 
 def _limit_time(limits: Limits) -> None:
-    """End this process after so many seconds on all cores, also when nobody waits for it."""
+    """Limit this process to `limits.seconds` of CPU time per core, even if no parent waits."""
     if sys.platform != "win32":
         import resource
 
@@ -428,7 +431,7 @@ def _limit_time(limits: Limits) -> None:
 
 
 def _within(most: int, kind: int) -> int:
-    """Nobody may go beyond a limit that this process was given."""
+    """Clamp to the limit that this process inherited, which it may not raise."""
     import resource
 
     hard = resource.getrlimit(kind)[1]

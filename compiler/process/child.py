@@ -1,7 +1,7 @@
-"""A child process that answers questions, for work that may kill who does it.
+"""A child process that answers questions, for work that may crash or exhaust memory.
 
-It is no `multiprocessing` process: those may not be started from a daemon, and run the program's
-main module again.
+It does not use `multiprocessing`, whose processes cannot be started from a daemon and run the
+program's main module again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import IO
 
 PARENT_DIES = 1
-"""What Linux calls PR_SET_PDEATHSIG."""
+"""PR_SET_PDEATHSIG of Linux."""
 
 _WITH_PARENT = (
     f"import ctypes; ctypes.CDLL(None).prctl({PARENT_DIES}, {int(signal.SIGKILL)}); "
@@ -23,25 +23,26 @@ _WITH_PARENT = (
     if sys.platform == "linux"
     else ""
 )
-"""The first words of a child that ends with its parent: to load the compiler takes seconds on a
-busy machine, in which its parent may end, and so may it before Linux was told."""
+"""Prefix of a child's program that makes it end with its parent. Loading the compiler takes seconds
+on a busy machine, and the parent may end meanwhile, or even before the call to `prctl`."""
 
 
 class ChildProcess:
     """A Python process, and this end of a pipe to it.
 
     Attributes:
-        pipe: sends it picklable values and receives some. It ends when the pipe is closed.
-        owner: the process that started it; after a fork, the pipe is still the parent's.
+        pipe: sends and receives picklable values. The child ends when the pipe is closed.
+        owner: the process that started the child; after a fork, the pipe still belongs to the
+            parent.
     """
 
     def __init__(self, module: str, function: str, *, with_parent: bool = False) -> None:
         """Start a process that calls a function of a module with its end of the pipe.
 
         Args:
-            module, function: what it calls.
-            with_parent: whether Linux ends it with the thread that starts it. Elsewhere it ends
-                when it reads from the pipe.
+            module, function: the function to call.
+            with_parent: whether Linux ends the child together with the thread that starts it. On
+                other systems, the child ends when it reads from the closed pipe.
         """
         self.owner = os.getpid()
         self.pipe: Connection
@@ -75,25 +76,27 @@ class ChildProcess:
         return self._process.pid
 
     def close(self) -> None:
-        """Let it end, and wait for that."""
+        """Close the pipe and wait until the child ends."""
         self.pipe.close()
         self._process.wait()
         self._errors.close()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the child at once."""
         self.stop()
         self.close()
 
     def stop(self) -> None:
-        """End it at once, from any thread: the one that reads from the pipe finds its end."""
+        """End the child at once, from any thread. The thread that reads from the pipe finds its
+        end."""
         self._process.kill()
 
     def wait(self) -> int:
-        """Its exit status; negative is the signal that ended it."""
+        """Wait for the child and return its exit status; a negative number is the signal that ended
+        it."""
         return self._process.wait()
 
     def last_words(self) -> list[str]:
-        """What it has written to standard error, by lines."""
+        """The lines that the child has written to standard error."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").splitlines()

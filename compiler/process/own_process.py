@@ -1,4 +1,5 @@
-"""Settings of our own processes: a library may not make them in the process that imports it."""
+"""Settings for Tilewright's own processes. A library may not change them in the process that
+imports it."""
 
 from __future__ import annotations
 
@@ -10,24 +11,26 @@ import sys
 from tilewright.compiler.memo import forget
 
 YOUNG_OBJECTS = 50_000
-"""Objects that are made before the collector looks for cycles among them. A compiler makes hundreds
-of thousands of small values that hold no cycle: at Python's 700, a tenth of its time went there."""
+"""Number of allocated objects that triggers the collector's search for cycles. A compiler makes
+hundreds of thousands of small values that hold no cycle: with Python's 700, a tenth of its time
+went into collection."""
 
 SWITCH_SECONDS = 5e-4
-"""How long a thread that comes out of LLVM or NumPy waits, at most, for one that runs Python. There
-are a dozen calls into LLVM a kernel: at Python's 5 ms it would wait longer than it compiles."""
+"""Maximum time that a thread returning from LLVM or NumPy waits for a thread that runs Python. A
+kernel needs a dozen calls into LLVM: with Python's 5 ms, the wait would exceed the time to
+compile."""
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""What NumPy's BLAS asks, once, when it is loaded. A user's own value stays."""
+"""Environment variable that NumPy's BLAS reads once, when it is loaded. A user's value is kept."""
 
 
 def settle_process() -> None:
-    """Collect garbage rarely, switch threads often, and compute NumPy's products on one thread.
+    """Set rare garbage collection, frequent thread switches, and one thread for NumPy's products.
 
-    Products of references are small, and this machine's other cores build, pack and measure. A
-    second thread of BLAS would keep a core busy waiting: the references of ResNet-50 took 0.15 s of
-    CPU time on one thread, and 0.7 s on two beside other work. Call it before NumPy is imported;
-    child processes inherit it.
+    Products in references are small, and the machine's other cores build, pack and measure. A
+    second BLAS thread would keep a core busy waiting: the references of ResNet-50 took 0.15 s of
+    CPU time on one thread, and 0.7 s on two next to other work. Call this function before NumPy is
+    imported; child processes inherit the setting.
     """
     gc.set_threshold(YOUNG_OBJECTS)
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -35,19 +38,21 @@ def settle_process() -> None:
 
 
 def leave_garbage() -> None:
-    """Let the process end without a last garbage collection.
+    """Skip the last garbage collection when the process ends.
 
-    Python would look for cycles among all objects once more, though the end of the process frees
-    them anyway: 0.35 s of CPU time after a model was compiled. Files and threads end in order.
+    Python would search all objects for cycles once more, although the end of the process frees them
+    anyway. The search took 0.35 s of CPU time after a model was compiled. Files and threads are
+    closed as usual.
     """
     gc.freeze()
 
 
 def give_back_memory() -> None:
-    """Forget memos, collect garbage and return freed memory to the system: between two jobs.
+    """Clear memos, collect garbage and return freed memory to the system; called between two jobs.
 
-    `settle_process` lets garbage lie for long. The C library keeps freed memory below a block that
-    lives, in a heap for each of several threads; glibc gives it back when it is asked.
+    With the settings of `settle_process`, garbage stays in memory for long. The C library keeps
+    freed memory below a live block, in a heap for each of several threads; glibc returns it on
+    request.
     """
     forget()
     gc.collect()

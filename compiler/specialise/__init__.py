@@ -1,1 +1,1 @@
-"""Programs for known sizes and values: made when a run needs them, or ahead of time, and stored."""
+"""Programs for known sizes and values: compiled on demand or ahead of time, and stored."""

@@ -1,8 +1,8 @@
-"""What was made once on a machine, kept in a folder that its processes share.
+"""A cache folder that the processes of a machine share.
 
-An entry is a folder named by the digest of what it was made from. It appears complete or not at
-all, so that readers need no lock; of two processes that make the same entry, one keeps it. The
-entries used longest ago go first, when all together are larger than the limit.
+An entry is a folder named by the digest of its inputs. An entry appears complete or not at all, so
+that readers need no lock. If two processes make the same entry, one copy is kept. The least
+recently used entries are removed when the total size exceeds the limit.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from pathlib import Path
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _REST = re.compile(r"\.(new|old)\.[0-9a-f]{16}")
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE on Linux
 _ABANDONED_SECONDS = 86_400.0
-"""Half-made entries of processes that died are removed when they are so old."""
+"""Age at which the incomplete entry of a process that died is removed."""
 
 
 class KeptFolder:
-    """A bounded folder of entries.
+    """A cache folder of bounded size.
 
-    Entries may hold machine code. A folder that others may write, or that is another user's, is
-    not used. Neither is such an entry: it was put there while others could write into the folder.
-    Where the system does not say whose a folder is (Windows), none is used.
+    Entries may hold machine code. The folder is used only if it belongs to this user and no other
+    user may write to it. The same holds for each entry, which may date from a time when others
+    could write to the folder. Where the system does not report ownership (Windows), no folder is
+    used.
 
     Args:
-        path: the folder, made when the first entry is kept.
-        limit_bytes: of all entries together, as their files' sizes count.
-        clock: gives seconds since 1970.
+        path: the folder, created with the first entry.
+        limit_bytes: maximum total size of all entries, summed over their files.
+        clock: returns seconds since 1970.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class KeptFolder:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the folder is there, and nobody else may have written into it."""
+        """Whether the folder exists, belongs to this user, and only this user may write to it."""
         try:
             status = self.path.stat()
         except OSError:
@@ -55,10 +56,11 @@ class KeptFolder:
         return _is_own(status)
 
     def find(self, key: str) -> Path | None:
-        """The folder of an entry, which counts as used now; None if it is not kept, or the folder
-        cannot be trusted.
+        """Return the folder of an entry and mark the entry as used now. Returns None if the entry
+        does not exist or the folder is not trusted.
 
-        Another process may remove it at any time. What is mapped or open stays readable.
+        Another process may remove the entry at any time. Files that are mapped or open stay
+        readable.
         """
         entry = self._entry(key)
         try:
@@ -77,14 +79,15 @@ class KeptFolder:
     def keep(
         self, key: str, make: Callable[[Path], object], *, replacing: bool = False
     ) -> Path | None:
-        """Keep what `make` writes into the folder that it is given; the entry that is there then.
+        """Add the entry that `make` writes into the folder it is given, and return the entry's
+        folder.
 
-        An entry that is there already stays, or is replaced: then it is there until what `make`
-        wrote is complete, and stays if that fails.
+        An existing entry is left unchanged unless `replacing`. A replaced entry remains available
+        until `make` has written its successor, and is kept if that fails.
 
-        None if the folder cannot be trusted, the entry alone is larger than the limit, or it cannot
-        be written: a full disk must not stop who only wants the result. What `make` raises comes
-        through, but for OSError.
+        Returns None if the folder is not trusted, the entry alone exceeds the limit, or an OSError
+        prevents writing: a full disk must not stop a caller that only needs the result. Other
+        exceptions of `make` propagate.
         """
         entry = self._entry(key)
         staging = self.path / f".new.{secrets.token_hex(8)}"
@@ -108,15 +111,16 @@ class KeptFolder:
             shutil.rmtree(staging, ignore_errors=True)
 
     def remove(self, key: str) -> None:
-        """Remove an entry, if it is there: one that proved to be damaged."""
+        """Remove an entry, such as a damaged one, if it exists."""
         self._drop(self._entry(key))
 
     def entries(self) -> Iterator[tuple[float, int, Path]]:
-        """Of each entry when it was used last, in seconds since 1970, its bytes and its folder."""
+        """Yield for each entry the time of its last use (seconds since 1970), its bytes and its
+        folder."""
         with suppress(OSError):
             for entry in os.scandir(self.path):
                 if _KEY.fullmatch(entry.name):
-                    with suppress(OSError):  # it was removed meanwhile
+                    with suppress(OSError):  # another process removed it
                         yield entry.stat().st_mtime, _bytes_below(Path(entry.path)), Path(entry)
 
     def _entry(self, key: str) -> Path:
@@ -125,22 +129,22 @@ class KeptFolder:
         return self.path / key
 
     def _put(self, staging: Path, entry: Path, replacing: bool) -> None:
-        """Give a complete folder the name of an entry."""
-        with suppress(OSError):  # another process kept the same meanwhile
+        """Rename a complete folder to the name of its entry."""
+        with suppress(OSError):  # another process added the same entry first
             staging.rename(entry)
             return
         if not replacing:
             return
         if _exchange(staging, entry):
-            self._drop(staging)  # what was replaced
+            self._drop(staging)  # the replaced entry
             return
-        self._drop(entry)  # a system that cannot exchange two folders: for a moment there is none
+        self._drop(entry)  # the system cannot exchange two folders: the entry is briefly missing
         with suppress(OSError):
             staging.rename(entry)
 
     def _shrink(self, most: int, replaced: Path | None) -> None:
-        """Remove the entries used longest ago until no more than so many bytes are left, and what
-        processes left behind that died while they wrote. The entry that is replaced takes none."""
+        """Remove the least recently used entries until at most `most` bytes are left, and
+        incomplete entries of processes that died. The entry about to be replaced is not counted."""
         for entry in os.scandir(self.path):
             if _REST.fullmatch(entry.name):
                 with suppress(OSError):
@@ -155,19 +159,19 @@ class KeptFolder:
             total -= size
 
     def _drop(self, entry: Path) -> None:
-        """Take an entry away as a whole: nobody finds half of it."""
+        """Remove an entry atomically, so that no reader finds part of it."""
         aside = self.path / f".old.{secrets.token_hex(8)}"
-        with suppress(OSError):  # another process was first
+        with suppress(OSError):  # another process removed it first
             entry.rename(aside)
-        with suppress(OSError):  # a file, or a link: nothing that was kept
+        with suppress(OSError):  # a file or a link, which is not an entry
             aside.unlink()
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether it is this user's, and nobody else may write into it.
+    """Whether the file belongs to this user and only this user may write to it.
 
-    Windows tells neither by the status of a file: there nothing is known to be one's own.
+    False on Windows, where the status of a file gives neither fact.
     """
     if not hasattr(os, "getuid"):
         return False
@@ -175,7 +179,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders have each other's name at once; false if the system cannot."""
+    """Atomically exchange the names of two folders; false if the system does not support it."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False

@@ -1,7 +1,8 @@
-"""All stages of a model that can be foreseen: what an artifact of a model that is cut holds.
+"""Enumerate the stages of a segmented model ahead of time, for its artifact.
 
-Behind a cut these are: sizes above 0, on each side of every number that the model compares one
-with; each size 0 alone, and all of them; every value of the truth values that decide a branch.
+The stages behind a cut cover: sizes above 0, on each side of every number that the model compares a
+size with; each size 0 alone, and all sizes 0 together; each value of the truth values that select a
+branch.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 MOST_TRUTHS = 4
-"""So many truth values of one cut have every combination compiled."""
+"""Up to this number of truth values per cut, every combination is compiled."""
 
 
 def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) -> None:
-    """Make all stages of a model that can be foreseen, and leave no others in the cuts.
+    """Compile all stages that can be enumerated ahead of time, and keep only these in the cuts.
 
-    Without `behind`, those before the first cut alone.
+    Args:
+        behind: false compiles only the stages before the first cut.
 
     Raises:
-        CompilerError: if no stage of a cut compiles but those of sizes 0, or nothing serves the
-            sizes that data may decide: there are too many, or numbers that are no sizes decide.
+        CompilerError: if no stage of a cut compiles except for sizes 0; if the data may select more
+            programs than an artifact holds; or if numbers that are not sizes select them.
     """
     waiting: list[DataCut[P]] = [first]
     while waiting:
@@ -46,8 +48,8 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
 
 
 def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
-    """The stages behind a cut. A part of the sizes without one leaves the others: the model
-    contradicts itself there, or no program serves them, which a run is told."""
+    """Compile the stages behind a cut. A part of the sizes may have no stage, if the model
+    contradicts itself there or no program serves it. A run with such sizes raises an error."""
     tried: dict[Facts, DataStage[P] | None] = {}
     first: CompilerError | None = None
     while True:
@@ -58,7 +60,7 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
         if not fresh:
             made = {f: stage for f in wanted if (stage := tried[f]) is not None}
             if first is not None and not any(all(size for _, size in f.sizes) for f in made):
-                raise first  # what is made is for sizes of nothing alone
+                raise first  # only stages for sizes 0 compiled
             return made
         for facts in fresh:
             try:
@@ -68,7 +70,7 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
             except CompilerError as error:
                 found, first = None, first or error
             if found is None and _wanted(cut, wanted[facts]) != facts:
-                break  # its range was parted: there are other cases now
+                break  # the range was split, which changes the cases
             tried[facts] = found
 
 
@@ -79,11 +81,12 @@ def _wanted(cut: DataCut[P], values: Mapping[str, Array]) -> Facts:
 def _tried(
     stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
 ) -> DataStage[P] | None:
-    """A stage; None if its range was parted.
+    """Compile a stage; return None if its range was split instead.
 
     Raises:
-        OutOfMemoryError: if there is no room to compile it.
-        CompilerError: why there is none, such as that the model contradicts itself there.
+        OutOfMemoryError: if memory does not suffice to compile it.
+        CompilerError: if the stage does not compile, for example because the model contradicts
+            itself for these sizes.
     """
     found = stager.make(cut, facts, values)
     reason, cut.reason = cut.reason, ""
@@ -96,7 +99,7 @@ def _tried(
 
 
 def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
-    """Values that lead to each program; of most only the shape is looked at."""
+    """Yield values that select each program. Of most values only the shape matters."""
     crossings = cut.reads.crossings
     given = isinstance(cut, RestCut) and cut.is_first
     names = dict.fromkeys(
@@ -105,7 +108,7 @@ def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
     parts = [_parts(cut, name) for name in names]
     combinations = [dict(zip(names, each, strict=True)) for each in _products(parts)]
     base = combinations[0]
-    if not given and names:  # the caller's own dimensions have the sizes of their ranges
+    if not given and names:  # the caller's own dimensions stay within their ranges
         combinations += [{**base, name: 0} for name in names]
         combinations.append(dict.fromkeys(names, 0))
     truths = [c for c in crossings if c.deciding and not _own(c)]
@@ -147,12 +150,12 @@ def _own(crossing: Crossing) -> tuple[str, ...]:
 
 
 def _count(crossing: Crossing) -> int:
-    """How many elements a deciding value has."""
+    """The number of elements of a shape-determining value."""
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
 
 def _parts(cut: DataCut[P], name: str) -> list[int]:
-    """A size in each part of a dimension's range."""
+    """One size from each part of a dimension's range."""
     whole = cut.reads.ranges.get(name) or default_range(name)
     least = max(whole.low, 1) * whole.multiple
     inside = (end for end in sorted(cut.ends.get(name, ())) if end > least and end in whole)
@@ -162,7 +165,7 @@ def _parts(cut: DataCut[P], name: str) -> list[int]:
 def _array(
     crossing: Crossing, sizes: Mapping[str, int], truths: Mapping[Crossing, tuple[bool, ...]]
 ) -> Array:
-    """An array with these sizes, which takes no memory."""
+    """Return a broadcast array with these sizes, which allocates no memory per element."""
     shape = [sizes[dim] if isinstance(dim, str) else dim for dim in crossing.dims]
     numpy = crossing.dtype.numpy
     if crossing in truths:

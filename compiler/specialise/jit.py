@@ -1,7 +1,7 @@
-"""Stages of models that are cut where the data decide a size (`compiler.frontend.stages`).
+"""Stages of models that are segmented where data determine a size (`compiler.frontend.stages`).
 
-A stage is made when a run first needs it, or all that can be foreseen are made at once
-(`compiler.specialise.enumerate`).
+A stage is compiled when a run first needs it. Alternatively, `compiler.specialise.enumerate`
+compiles all stages that can be enumerated ahead of time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tilewright.compiler.specialise.splits import make_stage
 P = TypeVar("P")
 
 Compile = Callable[[Graph, bool], P]
-"""Compiles a graph. The second argument says whether each size has a program like this one, so that
-they should have packed weights in common."""
+"""Compiles a graph. The second argument is true if each combination of sizes has its own program;
+such programs should share their packed weights."""
 
 
 @dataclass(slots=True, eq=False)
 class RestCut(DataCut[P]):
-    """A cut, with what is left of the model and what compiles it. The model itself has no `before`:
-    nothing was computed for it yet."""
+    """A cut, with the continuation of the model and the function that compiles it. The whole model
+    is represented as a cut without `before`, because nothing is computed ahead of it."""
 
     rest: Rest | None = None
     compile: Compile[P] | None = None
@@ -39,10 +39,10 @@ class RestCut(DataCut[P]):
 
 
 class Stager(Generic[P]):
-    """Makes the stages of one model.
+    """Compiles the stages of one model.
 
     Args:
-        compiling: gives what compiles the graphs of one cut.
+        compiling: returns the function that compiles the graphs of one cut.
     """
 
     def __init__(self, compiling: Callable[[], Compile[P]]) -> None:
@@ -51,13 +51,14 @@ class Stager(Generic[P]):
     def first(
         self, model: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension]
     ) -> RestCut[P]:
-        """A model as what is left of itself: its inputs are what it reads.
+        """Represent a whole model as the continuation of an empty cut, with the model's inputs as
+        its live-ins.
 
         Args:
-            model: what was read of it.
-            ports: its inputs and outputs, without the dimensions that the caller gives a size.
-            ranges: the sizes that open dimensions may have, by name; those without one may have
-                any.
+            model: the ONNX model as read.
+            ports: its inputs and outputs, without dimensions whose size the caller sets.
+            ranges: the range of each dynamic dimension, by name; a dimension without one is
+                unbounded.
         """
         source = with_tensors(model)
         crossings = input_crossings(source.proto.graph, ports)
@@ -70,10 +71,12 @@ class Stager(Generic[P]):
     def make(
         self, cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
     ) -> DataStage[P] | None:
-        """A new stage; None if none serves these ranges: there are new ends, or a reason.
+        """Compile a new stage. Returns None if no stage serves these ranges; the cut then has new
+        split points or a reason.
 
         Raises:
-            InvalidInputError: if the model contradicts itself for what the data decide.
+            InvalidInputError: if the model contradicts itself for the values that the data
+                determine.
             CompilerError: if the stage does not compile.
         """
         assert isinstance(cut, RestCut)

@@ -1,4 +1,4 @@
-"""What a source of schedules was asked while a model was compiled, and what it said."""
+"""Record the schedules that a source returned while a model was compiled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 Answers: TypeAlias = tuple[tuple[str, str], ...]
-"""Keys of workloads, each with its schedule as text; empty for none."""
+"""Pairs of a workload's key and its schedule as text; the text is empty if the source has no
+schedule."""
 
 
 class AskedSchedules:
-    """A source of schedules that remembers (`compiler.program.kernels.ScheduleSource`).
+    """A source of schedules that records its answers (`compiler.program.kernels.ScheduleSource`).
 
     Args:
-        source: answers.
+        source: the source to query.
     """
 
     def __init__(self, source: ScheduleSource) -> None:
@@ -29,17 +30,17 @@ class AskedSchedules:
         self._answers: dict[str, Schedule | None] = {}
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        """What the source says."""
+        """Return the source's schedule, and record it."""
         found = self._answers[workload_key] = self._source.best(workload_key, mode)
         return found
 
     def answers(self) -> Answers:
-        """Each question with its answer."""
+        """The recorded queries, each with its answer."""
         return tuple((key, _text(self._answers[key])) for key in sorted(self._answers))
 
 
 def check_answers(answers: Answers, source: ScheduleSource, mode: Mode) -> None:
-    """Raises ArtifactError if a source says something else now."""
+    """Raise ArtifactError if a source's answers differ from the recorded ones."""
     for workload_key, said in answers:
         if _text(source.best(workload_key, mode)) != said:
             raise ArtifactError("a schedule has changed")

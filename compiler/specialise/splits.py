@@ -1,7 +1,7 @@
-"""Where the range of a size is split: what a model asks of its sizes has one answer in each part.
+"""Split points of a size's range: each condition of the model has one answer in each part.
 
-A program is made for the part that holds the sizes of a run; the first one for the part that holds
-the size hints. Parts of other sizes are made when a run needs them.
+A program is compiled for the part that holds the sizes of a run. The first program is for the part
+that holds the size hints. Programs for other parts are compiled when a run needs them.
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from tilewright.compiler.sizes.ranges import narrowings, turning_point
 P = TypeVar("P")
 
 PROGRAMS_LIMIT = 64
-"""Programs that are kept behind one cut; the oldest gives way. A model that is not cut has as many
-as its runs have sizes."""
+"""Programs kept per cut; the oldest is evicted. A model without segments keeps a program for each
+combination of sizes that it runs with."""
 
 ENDS_LIMIT = 8
-"""A dimension's range is split at so many sizes at most."""
+"""Maximum number of split points of a dimension's range."""
 
 MOST_ANSWERS = 3
-"""Answers to one question that are tried until one has a first program."""
+"""Answers to one condition that are tried until one has a first program."""
 
 MOST_FIRST_PARTS = 16
-"""Parts that are tried until one has a first program: each attempt imports the model."""
+"""Parts that are tried until one has a first program. Each attempt imports the model."""
 
 MOST_FIRST_SIZES = 64
-"""Combinations of sizes that are looked at for such parts."""
+"""Combinations of sizes considered for such parts."""
 
 
 def make_stage(
     cut: DataCut[P], facts: Facts, exact: Facts, compiled: Callable[[], DataStage[P]]
 ) -> DataStage[P] | None:
-    """Compile a stage and put it into the cut. Returns None if no program serves these ranges: a
-    range was split, or the cut says why sizes have programs of their own.
+    """Compile a stage and add it to the cut. Returns None if no program serves these ranges: then
+    either a range was split, or the cut has a reason why each combination of sizes needs its own
+    program.
 
     Args:
-        cut: what the stage is a part of.
-        facts: what the stage is for.
-        exact: what is known of the run that needs it.
-        compiled: compiles it.
+        cut: the cut that the stage belongs to.
+        facts: the specialisation key of the stage.
+        exact: the sizes and values of the run that needs it.
+        compiled: compiles the stage.
 
     Raises:
         OutOfMemoryError: if memory does not suffice to compile it.
@@ -73,12 +74,13 @@ def make_stage(
 
 
 def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None:
-    """Make the stage of the part that holds the hints. If the model refuses that part, make the
-    stage of another one; none if it refuses all, or no program serves a range.
+    """Compile the stage of the part that holds the hints. If the model rejects that part, compile
+    the stage of another part. Compiles nothing if the model rejects every part, or if no program
+    serves a range.
 
     Args:
-        cut: a model that is not cut.
-        make: makes its stages.
+        cut: a model without segments.
+        make: compiles its stages.
         hints: a size for each dimension that is not derived from others, by name.
 
     Raises:
@@ -106,7 +108,7 @@ def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None
 
 
 def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Sizes in other parts, near these, which the model refuses."""
+    """Yield sizes in other parts, near these sizes, which the model rejects."""
     for name, ends in cut.ends.items():
         for end in ends:
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}
@@ -121,7 +123,8 @@ def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int
 
 
 def _split(cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError) -> bool:
-    """Split the ranges of a cut where a question has another answer; False if that is nowhere."""
+    """Split the ranges of a cut where the answer to a condition changes; false if no split was
+    added."""
     ranges = {d.name: d for d in facts.open}
     added = False
     for name, end in _ends(cut, ranges, exact, error):
@@ -141,11 +144,11 @@ def _split(cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError) ->
 def _ends(
     cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
 ) -> Iterator[tuple[str, int]]:
-    """Where the answer to a question changes: dimensions, and the first size of each new part.
+    """Yield the split points of a condition: a dimension, and the first size of each new part.
 
-    What depends on several sizes together, such as a product that is to fit into 32 bits, has the
-    same answer up to an end of all of them. Behind such ends it is asked again, and then each size
-    has a program of its own: a first range that serves most runs is enough.
+    A condition on several sizes together, such as a product that must fit into 32 bits, has the
+    same answer up to a split point in each of them. Beyond these split points, each combination of
+    sizes gets its own program: a first range that serves most runs is enough.
     """
     if point := turning_point(error.undecided):
         yield point[0].name, point[1]
@@ -172,11 +175,12 @@ def _ends(
 def _narrower(
     cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
 ) -> Mapping[str, Dimension] | None:
-    """The dimensions whose range must change to decide a question, with their new ranges. These
-    hold the sizes of the run; otherwise they are one part of one range, next to these sizes.
+    """Return the dimensions whose range must change to decide a condition, with their new ranges.
+    The new ranges hold the sizes of the run. If that is impossible, one range changes, to a part
+    next to these sizes.
 
-    Sizes that the data decide have no hints. For them, the ranges with the most sizes are returned;
-    a question for equality is split at the size that agrees (`_ends`).
+    Sizes that the data determine have no hints. For them, the function returns the ranges with the
+    most sizes. `_ends` splits an equality at the size for which it holds.
     """
     sizes = dict(exact.sizes)
     if not cut.whole and (cut.made or not is_open(error.undecided)):

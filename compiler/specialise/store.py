@@ -1,7 +1,8 @@
-"""Compiled models that the processes of a machine share: what one has compiled, the next one loads.
+"""Compilation cache: compiled models that the processes of a machine share.
 
-A model is kept as an artifact, under the digest of all that its code depends on: the model's bytes,
-the options, the processor, and the compiler itself. Loading one reads no ONNX and compiles nothing.
+A model is stored as an artifact. Its key is the digest of everything that its code depends on: the
+model's bytes, the options, the processor, and the compiler itself. Loading an entry reads no ONNX
+and compiles nothing.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ FOLDER, LIMIT = "TILEWRIGHT_KEPT_FOLDER", "TILEWRIGHT_KEPT_BYTES"
 DEFAULT_LIMIT_BYTES = 4 << 30
 
 MOST_LOOKS = 3
-"""At an entry that others replace while it is read."""
+"""Attempts to read an entry that other processes replace meanwhile."""
 
 
 def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
-    """Where this user's models are kept: `$TILEWRIGHT_KEPT_FOLDER`, or `tilewright/compiled` in
-    `$XDG_CACHE_HOME` or ~/.cache. None if the variable is set to nothing, or the user has no home.
+    """Return this user's compilation cache: `$TILEWRIGHT_KEPT_FOLDER`, or else
+    `tilewright/compiled` in `$XDG_CACHE_HOME` or ~/.cache. Returns None if the variable is empty or
+    the user has no home folder.
 
     Raises:
-        InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is no number of bytes.
+        InvalidArgumentError: if `$TILEWRIGHT_KEPT_BYTES` is not a number of bytes.
     """
     stated = environment.get(FOLDER)
     if stated == "":
@@ -72,30 +74,31 @@ def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None
     base = environment.get("XDG_CACHE_HOME", "")
     try:
         caches = Path(base) if base else Path.home() / ".cache"
-    except RuntimeError:  # a container may run as a user whom nobody knows
+    except RuntimeError:  # a container may run as a user without an entry in the password database
         return None
     return KeptFolder(caches / "tilewright" / "compiled", int(limit))
 
 
 class KeptModels:
-    """Compiles models that are not kept, and keeps what it compiled.
+    """Compiles models that are not in the compilation cache, and stores the results.
 
-    A model is kept if it is a file, bytes, or a message whose tensors are arrays apart from it; if
-    it has one program; and if no plans of others are used: nobody knows whether they are the same
-    the next time. A source of schedules is asked again for what it said, and must say the same.
+    A model is stored only if it is a file, bytes, or a message with its tensors in separate arrays;
+    if it has one program; and if no plans of others were used, because plans may change unnoticed.
+    When an entry is loaded, the source of schedules is queried again and must return the same
+    schedules.
 
     Args:
-        folder: where they are; None keeps nothing.
+        folder: the cache folder; None stores nothing.
     """
 
     def __init__(self, folder: KeptFolder | None) -> None:
         self._folder = folder
 
     def compile(self, model: ModelSource, options: CompileOptions) -> Model:
-        """The kept model, or the one that is compiled and kept now.
+        """Return the cached model, or compile the model and store it.
 
         Raises:
-            CompilerError: naming what is wrong with the model or the options.
+            CompilerError: naming the fault of the model or the options.
         """
         check_runs_here(options.mode.target)  # before a large file is read
         source = None if self._folder is None else _Source.of(model)
@@ -108,7 +111,8 @@ class KeptModels:
         return self._load(key, source, options) or self._make(key, source, options)
 
     def tuned(self, model: ModelSource, options: CompileOptions) -> Model | None:
-        """What `keep_tuned` kept, in whichever process; None if it did not."""
+        """Return the program that `keep_tuned` stored, in any process; None if there is no such
+        entry."""
         source = None if self._folder is None else _Source.of(model)
         if source is None:
             return None
@@ -117,11 +121,12 @@ class KeptModels:
     def keep_tuned(
         self, model: ModelSource, options: CompileOptions, make: Callable[[Path | None], Model]
     ) -> Model:
-        """Keep a program that was tuned for a model and options, instead of what was kept before,
-        which others find until then.
+        """Store a tuned program for a model and options. It replaces an earlier program, which
+        other processes find until then.
 
         Args:
-            make: compiles it, with an artifact in a folder; it is given None where none is kept.
+            make: compiles the program and writes its artifact into the given folder, or nowhere if
+                the argument is None.
         """
         source = None if self._folder is None else _Source.of(model)
         if source is None or self._folder is None:
@@ -151,17 +156,17 @@ class KeptModels:
                 if found is None:
                     self._folder.remove(key)
                 return found
-            # another process has replaced it: what was read may be of the one and of the other
+            # another process has replaced it: the files read may belong to two different entries
         return None
 
     def _opened(
         self, entry: Path, source: _Source, options: CompileOptions, *, tuned: bool
     ) -> Model:
-        """The program of an entry.
+        """Load the program of an entry.
 
         Raises:
             OSError, ValueError: if the entry is damaged.
-            ArtifactError: if it is, or does not hold any more.
+            ArtifactError: if the entry is damaged or outdated.
         """
         details = _Details.from_json(json.loads((entry / DETAILS).read_bytes()))
         beside = source.states(details.files)
@@ -178,7 +183,7 @@ class KeptModels:
         def make(
             cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
         ) -> DataStage[Executable]:
-            """A program of its own for sizes that the kept one does not serve."""
+            """Compile another program, for sizes that the cached one does not serve."""
             source.check_same(beside)
             dims = {**options.dims, **dict(facts.sizes)}
             found = self.compile(source.model, replace(options, dims=dims))
@@ -218,7 +223,8 @@ class KeptModels:
         *,
         replacing: bool = False,
     ) -> Model | None:
-        """What was compiled, whether or not it could be kept; None if it was not compiled."""
+        """Return the compiled model, whether or not it could be stored; None if it was not
+        compiled."""
         assert self._folder is not None
         made: list[Model] = []
         beside, files = source.states(locations), source.digests(locations)
@@ -242,7 +248,7 @@ class KeptModels:
 
 @contextmanager
 def _naming_packages() -> Iterator[None]:
-    """Say how to install what an import does not find."""
+    """Name the package to install if an import fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -254,18 +260,18 @@ def _naming_packages() -> Iterator[None]:
 
 
 class ChangedModelError(InvalidModelError):
-    """A model's file is not what it was when it was compiled."""
+    """A model's file has changed since it was compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Details(JsonValue):
-    """What an entry says besides its artifact.
+    """Metadata of an entry, stored alongside its artifact.
 
     Attributes:
-        files: SHA-256 (hex) of the files beside the model, by their location.
-        ranges: of dimensions, by name, as users write them.
-        reason: why programs serve one combination of sizes each; empty where none does.
-        schedules: what a source of schedules was asked, and what it said.
+        files: SHA-256 (hex) of the external-data files next to the model, by location.
+        ranges: the ranges of the dimensions, by name, as users write them.
+        reason: why each combination of sizes needs its own program; empty if it does not.
+        schedules: the queries to the source of schedules, with its answers.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("details", sparse=("schedules",))
@@ -278,12 +284,12 @@ class _Details(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A model that can be told from others.
+    """A model with a digest that identifies it.
 
     Attributes:
-        model: a file, its bytes, or a message whose tensors are all apart from it.
+        model: a file, its bytes, or a message with all its tensors in separate arrays.
         digest: SHA-256 (hex) of the bytes.
-        state: of the file when it was read: where it lies, its size, when it changed.
+        state: location, size and modification time of the file when it was read.
     """
 
     model: Path | bytes | ReadModel
@@ -292,7 +298,8 @@ class _Source:
 
     @classmethod
     def of(cls, model: ModelSource) -> _Source | None:
-        """None if it is no file or bytes, or cannot be read, which the import can say better."""
+        """None for other kinds of model, and for a file that cannot be read: the import reports it
+        in more detail."""
         if isinstance(model, bytes | bytearray | memoryview):
             return cls(bytes(model), hashlib.sha256(model).hexdigest())
         if _is_whole(model):
@@ -301,7 +308,7 @@ class _Source:
             return None
         path = Path(model)
         try:
-            if not path.is_file():  # what comes through a pipe can be read once
+            if not path.is_file():  # a pipe can be read only once
                 return None
             with path.open("rb") as file:
                 state = _state(os.fstat(file.fileno()))
@@ -310,27 +317,28 @@ class _Source:
             return None
 
     def digests(self, locations: Iterable[str]) -> dict[str, str]:
-        """SHA-256 (hex) of files beside the model; empty for one that cannot be read, or lies
-        elsewhere: the import refuses it, but a digest of it may take for ever."""
+        """SHA-256 (hex) of external-data files, by location. The digest is empty for a file that
+        cannot be read or lies outside the model's folder: the import rejects such a file, and
+        reading it may never end."""
         if not isinstance(self.model, Path):
             return {}
         folder = self.model.resolve().parent
         return {location: _digest(folder, location) for location in locations}
 
     def has(self, files: Mapping[str, str]) -> bool:
-        """Whether the files beside the model have these digests."""
+        """Whether the external-data files have these digests."""
         return self.digests(files) == dict(files)
 
     def states(self, locations: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """The states of files beside the model; empty for one that is not there."""
+        """The states of external-data files, by location; empty for a missing file."""
         if not isinstance(self.model, Path):
             return {}
         folder = self.model.resolve().parent
         return {location: _state_of(folder / location) for location in locations}
 
     def check_same(self, beside: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises ChangedModelError if the file has changed since it was read, or those beside it
-        have other states."""
+        """Raise ChangedModelError if the model's file or an external-data file has changed since it
+        was read."""
         if not isinstance(self.model, Path):
             return
         if _state_of(self.model) != self.state:
@@ -343,8 +351,7 @@ class _Source:
 
 
 def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
-    """Whether a message that was read has all its tensors apart, so that they are hashed where they
-    lie."""
+    """Whether a message has all its tensors in separate arrays, which can be hashed in place."""
     tensors = getattr(model, "tensors", None)
     if tensors is None:
         return False
@@ -353,7 +360,7 @@ def _is_whole(model: ModelSource) -> TypeGuard[ReadModel]:
 
 
 def _digest_of_parts(model: ReadModel) -> str:
-    """Of the message, and of each tensor with its name, type and shape."""
+    """Digest of the message, and of each tensor with its name, type and shape."""
     digest = hashlib.sha256(model.proto.SerializeToString(deterministic=True))
     for name, tensor in sorted(model.tensors.items()):
         array = np.ascontiguousarray(tensor.array)
@@ -380,13 +387,13 @@ def _digest(folder: Path, location: str) -> str:
             return ""
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, RuntimeError):  # the last of links in a circle
+    except (OSError, ValueError, RuntimeError):  # a circle of symbolic links
         return ""
 
 
 def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
-    """Of all that the code of a model depends on. What comes to naught in another process, such as
-    the order of the dimensions, is left out."""
+    """Digest of everything that the code of a model depends on. Details that another process cannot
+    reproduce, such as the order of the dimensions, are left out."""
     device = this_device()
     parts = {
         "format": FORMAT,
@@ -405,14 +412,15 @@ def _key(model: str, options: CompileOptions, *, tuned: bool = False) -> str:
 
 @cache
 def _compiler_digest() -> str:
-    """Of the compiler's own files, by their sizes and times: who works on it compiles again."""
+    """Digest of the sizes and times of the compiler's own files, so that an edited compiler
+    compiles again."""
     root = Path(__file__).parents[1]
     files = [
         (path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
         for path in sorted(root.rglob("*"))
         if path.suffix in (".py", ".so") and (status := path.stat())
     ]
-    # wheels may give all their files one time
+    # a wheel may give all its files the same time
     versions = [_version(name) for name in ("tilewright", "numpy", "llvmlite")]
     return hashlib.sha256(json.dumps([files, versions]).encode()).hexdigest()
 
