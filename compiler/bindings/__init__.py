@@ -1,4 +1,4 @@
-"""The compiler from elsewhere: ONNX Runtime's and ONNX's Python interfaces, PyTorch, and C.
+"""Language and framework bindings: ONNX Runtime's and ONNX's Python interfaces, PyTorch, and C.
 
-Nothing else of the compiler imports this package.
+No other package of the compiler imports this one.
 """

@@ -24,16 +24,16 @@ from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.targets.host import resolve_target
 
 _MODE = ("threads", "numerics", "precision")
-"""Options that `Mode` holds."""
+"""Options that are fields of `Mode`."""
 
 
 class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types for its backend
     """A compiled model.
 
-    Open dimensions are those of a `GuardedModel`. All else that decides shapes is fixed in the
-    code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an input,
-    or states no rank, it is compiled at the first run for the inputs of that run, and again when
-    they change. The last few executables are kept.
+    Dynamic dimensions work as in a `GuardedModel`. Everything else that determines shapes is fixed
+    in the code: ranks, and the values of axes, sizes and pads. If a model takes such a value as an
+    input, or states no rank, it is compiled at the first run for the inputs of that run, and again
+    when they change. The last few executables are kept.
     """
 
     def __init__(self, model: ModelProto, options: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
             if info.name in self._inputs and not info.type.tensor_type.HasField("shape")
         )
         self._decisive: tuple[str, ...] = ()
-        """Inputs whose values the compiler has to know."""
+        """Inputs whose values must be known at compile time."""
         self._made: dict[_Key, Executable | GuardedModel] = {}
         if not self._unranked:
             try:
@@ -68,11 +68,11 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
                 self._decisive = error.depends_on
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Run on a sequence of arrays in the order of the model's inputs, or on a mapping.
+        """Run on a sequence of arrays in the order of the model's inputs, or on a mapping by name.
 
         Raises:
             InvalidInputError: if an input is missing or has another shape or type.
-            CompilerError: if the model has to be compiled for these inputs and does not.
+            CompilerError: if the model must be compiled for these inputs, and that fails.
         """
         if isinstance(inputs, Mapping):
             named = dict(inputs)
@@ -90,14 +90,14 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 
     @property
     def decisive(self) -> tuple[str, ...]:
-        """Inputs whose values it has been compiled for."""
+        """Inputs for whose values the model was compiled."""
         return self._decisive
 
     def executable(self, arrays: Mapping[str, np.ndarray]) -> Executable:
         """The executable that runs on these inputs.
 
         Raises:
-            InvalidInputError: if an input is missing that it depends on.
+            InvalidInputError: if an input is missing that shapes depend on.
             CompilerError: if the model does not compile for these inputs.
         """
         while True:
@@ -125,7 +125,7 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
     def _compiled(
         self, ranks: Mapping[str, int], values: Mapping[str, np.ndarray]
     ) -> Executable | GuardedModel:
-        """The model with these ranks of inputs, and these inputs as constants."""
+        """Compile the model for these ranks of inputs, with these inputs as constants."""
         key: _Key = (
             tuple(ranks.items()),
             tuple((v.shape, v.dtype.str, v.tobytes()) for v in values.values()),
@@ -157,7 +157,8 @@ class TilewrightRep(BackendRep):  # type: ignore[misc]  # onnx ships no types fo
 _Key = tuple[tuple[tuple[str, int], ...], tuple[tuple[tuple[int, ...], str, bytes], ...]]
 
 EXECUTABLE_LIMIT = 8
-"""Executables that a `TilewrightRep` keeps if its model has deciding inputs or unstated ranks."""
+"""Executables that a `TilewrightRep` keeps if its model has shape-determining inputs or unstated
+ranks."""
 
 
 class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
@@ -165,7 +166,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightRep:
-        """Compile a model; `kwargs` are `compiler.options.CompileOptions`.
+        """Compile a model; `kwargs` are fields of `compiler.options.CompileOptions`.
 
         Raises:
             CompilerError: if the device is not this machine's CPU, or the model does not compile.
@@ -212,7 +213,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether code for the device runs here: the CPU only."""
+        """Whether code for the device runs here; true for the CPU only."""
         try:
             return bool(Device(device).type == DeviceType.CPU)
         except (AttributeError, ValueError):

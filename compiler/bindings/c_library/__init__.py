@@ -1,8 +1,8 @@
 """C libraries: a compiled model that runs without Python.
 
-`write_c_library` makes a folder with a typed header (`header.py`), the program as constant tables
-(`source.py`) and the runtime that runs it (`native/tw_model.c`, with the interpreter of
-`compiler/runtime/native`), packed by a C compiler (`toolchain.py`).
+`write_c_library` writes a folder with a typed header (`header.py`), the program as constant tables
+(`source.py`), and the runtime that executes it (`native/tw_model.c`, with the interpreter of
+`compiler/runtime/native`). A C compiler compiles and archives them (`toolchain.py`).
 """
 
 from tilewright.compiler.bindings.c_library.library import (

@@ -1,4 +1,4 @@
-"""A program that calls a C library: what a caller's own begins with."""
+"""An example program that calls a C library, as a starting point for callers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 4
 def example(interface: Interface, *, weights_inside: bool) -> str:
     """The text of main.c, for C11 and C++17: it runs the model once, on zeros.
 
-    Sizes that are ranges are the least that leave something to do.
+    A size with a range gets its smallest value that leaves elements to compute.
     """
     name, upper = interface.name, interface.upper
     given = "&sizes, " if interface.sizes else ""
@@ -90,7 +90,7 @@ def example(interface: Interface, *, weights_inside: bool) -> str:
 
 
 def cmake_project(name: str) -> str:
-    """The text of a CMakeLists.txt that builds main.c with the library beside it."""
+    """The text of a CMakeLists.txt that builds main.c with the library in the same folder."""
     return (
         "# cmake -S . -B build && cmake --build build\n"
         "cmake_minimum_required(VERSION 3.16)\n"
@@ -134,7 +134,7 @@ def _longest(interface: Interface) -> int:
 
 
 def _printed(member: str, port: Port) -> list[str]:
-    """Lines that print how an output begins; 16-bit floats as their bits."""
+    """C lines that print the first elements of an output; 16-bit floats are printed as bits."""
     form, cast = "%lld", "long long"
     if port.dtype in (DType.FLOAT32, DType.FLOAT64):
         form, cast = "%.7g", "double"

@@ -1,4 +1,4 @@
-"""The header of a C library: what a caller of the model sees."""
+"""The header of a C library: the declarations that a caller includes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TYPES = {
     DType.FLOAT64: "double",
     DType.BOOL: "uint8_t",
 }
-"""C's types where they are not named as ours are; 16-bit floats are given as their bits."""
+"""C types whose names differ from ours; 16-bit floats are passed as their bits."""
 
 _PORT_SUFFIXES = ("_rank", "_elements", "_shape", "_count")
-"""What stands behind the name of a port in further names."""
+"""Suffixes that form further names from the name of a port."""
 
 
 class Statement(NamedTuple):
-    """What a header says that the program does not."""
+    """Facts in the header that are not part of the program."""
 
     model: str
     target: str
@@ -41,10 +41,10 @@ class Interface:
     """The names of a model in C.
 
     Attributes:
-        name: of the library; what it defines begins with it.
-        program: what it runs.
-        sizes: the member of each open dimension, in the program's order.
-        inputs, outputs: the member of each port, in order.
+        name: the name of the library, and the prefix of all names it defines.
+        program: the program that it runs.
+        sizes: the struct member of each dynamic dimension, in the program's order.
+        inputs, outputs: the struct member of each port, in order.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Interface:
         """The interface of a program.
 
         Raises:
-            InvalidArgumentError: if `name` is no identifier of C, or ports have room behind them.
+            InvalidArgumentError: if `name` is not a C identifier, or ports have slack capacity.
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
@@ -78,27 +78,27 @@ class Interface:
 
     @property
     def upper(self) -> str:
-        """What macros begin with."""
+        """The prefix of macros."""
         return self.name.upper()
 
     @property
     def sizes_parameter(self) -> str:
-        """The parameter that gives sizes, where there are some, and a comma."""
+        """The parameter that passes sizes, followed by a comma; empty without dynamic sizes."""
         return f"const {self.name}_sizes *sizes, " if self.sizes else ""
 
     @property
     def arena_bytes(self) -> int | None:
-        """Bytes of the values between inputs and outputs; None where sizes decide them."""
+        """Bytes of the values between inputs and outputs; None if they depend on dynamic sizes."""
         return None if self.sizes else self.program.at({}).arena_bytes
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """The outputs whose extent a run finds out."""
+        """The outputs with an extent known only after a run."""
         return tuple(i for i, p in enumerate(self.program.outputs) if p.counted is not None)
 
 
 SHORT_VECTORS = "the processor's vector registers are too short for the code"
-"""What a library says on a device whose registers are shorter than its target's."""
+"""Error message of a library on a device whose vector registers are shorter than its target's."""
 
 
 def c_type(dtype: DType) -> str:
@@ -171,7 +171,7 @@ def _size_lines(interface: Interface) -> list[str]:
 
 
 def range_of(dimension: Dimension) -> tuple[int, int | None]:
-    """The least and the most that a dimension can be; None is no limit."""
+    """The minimum and maximum of a dimension; a maximum of None means unbounded."""
     high = None if dimension.high is None else dimension.high * dimension.multiple
     return dimension.low * dimension.multiple, high
 

@@ -29,45 +29,46 @@ from tilewright.compiler.targets.target import Target
 
 FORMAT = "tilewright-c-library"
 NATIVE = Path(__file__).parent / "native"
-"""Sources that only libraries have."""
+"""C sources that only libraries contain."""
 
 _RUNTIME = Path(__file__).parents[2] / "runtime" / "native"
 _OWN_NAMES = """
     model_bytes model_init model_run model_shape run_program profile_program abi_version run_stage
     size fill order_keys rows_equal select vector_bits permit_matrices pin_random_keys
 """
-"""What the sources of the runtime define. Each library has its own, so that several can be in one
-program."""
+"""Names that the runtime's sources define. Each library gets its own, so that several libraries can
+be linked into one program."""
 
 
 NATIVE_FUNCTIONS = ("accumulation", "descent", "order", "selection", "suppression")
 """Sources of the runtime that programs with native functions need."""
 
 RANDOM = "tw_native_random_key"
-"""The native function that draws, which needs the time and the process, or a page's seed."""
+"""The native function for random numbers, which needs the time and process ID, or a page's seed."""
 
 INCLUDE = (f"-I{_RUNTIME}", f"-I{NATIVE}")
 
 
 class WeightPlace(StrEnum):
-    """Where the weights of a C library are."""
+    """The location of a C library's weights."""
 
     SECTION = "section"
     """In the library itself."""
     FILE = "file"
-    """In a file beside it, which the caller reads or maps."""
+    """In a separate file next to the library, which the caller reads or maps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CLibrary:
-    """What was written.
+    """A C library that was written.
 
     Attributes:
-        folder: where it is.
-        name: what its files and functions are called.
-        code_bytes: of the kernels and the runtime.
-        weight_bytes: of the packed constants.
-        arena_bytes: of values between inputs and outputs; None where sizes decide it.
+        folder: its folder.
+        name: the prefix of its files and functions.
+        code_bytes: size of the kernels and the runtime.
+        weight_bytes: size of the packed constants.
+        arena_bytes: size of the values between inputs and outputs; None if it depends on dynamic
+            sizes.
     """
 
     folder: Path
@@ -78,7 +79,7 @@ class CLibrary:
 
 
 def library_name(model: str | Path) -> str:
-    """The name of a library of a model file: its stem as an identifier."""
+    """The library name for a model file: the file's stem as an identifier."""
     return identifier(Path(model).stem)
 
 
@@ -92,13 +93,13 @@ def write_c_library(
     """Write a compiled program as a C library, which appears in `folder` complete or not at all.
 
     Args:
-        name: of its files, functions and types; an identifier of C.
-        model: what the model is called, for people.
+        name: prefix of its files, functions and types; a C identifier.
+        model: name of the model in comments.
 
     Raises:
         ArtifactError: if the folder cannot be written.
-        InvalidArgumentError: if `name` is no identifier.
-        ToolchainError: if no C compiler is there, or it refuses.
+        InvalidArgumentError: if `name` is not an identifier.
+        ToolchainError: if there is no C compiler, or it reports an error.
     """
     interface = Interface.of(compiled.program, name)
     destination = check_destination(folder)
@@ -110,7 +111,8 @@ def write_c_library(
 
 @contextmanager
 def staged(destination: Path, what: str) -> Iterator[Path]:
-    """A folder to fill, which is put at its place if the context ends without an error.
+    """A temporary folder to fill, which is moved to its destination if the context ends without an
+    error.
 
     Raises:
         ArtifactError: from the context, if a file cannot be written.
@@ -127,11 +129,12 @@ def staged(destination: Path, what: str) -> Iterator[Path]:
 
 
 def write_executable(compiled: CompiledProgram, path: str | Path, model: str) -> Path:
-    """Write a program that runs the model on .npy files; it needs no other file where zig links it.
+    """Write an executable that runs the model on .npy files. An executable linked by zig is
+    self-contained.
 
     Raises:
         ArtifactError: if it cannot be written.
-        ToolchainError: if no C compiler is there, or it refuses.
+        ToolchainError: if there is no C compiler, or it reports an error.
     """
     path = Path(path).absolute()
     interface = Interface.of(compiled.program, "model")
@@ -194,7 +197,8 @@ def compile_objects(
     folder: Path,
     tools: Toolchain,
 ) -> list[str]:
-    """Objects of the kernels, the runtime and the tables, in a folder; their names."""
+    """Compile the kernels, the runtime and the tables to object files in a folder; returns their
+    names."""
     name, register_bits = interface.name, compiled.target.register_bits
     folder.joinpath(f"{name}.h").write_text(header(interface, statement), "ascii")
     folder.joinpath(f"{name}.c").write_text(
@@ -233,14 +237,14 @@ def compile_objects(
 
 
 def _own_names(interface: Interface) -> list[str]:
-    """Options that give the runtime's functions names of the library."""
+    """Compiler options that rename the runtime's functions for this library."""
     return [f"-Dtw_{each}={interface.name}_tw_{each}" for each in _OWN_NAMES.split()]
 
 
 def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """An object that holds the file NAME.weights of a folder; its name."""
+    """Make an object file from the file NAME.weights in a folder; returns its name."""
     size = folder.joinpath(f"{name}.weights").stat().st_size
-    # WebAssembly has no sections of this kind: the assembler makes a segment of data of it
+    # WebAssembly has no sections of this kind: the assembler makes a data segment instead
     flags, kind, stack = '"a"', "%object", '.section .note.GNU-stack, "", %progbits'
     if tools.linker:
         flags, kind, stack = '"", @', "@object", ""
@@ -263,14 +267,14 @@ def weight_object(name: str, folder: Path, tools: Toolchain) -> str:
 
 
 def exported_names(interface: Interface, *, weights_inside: bool) -> list[str]:
-    """What a shared library shows."""
+    """The names that a shared library exports."""
     functions = ("memory_bytes", "init", "run", "input_shape", "output_shape", "status_text")
     names = [f"{interface.name}_{function}" for function in functions]
     return [*names, *([f"{interface.name}_weights"] if weights_inside else [])]
 
 
 def _packages(interface: Interface, folder: Path, target: Target) -> None:
-    """What builds beside it ask for: pkg-config and CMake."""
+    """Write the files by which pkg-config and CMake find the library."""
     name = interface.name
     folder.joinpath(f"{name}.pc").write_text(
         "prefix=${pcfiledir}\n\n"
@@ -290,7 +294,7 @@ def _packages(interface: Interface, folder: Path, target: Target) -> None:
 
 
 def describe(kind: str, interface: Interface, folder: Path, target: Target) -> None:
-    """Write the manifest of a finished folder, and have all of it on the disk."""
+    """Write the manifest of a finished folder, and flush all its files to disk."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {
         "format": kind,

@@ -1,4 +1,4 @@
-"""Names of a model as identifiers of C: valid in C11 and C++17, each once."""
+"""Names of a model as unique identifiers, valid in C11 and C++17."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYWORDS_TEXT = """
     NULL linux unix
 """
 _KEYWORDS = frozenset(_KEYWORDS_TEXT.split())
-"""Of C and C++, what no library may define, and macros that compilers or our headers define."""
+"""Keywords of C and C++, names reserved by the standards, and macros of compilers and headers."""
 
 _HEADERS_TEXT = """
     assert complex ctype errno fenv iso646 inttypes limits locale math setjmp signal stdalign
@@ -25,16 +25,16 @@ _HEADERS_TEXT = """
     uchar wchar wctype
 """
 _HEADERS = frozenset(_HEADERS_TEXT.split())
-"""A library's header must not be taken for one of C's."""
+"""Names of C's own headers, which a library's header must not have."""
 
 LONGEST = 60
-"""Characters of an identifier: C11 promises that 63 count."""
+"""Maximum characters of an identifier: C11 guarantees that 63 are significant."""
 
 
 def identifier(name: str) -> str:
-    """A name as an identifier: what C does not allow becomes an underscore.
+    """A name as an identifier: an underscore replaces each character that C does not allow.
 
-    Underscores at its ends go, since C keeps names that begin with one.
+    Leading and trailing underscores are removed, because C reserves names that begin with one.
     """
     made = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST].rstrip("_")
     taken = made in _KEYWORDS or made in _HEADERS or f"{made}_".lower().startswith("tw_")
@@ -44,9 +44,10 @@ def identifier(name: str) -> str:
 
 
 def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str, ...]:
-    """An identifier for each name, all different: later ones get a number.
+    """A unique identifier for each name; repeated ones get a number.
 
-    They differ as macros do, in capitals, also where one of `suffixes` stands behind them.
+    Identifiers also differ in upper case, as macros need it, and with each of the `suffixes`
+    appended.
     """
     made: list[str] = []
     taken: set[str] = set()
@@ -63,7 +64,7 @@ def identifiers(names: Iterable[str], suffixes: Iterable[str] = ()) -> tuple[str
 
 
 def quoted(text: str) -> str:
-    """A text as a string of C: other characters than ASCII's as their bytes in UTF-8."""
+    """A text as a C string literal; characters outside ASCII are written as their UTF-8 bytes."""
     parts = []
     for byte in text.encode("utf-8", "surrogateescape"):
         char = chr(byte)
@@ -74,6 +75,6 @@ def quoted(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    """A text as one line within a comment, which it cannot end."""
+    """A text as one line within a comment, without a sequence that ends the comment."""
     shown = text.encode("ascii", "backslashreplace").decode()
     return re.sub(r"[\x00-\x1f\x7f]+", " ", shown).replace("*/", "* /").replace("/*", "/ *")

@@ -16,7 +16,7 @@ from tilewright.compiler.runtime.program_encoding import EncodedProgram, encode
 
 _UNLIMITED = "INT64_MAX"
 _TABLES = ("open_words", "places", "weights", "inputs", "outputs", "counts")
-"""Of pairs, in the order of `tw_model`."""
+"""The tables of pairs, in the order of `tw_model`."""
 
 
 def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0) -> str:
@@ -70,12 +70,12 @@ def _functions(encoded: EncodedProgram) -> list[str]:
 
 
 def _words(name: str, words: Sequence[int]) -> list[str]:
-    """An array of words; C has none that are empty."""
+    """An array of words; never empty, which C does not allow."""
     return [f"static const int64_t tw_{name}[] = {{", *_rows(map(_word, words or [0])), "};", ""]
 
 
 def _word(word: int) -> str:
-    # the least integer of 64 bits is no literal of C
+    # the smallest 64-bit integer has no literal in C
     return f"INT64_C({word})" if abs(word) >= 1 << 31 else str(word)
 
 
@@ -90,7 +90,7 @@ def _pairs(name: str, pairs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _references(encoded: EncodedProgram, space: BufferSpace) -> list[tuple[int, int]]:
-    """(reference, offset) of all arguments of the code in a space."""
+    """Pairs (reference, offset) for all arguments of the code in a space."""
 
     def within(ref: BufferRef) -> bool:
         return ref.space is space
@@ -112,7 +112,7 @@ def _ports(kind: str, ports: Sequence[Port], forms: Sequence[PortForm]) -> list[
 
 
 def file_type(dtype: DType) -> str:
-    """How NumPy's files name the type of an element."""
+    """The name of an element type in NumPy's file format."""
     return dtype.numpy.newbyteorder("<").str
 
 

@@ -1,5 +1,5 @@
-"""Compiling and packing a C library for a target: by the C compiler of this machine, or by zig's,
-which compiles for every machine."""
+"""Compilers for C libraries: this machine's C compiler for its own target, or zig, which compiles
+for every target."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from tilewright.compiler.targets.target import Target
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 _FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-ffunction-sections", *WARNINGS)
 STACK_BYTES = 1 << 20
-"""The stack of each thread of a module."""
+"""Stack bytes of each thread of a module."""
 
 _SECONDS = 600.0
-"""Longest that a command takes: a first static executable makes zig compile a C library."""
+"""Time limit of a command. For its first static executable, zig compiles a C library."""
 
 
 class ToolchainError(CompilerError):
-    """There is no C compiler for a target, or it refused what it was given."""
+    """No C compiler is available for a target, or the compiler reported an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Commands that make code for a target.
+    """Commands that build code for a target.
 
     Attributes:
         compiler: compiles C and assembly, and links.
         archiver: packs objects into a static library.
-        static: what links an executable that needs no other file, for `compiler`.
-        helpers: what links the functions that a family's ABI promises. A shared library has its
-            own: those of the program that loads it are hidden.
-        linker: links modules of WebAssembly.
+        static: options of `compiler` that link a self-contained executable.
+        helpers: options that link the functions which a family's ABI requires. A shared library has
+            its own copy: the copy of the program that loads it is hidden.
+        linker: links WebAssembly modules.
     """
 
     compiler: tuple[str, ...]
@@ -50,28 +50,28 @@ class Toolchain:
     def compile(
         self, folder: Path, source: str | Path, output: str, options: Sequence[str] = ()
     ) -> None:
-        """Compile a source to an object, in a folder.
+        """Compile a source file to an object file, in a folder.
 
         Raises:
-            ToolchainError: with the compiler's first words, if it refuses.
+            ToolchainError: with the first lines of the compiler's output, if it fails.
         """
         language = () if str(source).endswith(".S") else _FLAGS
         _run([*self.compiler, *language, *options, "-c", str(source), "-o", output], folder)
 
     def archive(self, folder: Path, objects: Sequence[str], output: str) -> None:
-        """Pack objects into a static library that is the same for the same objects.
+        """Pack objects into a static library; equal objects give an equal library.
 
         Raises:
             ToolchainError: if that fails.
         """
-        for i in range(0, len(objects), 500):  # a command line is no longer than the system allows
+        for i in range(0, len(objects), 500):  # systems limit the length of a command line
             _run([*self.archiver, "rcsD", output, *objects[i : i + 500]], folder)
 
     def link_shared(self, folder: Path, archive: str, exported: Sequence[str], output: str) -> None:
-        """A shared library of all that is in an archive, which shows only some names.
+        """Link all objects of an archive into a shared library that exports only the given names.
 
         Raises:
-            ToolchainError: if it does not link.
+            ToolchainError: if linking fails.
         """
         shown = " ".join(f"{name};" for name in exported)
         Path(folder, "exported").write_text(f"{{ global: {shown} local: *; }};\n")
@@ -103,37 +103,37 @@ class Toolchain:
         output: str,
         shared_bytes: int = 0,
     ) -> None:
-        """A WebAssembly module, whose memory grows.
+        """Link a WebAssembly module with growable memory.
 
         Args:
-            shared_bytes: where it is not 0, the module imports its memory, of at least so many
-                bytes, which threads share.
+            shared_bytes: if not 0, the module imports its memory, of at least this size, and
+                threads share it.
 
         Raises:
-            ToolchainError: if it does not link.
+            ToolchainError: if linking fails.
         """
         shown = [f"--export={name}" for name in exported]
         options = ["--no-entry", "--gc-sections", "--strip-all", "-z", f"stack-size={STACK_BYTES}"]
         if shared_bytes:
             options += ["--shared-memory", "--import-memory", "--max-memory=4294967296"]
-            # kernels have no atomic instructions, and are the same with and without
+            # kernels have no atomic instructions, and are equal with and without shared memory
             options += [f"--initial-memory={shared_bytes}", "--no-check-features"]
         _run([*self.linker, *options, *shown, *objects, "-o", output], folder)
 
     def link_executable(self, folder: Path, objects: Sequence[str], output: str) -> None:
-        """An executable that runs without other files.
+        """Link a self-contained executable.
 
         Raises:
-            ToolchainError: if it does not link.
+            ToolchainError: if linking fails.
         """
         _run([*self.compiler, *self.static, "-s", *objects, "-o", output], folder)
 
 
 def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
-    """What compiles for a target here.
+    """The commands that compile for a target on this machine.
 
     Raises:
-        ToolchainError: if this machine has nothing that does.
+        ToolchainError: if this machine has no compiler for the target.
     """
     zig = (sys.executable, "-m", "ziglang")
     has_zig = importlib.util.find_spec("ziglang") is not None
@@ -142,7 +142,7 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
     here = target.arch == platform.machine() and sys.platform == "linux"
     helpers = ("-lgcc",) if target.family.helpers else ()
     if compiler and archiver and here:
-        # zig first compiles a C library, which takes it half a minute
+        # zig first compiles a C library, which takes half a minute
         static = ("-static",) if _has_static_library(compiler) else ()
         if static or not executable or not has_zig:
             return Toolchain((compiler,), (archiver,), static, helpers)
@@ -155,17 +155,19 @@ def toolchain(target: Target, *, executable: bool = False) -> Toolchain:
 
 
 def _has_static_library(compiler: str) -> bool:
-    """Whether a C compiler links executables that need no other file."""
-    asked = [compiler, "-print-file-name=libc.a"]  # its path where there is one, else what it was
+    """Whether a C compiler can link self-contained executables."""
+    # the compiler prints the path of an existing file, else the bare name
+    asked = [compiler, "-print-file-name=libc.a"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     return Path(found).is_absolute()
 
 
 def wasm_toolchain(target: Target, *, threads: bool = False) -> Toolchain:
-    """What makes modules for a target of WebAssembly, with or without threads: zig.
+    """The commands that build WebAssembly modules for a target, with or without threads. They use
+    zig.
 
     Raises:
-        ToolchainError: if it is not there.
+        ToolchainError: if zig is not installed.
     """
     if importlib.util.find_spec("ziglang") is None:
         raise _absent(target)

@@ -1,4 +1,4 @@
-"""A model as a WebAssembly module, with JavaScript that runs it and its types."""
+"""A model as a WebAssembly module, with JavaScript that runs it, and TypeScript declarations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _THREAD = Path(__file__).parent / "module_thread.mjs"
 _THREAD_NAMES = ("pool", "work", "lost")
 _PAGE_BYTES = 1 << 16
 _SPARE_BYTES = 1 << 20
-"""What the linker adds to a module's data, and variables without a value in an object."""
+"""Bytes that the linker adds to a module's data, plus uninitialised variables of an object."""
 
 _ARRAYS = {
     DType.FLOAT32: "Float32Array",
@@ -51,12 +51,12 @@ _ARRAYS = {
     DType.UINT64: "BigUint64Array",
     DType.BOOL: "Uint8Array",
 }
-"""What JavaScript holds elements in, as in module.mjs."""
+"""JavaScript's array types for element types, as in module.mjs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WasmModule:
-    """What was written: `bytes` of the module, with its weights."""
+    """A WebAssembly module that was written; `bytes` is its size including weights."""
 
     folder: Path
     name: str
@@ -69,17 +69,17 @@ def write_wasm_module(
     """Write NAME.wasm, NAME.mjs and NAME.d.mts; the folder appears complete or not at all.
 
     Args:
-        compiled: the program, for so many threads.
-        folder: where it goes.
-        name: of its files and functions; an identifier.
-        model: what the model is called, for people.
-        threads: most that a run uses. For more than one, memory is shared, and NAME-thread.mjs
-            is what each of them runs.
+        compiled: the program, compiled for `threads` threads.
+        folder: the destination.
+        name: prefix of its files and functions; an identifier.
+        model: name of the model in comments.
+        threads: maximum number of threads per run. With more than one, memory is shared, and each
+            thread runs NAME-thread.mjs.
 
     Raises:
         ArtifactError: if it cannot be written.
-        InvalidArgumentError: if `name` is no identifier.
-        ToolchainError: if zig is not there, or refuses.
+        InvalidArgumentError: if `name` is not an identifier.
+        ToolchainError: if zig is not installed, or reports an error.
     """
     interface = Interface.of(compiled.program, name)
     destination = check_destination(folder)
@@ -110,14 +110,14 @@ def write_wasm_module(
 
 
 def _thread_object(name: str, folder: Path, tools: Toolchain) -> str:
-    """An object of what threads run; its name."""
+    """Compile the entry point of threads to an object file; returns its name."""
     own = [f"-Dtw_{each}={name}_{each}" for each in _THREAD_NAMES]
     tools.compile(folder, NATIVE / "module_threads.c", f"{name}_threads.o", [*own, *INCLUDE])
     return f"{name}_threads.o"
 
 
 def script(interface: Interface, threads: int, pages: int) -> str:
-    """The text of NAME.mjs, of a module whose threads share memory of so many pages at first."""
+    """The text of NAME.mjs. With threads, the shared memory starts with `pages` pages."""
     program = interface.program
     ranges = []
     for dimension in program.dimensions:
@@ -141,7 +141,7 @@ def script(interface: Interface, threads: int, pages: int) -> str:
         "inputs": [_port(port) for port in program.inputs],
         "outputs": [_port(port) for port in program.outputs],
     }
-    # JSON is JavaScript, and `Infinity` as Python writes it is
+    # JSON is valid JavaScript, and so is Python's `Infinity`
     return f"const description = {json.dumps(described, indent=1)};\n\n{_SCRIPT.read_text()}"
 
 

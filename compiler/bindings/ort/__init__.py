@@ -4,9 +4,10 @@
     session = ort.InferenceSession("model.onnx")
     (logits,) = session.run(["logits"], {"input_ids": ids})
 
-Names, arguments and what they give are those of onnxruntime's `InferenceSession`, `SessionOptions`,
-`OrtValue` and `IOBinding`. Options that steer what this runtime has not (arenas, execution modes,
-optimisation levels) are taken and change nothing. A folder that is an artifact is a model too.
+Names, arguments and results are those of onnxruntime's `InferenceSession`, `SessionOptions`,
+`OrtValue` and `IOBinding`. Options for features that this runtime lacks (arenas, execution modes,
+optimisation levels) are accepted and ignored. The folder of an artifact is also accepted as a
+model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What programs say of ONNX Runtime's allocators: taken and not used, there are none here."""
+"""ONNX Runtime's allocator types: accepted and ignored, because this runtime has no allocators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OrtAllocatorType(IntEnum):
 
 
 class OrtMemType(IntEnum):
-    """What memory is for."""
+    """The purpose of memory."""
 
     CPU_INPUT = -2
     CPU_OUTPUT = -1
@@ -42,8 +42,8 @@ class OrtMemoryInfo:
 
 
 class OrtArenaCfg:
-    """How an arena grows: the first four numbers in this order, or all of them by name; -1 and 0
-    leave them to the arena.
+    """Growth settings of an arena: the first four numbers in this order, or all of them by name; -1
+    and 0 select defaults.
 
     Raises:
         InvalidArgumentError: if a name is unknown.
@@ -77,4 +77,4 @@ class OrtArenaCfg:
 def create_and_register_allocator(
     mem_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None
 ) -> None:
-    """Taken and not used."""
+    """Accepted and ignored."""

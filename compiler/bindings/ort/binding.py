@@ -1,4 +1,4 @@
-"""Inputs and outputs that are bound before a run, as ONNX Runtime has them."""
+"""Inputs and outputs that are bound before a run, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class IOBinding:
-    """Where the inputs of a session's runs are read and its outputs written.
+    """The inputs and outputs of a session's runs.
 
     Args:
-        session: of which.
+        session: the session.
     """
 
     def __init__(self, session: InferenceSession) -> None:
@@ -50,7 +50,7 @@ class IOBinding:
         shape: Sequence[int],
         buffer_ptr: int,
     ) -> None:
-        """Read an input at an address, which the caller answers for."""
+        """Read an input at an address, which the caller must keep valid."""
         check_cpu(device_type)
         self._inputs[name] = array_at(buffer_ptr, shape, element_type_of(element_type))
 
@@ -63,7 +63,8 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Give an output, or write it at an address, which the caller answers for."""
+        """Return an output from the run, or write it at an address, which the caller must keep
+        valid."""
         check_cpu(device_type)
         if buffer_ptr is None:
             self._outputs[name] = None
@@ -77,26 +78,26 @@ class IOBinding:
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
-        """Forget the inputs."""
+        """Remove the bound inputs."""
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget the outputs."""
+        """Remove the bound outputs."""
         self._outputs.clear()
         self._found = []
 
     def synchronize_inputs(self) -> None:
-        """Nothing: a CPU's memory needs none."""
+        """Does nothing: the CPU's memory needs no synchronisation."""
 
     def synchronize_outputs(self) -> None:
-        """Nothing: a CPU's memory needs none."""
+        """Does nothing: the CPU's memory needs no synchronisation."""
 
     def get_outputs(self) -> list[OrtValue]:
-        """What the last run wrote, in the order in which outputs were bound."""
+        """The outputs of the last run, in the order in which they were bound."""
         return list(self._found)
 
     def copy_outputs_to_cpu(self) -> list[Array]:
-        """As `get_outputs`, as arrays."""
+        """Like `get_outputs`, as arrays."""
         return [value.numpy() for value in self._found]
 
     def _run(self, options: RunOptions | None) -> None:

@@ -1,4 +1,4 @@
-"""What a model says of itself, in the words of ONNX Runtime: inputs, outputs, who made it."""
+"""Metadata of a model in ONNX Runtime's terms: inputs, outputs, producer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ELEMENT_TYPES = {
     15: "complex128",
     16: "bfloat16",
 }
-"""Of `TensorProto.DataType`, as ONNX Runtime calls them."""
+"""ONNX Runtime's names of `TensorProto.DataType` values."""
 
 _DTYPES = {"float": "float32", "double": "float64"}
 _NUMPY = {"float": "float32", "double": "float64", "string": "O"}
@@ -48,9 +48,9 @@ class NodeArg:
     """An input or output.
 
     Attributes:
-        name: of the value.
+        name: the name of the value.
         type: `tensor(float)`, `seq(tensor(int64))`, `map(string,tensor(float))`.
-        shape: an open dimension is its name, or None where it has none.
+        shape: a dynamic dimension is its name, or None if it is unnamed.
     """
 
     name: str
@@ -60,7 +60,7 @@ class NodeArg:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """Who made a model, and what they wrote into it; empty where they did not."""
+    """The producer of a model, and the metadata in its file; empty fields are not stated."""
 
     producer_name: str = ""
     graph_name: str = ""
@@ -73,14 +73,14 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class SessionDescription:
-    """Inputs and outputs in order, and the rest."""
+    """Inputs and outputs in order, and the metadata."""
 
     inputs: tuple[NodeArg, ...]
     outputs: tuple[NodeArg, ...]
     metadata: ModelMetadata
 
     def at(self, sizes: Mapping[str, int]) -> SessionDescription:
-        """With open dimensions fixed, by name."""
+        """The description with these dynamic dimensions fixed, by name."""
         if not sizes:
             return self
         inputs, outputs = (
@@ -94,7 +94,7 @@ class SessionDescription:
 
 
 def denoted(source: Path | bytes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The open dimensions of inputs that a model denotes so, by their names."""
+    """Sizes of the inputs' dynamic dimensions, by name, from sizes by denotation."""
     from tilewright.compiler.frontend.model_file import read_model
 
     return {
@@ -136,7 +136,7 @@ def with_initializers(source: Path | bytes, arrays: Mapping[str, np.ndarray]) ->
 
 
 def of_model(source: Path | bytes) -> SessionDescription:
-    """Read a model. Raises InvalidModelError if it is none."""
+    """The description of a model. Raises InvalidModelError if the source is not a model."""
     from tilewright.compiler.frontend.model_file import read_model
 
     model = read_model(source).proto
@@ -158,7 +158,7 @@ def of_model(source: Path | bytes) -> SessionDescription:
 
 
 def of_artifact(artifact: Artifact) -> SessionDescription:
-    """What an artifact says of its inputs and outputs."""
+    """The description of an artifact."""
 
     def described(names: Mapping[str, Dims], types: Mapping[str, str]) -> tuple[NodeArg, ...]:
         return tuple(
@@ -210,13 +210,13 @@ def tensor_type(dtype: np.dtype) -> str:
 
 
 def stored_type(dtype: np.dtype) -> np.dtype:
-    """The type of arrays that hold one: of bfloat16, that of its bits."""
+    """The type of arrays that store an element type; for bfloat16, the type of its bits."""
     return np.dtype(np.uint16) if dtype.name == DType.BFLOAT16 else dtype
 
 
 def numpy_type(kind: str) -> np.dtype | None:
-    """The NumPy type of a tensor's elements; None for what is no tensor, or bfloat16 without
-    ml_dtypes."""
+    """The NumPy type of a tensor's elements; None if the kind is not a tensor, or for bfloat16
+    without ml_dtypes."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     if name not in ELEMENT_TYPES.values():
         return None

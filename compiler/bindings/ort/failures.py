@@ -1,4 +1,4 @@
-"""What sessions raise, by ONNX Runtime's names; each is also a `CompilerError` of its kind."""
+"""Exceptions of sessions, under ONNX Runtime's names; each is also a `CompilerError`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tilewright.compiler.errors import (
 
 
 class Fail(CompilerError):
-    """A run was stopped by its options."""
+    """The run options stopped a run."""
 
 
 class InvalidArgument(InvalidInputError, ValueError):
-    """What `run` is given does not fit the model."""
+    """An argument of `run` does not fit the model."""
 
 
 class NoSuchFile(InvalidModelError):
-    """There is no file of the model's name."""
+    """The model's file does not exist."""
 
 
 class InvalidProtobuf(InvalidModelError):
-    """The bytes are no ONNX model."""
+    """The bytes are not an ONNX model."""
 
 
 class InvalidGraph(InvalidModelError, Fail):
-    """The model contradicts itself, or ONNX."""
+    """The model contradicts itself, or violates ONNX."""
 
 
 class NotImplemented(UnsupportedOperatorError):
-    """The model has an operator, or a form of one, that is not compiled."""
+    """The model has an unsupported operator, or an unsupported form of one."""
 
     def __init__(self, error: UnsupportedOperatorError) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Options of sessions and runs, as ONNX Runtime has them."""
+"""Options of sessions and runs, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class NoEntryError(InvalidArgumentError, RuntimeError):
-    """There is no entry of that name."""
+    """No entry of that name exists."""
 
 
 class GraphOptimizationLevel(IntEnum):
-    """Taken and not used: every model is optimised."""
+    """Accepted and ignored: every model is optimised."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -28,14 +28,14 @@ class GraphOptimizationLevel(IntEnum):
 
 
 class ExecutionMode(IntEnum):
-    """Taken and not used: operators run one after the other, each on all threads."""
+    """Accepted and ignored: operators run one after the other, each on all threads."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Taken and not used: the order is chosen with the memory plan."""
+    """Accepted and ignored: the memory plan determines the order."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -44,15 +44,15 @@ class ExecutionOrder(IntEnum):
 
 @dataclass(slots=True)
 class SessionOptions:
-    """How a session is made.
+    """Options of a session.
 
     Attributes:
-        intra_op_num_threads: threads that a run uses; 0: as many as this process has cores.
+        intra_op_num_threads: threads per run; 0: as many as this process has cores.
         enable_profiling, profile_file_prefix: whether the session writes a trace, and where.
-        optimized_model_filepath: refused: what is compiled is no ONNX file.
-        sizes, denoted_sizes: of open dimensions that are fixed, by name and by denotation.
-        initializers: instead of those that the model has, by name.
-        others: taken and not used.
+        optimized_model_filepath: rejected: a compiled model is not an ONNX file.
+        sizes, denoted_sizes: sizes of fixed dynamic dimensions, by name and by denotation.
+        initializers: values that replace the model's initializers, by name.
+        others: accepted and ignored.
     """
 
     intra_op_num_threads: int = 0
@@ -77,47 +77,47 @@ class SessionOptions:
     entries: dict[str, str] = field(default_factory=dict)
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
-        """Fix an open dimension."""
+        """Fix a dynamic dimension."""
         self.sizes[name] = size
 
     def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
-        """Fix the open dimensions that the model denotes so (`DATA_BATCH`)."""
+        """Fix the dynamic dimensions with this denotation in the model (`DATA_BATCH`)."""
         self.denoted_sizes[denotation] = size
 
     def add_initializer(self, name: str, ortvalue: OrtValue) -> None:
-        """Use a value instead of the initializer that the model has."""
+        """Replace an initializer of the model by a value."""
         self.initializers[name] = ortvalue
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
-        """Use values instead of initializers, whose files need not be there.
+        """Replace initializers by values; the initializers' external files need not exist.
 
         Raises:
-            InvalidArgumentError: if there are not as many names as values.
+            InvalidArgumentError: if the numbers of names and values differ.
         """
         if len(names) != len(values):
             raise InvalidArgumentError(f"{len(names)} names and {len(values)} values")
         self.initializers.update(zip(names, values, strict=True))
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Raises InvalidArgumentError: such code cannot be called."""
+        """Raises InvalidArgumentError, because such code cannot be called."""
         raise InvalidArgumentError(f"'{path}' has operators for ONNX Runtime alone")
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Taken and not used."""
+        """Accepted and ignored."""
         self.entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """What was added. Raises NoEntryError, a RuntimeError, if nothing was."""
+        """The entry's value. Raises NoEntryError, a RuntimeError, if there is no such entry."""
         return _entry(self.entries, "SessionOptions", key)
 
 
 @dataclass(slots=True)
 class RunOptions:
-    """How a session runs.
+    """Options of a run.
 
     Attributes:
         stop: the flag behind `terminate`.
-        others: taken and not used.
+        others: accepted and ignored.
     """
 
     log_severity_level: int = 2
@@ -129,8 +129,8 @@ class RunOptions:
 
     @property
     def terminate(self) -> bool:
-        """Whether runs with these options end with a `Fail`: those that begin at once, those that
-        have begun after the kernel at hand. Another thread may set it."""
+        """Whether runs with these options end with a `Fail`: new runs at once, a run in progress
+        after its current kernel. Another thread may set it."""
         return self.stop.is_set
 
     @terminate.setter
@@ -138,11 +138,11 @@ class RunOptions:
         self.stop.is_set = value
 
     def add_run_config_entry(self, key: str, value: str) -> None:
-        """Taken and not used."""
+        """Accepted and ignored."""
         self.entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
-        """What was added. Raises NoEntryError, a RuntimeError, if nothing was."""
+        """The entry's value. Raises NoEntryError, a RuntimeError, if there is no such entry."""
         return _entry(self.entries, "RunOptions", key)
 
 
@@ -153,16 +153,16 @@ def _entry(entries: Mapping[str, str], what: str, key: str) -> str:
 
 
 def set_default_logger_severity(severity: int) -> None:
-    """Taken and not used."""
+    """Accepted and ignored."""
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
-    """Taken and not used."""
+    """Accepted and ignored."""
 
 
 def enable_telemetry_events() -> None:
-    """Nothing: there are none."""
+    """Does nothing: there is no telemetry."""
 
 
 def disable_telemetry_events() -> None:
-    """Nothing: there are none."""
+    """Does nothing: there is no telemetry."""

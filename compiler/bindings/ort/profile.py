@@ -1,7 +1,7 @@
-"""What a session that is profiled did, as a trace that Chrome and Perfetto open.
+"""The trace of a profiled session, in the format of Chrome and Perfetto.
 
-It has the session's own events: how long it took to be made, and each run. Where a run's time goes,
-kernel by kernel, `tilewright show time` says.
+It has the session's own events: the time to create it, and each run. `tilewright show time` reports
+a run's time kernel by kernel.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 MOST_EVENTS = 1_000_000
-"""As ONNX Runtime has it: what comes later is not noted."""
+"""Maximum number of events, as in ONNX Runtime; later events are not recorded."""
 
 
 class SessionTrace:
-    """Events of a session. May be written to from several threads at once.
+    """Events of a session. Several threads may record events at once.
 
     Args:
         prefix: of the file's name, before the date.
@@ -34,7 +34,7 @@ class SessionTrace:
 
     @contextmanager
     def event(self, name: str, **args: str) -> Iterator[None]:
-        """Note how long what is done inside takes."""
+        """Record the duration of the context as an event."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -55,7 +55,8 @@ class SessionTrace:
                     self._events.append(noted)
 
     def write(self) -> str:
-        """Write `PREFIX_DATE_TIME.json`, one event a line; its name. Raises OSError."""
+        """Write `PREFIX_DATE_TIME.json`, with one event per line; returns its name. Raises
+        OSError."""
         with self._lock:
             lines = [json.dumps(event) for event in self._events]
         base = f"{self._prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"

@@ -1,4 +1,5 @@
-"""Lists of execution providers, as ONNX Runtime takes them. The CPU's is the only one here."""
+"""Lists of execution providers, with ONNX Runtime's interface. Only the CPU's provider exists
+here."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ def normalized(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available: Sequence[str] = (PROVIDER,),
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """The names, and options of each, as texts. What is not there, or is named again, is warned of
-    and left out.
+    """The providers' names, and the options of each as texts. An unavailable or repeated provider
+    is left out with a warning.
 
     Raises:
-        ValueError: if they are no names, or pairs of a name and options, or the options do not fit.
+        ValueError: if `providers` has other items than names, or pairs of a name and options, or if
+            the options do not match the providers.
     """
     given = _sequence(providers, "providers")
     options: list[Any] = [{} for _ in given]
@@ -53,12 +55,12 @@ def _sequence(given: Any, name: str) -> list[Any]:
 
 
 def get_available_providers() -> list[str]:
-    """The CPU's."""
+    """The CPU's provider."""
     return [PROVIDER]
 
 
 def get_all_providers() -> list[str]:
-    """The CPU's."""
+    """The CPU's provider."""
     return [PROVIDER]
 
 

@@ -1,4 +1,4 @@
-"""Sessions, as ONNX Runtime has them."""
+"""Sessions, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
-    """The error by the name that ONNX Runtime gives it."""
+    """The error as the exception class that ONNX Runtime raises."""
     if isinstance(source, Path) and not source.is_file():
         return NoSuchFile(str(error))
     try:
@@ -65,7 +65,7 @@ def _named(error: InvalidModelError, source: Path | bytes) -> InvalidModelError:
 
 
 def _as_given(output: Any) -> Any:
-    """Texts as objects, as ONNX Runtime gives them."""
+    """Text outputs as arrays of objects, as ONNX Runtime returns them."""
     is_text = isinstance(output, np.ndarray) and output.dtype.kind == "U"
     return output.astype(object) if is_text else output
 
@@ -73,20 +73,20 @@ def _as_given(output: Any) -> Any:
 class InferenceSession:
     """A compiled model with ONNX Runtime's interface.
 
-    `run` may be called from several threads at once.
+    Several threads may call `run` at once.
 
     Args:
         path_or_bytes: an ONNX file, its bytes, or the folder of an artifact.
-        sess_options: how many threads, which dimensions are fixed, which initializers are others.
-        providers: only the CPU's runs here; others are warned of and left out.
-        provider_options: of each provider; taken and not used.
-        options: of `compile_model`, such as `dims`, `numerics`, `precision`.
+        sess_options: the number of threads, sizes of fixed dimensions, and replaced initializers.
+        providers: only the CPU's provider is available; others are left out with a warning.
+        provider_options: options of each provider; accepted and ignored.
+        options: options of `compile_model`, such as `dims`, `numerics`, `precision`.
 
     Raises:
-        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented: naming what is wrong with the
-            model; all are a CompilerError.
-        CompilerError: naming what is wrong with the options.
-        ValueError: if the providers are no list of names, or the options do not fit them.
+        NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented: naming the fault of the model;
+            each is a CompilerError.
+        CompilerError: naming the fault of the options.
+        ValueError: if the providers are not a list of names, or the options do not match them.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class InferenceSession:
 
     @property
     def _model_path(self) -> str | None:
-        """The file; None if bytes were given. Optimum asks for it."""
+        """The file; None if the model was given as bytes. Optimum reads this attribute."""
         return None if isinstance(self._source, bytes) else str(self._source)
 
     @property
     def _description(self) -> SessionDescription:
-        """What the model says of itself, read when it is first asked for."""
+        """The model's metadata, read on first use."""
         if self._described is None:
             self._described = of_model(self._source).at(self._sizes)
         return self._described
@@ -163,23 +163,23 @@ class InferenceSession:
         return list(self._description.outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """None: constants are compiled in."""
+        """Always empty: initializers are compiled in as constants."""
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        """Who made the model, and what they wrote into it."""
+        """The producer of the model, and the metadata in its file."""
         return self._description.metadata
 
     def get_session_options(self) -> SessionOptions:
-        """Those that it was made with."""
+        """The session's options."""
         return self._options
 
     def get_providers(self) -> list[str]:
-        """The CPU's."""
+        """The CPU's provider."""
         return [PROVIDER]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Those that it was given; they are not used."""
+        """The provider options that were passed; they are ignored."""
         return {PROVIDER: dict(self._provider_options)}
 
     def set_providers(
@@ -187,23 +187,24 @@ class InferenceSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        """Only the CPU's runs here; others are warned of and left out. Raises ValueError if they
-        are no list of names, or the options do not fit them."""
+        """Only the CPU's provider is available; others are left out with a warning. Raises
+        ValueError if the providers are not a list of names, or the options do not match them."""
         names, options = normalized(providers, provider_options)
         self._provider_options = dict(zip(names, options, strict=True)).get(PROVIDER, {})
 
     def enable_fallback(self) -> None:
-        """Nothing: there is one provider."""
+        """Does nothing: there is only one provider."""
 
     def disable_fallback(self) -> None:
-        """Nothing: there is one provider."""
+        """Does nothing: there is only one provider."""
 
     def get_profiling_start_time_ns(self) -> int:
-        """When a profiled session began, on a clock that only goes forward; 0 of others."""
+        """Start time of a profiled session, in ns on a monotonic clock; 0 without profiling."""
         return 0 if self._trace is None else self._trace.start_ns
 
     def end_profiling(self) -> str:
-        """Write the trace of a profiled session; its file's name, empty for others."""
+        """Write the trace of a profiled session; returns the file's name, or an empty text without
+        profiling."""
         trace, self._trace = self._trace, None
         return "" if trace is None else trace.write()
 
@@ -213,16 +214,16 @@ class InferenceSession:
         input_feed: Mapping[str, Any],
         run_options: RunOptions | None = None,
     ) -> list[Any]:
-        """Run once.
+        """Run the model once.
 
         Args:
-            output_names: which outputs, in this order; all if it is None or empty.
-            input_feed: by name: arrays, lists, OrtValues, or whatever has `__dlpack__` on a CPU.
-            run_options: whether the run ends early.
+            output_names: the wanted outputs, in this order; all outputs if it is None or empty.
+            input_feed: by name: arrays, lists, OrtValues, or objects with `__dlpack__` on a CPU.
+            run_options: can end the run early.
 
         Raises:
-            InvalidArgument: if an input is missing, unknown or of another type or shape, or there
-                is no such output.
+            InvalidArgument: if an input is missing, unknown or of another type or shape, or an
+                output name is unknown.
             Fail: if the options stop the run.
         """
         if missing := [name for name in self._input_names if name not in input_feed]:
@@ -249,7 +250,7 @@ class InferenceSession:
         return [port.name for port in self._compiled.inputs]
 
     def _type(self, name: str) -> np.dtype | None:
-        """Of an input's elements; None if there is no such input, or it is no tensor."""
+        """The element type of an input; None if there is no such input, or it is not a tensor."""
         kinds = {each.name: each.type for each in self._description.inputs}
         return numpy_type(kinds.get(name, ""))
 
@@ -268,13 +269,14 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in a thread of its own, and call `callback(outputs, user_data, error)` there. The
-        error is an empty text, or says what `run` would have raised; then there are no outputs."""
+        """Run in a separate thread, and call `callback(outputs, user_data, error)` there. `error`
+        is an empty text, or the message of the exception that `run` would raise; `outputs` is then
+        empty."""
 
         def work() -> None:
             try:
                 found, error = self.run(output_names, input_feed, run_options), ""
-            except Exception as raised:  # noqa: BLE001 - it is told of
+            except Exception as raised:  # noqa: BLE001 - passed to the callback
                 found, error = [], str(raised) or type(raised).__name__
             callback(found, user_data, error)
 
@@ -286,17 +288,17 @@ class InferenceSession:
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """As `run`, with OrtValues. Raises InvalidArgument as that does."""
+        """Like `run`, with OrtValues. Raises InvalidArgument in the same cases."""
         found = self.run(output_names, input_dict_ort_values, run_options)
         return [OrtValue(each) for each in found]
 
     def io_binding(self) -> IOBinding:
-        """What a run reads and writes, to be filled in."""
+        """A new binding of inputs and outputs for this session."""
         return IOBinding(self)
 
     def run_with_iobinding(
         self, iobinding: IOBinding, run_options: RunOptions | None = None
     ) -> None:
-        """Run on what is bound. Raises InvalidArgument as `run` does, or if an output does not fit
-        what it is bound to, and Fail if the options stop the run."""
+        """Run on the bound inputs and outputs. Raises InvalidArgument like `run`, or if an output
+        does not fit its bound value, and Fail if the options stop the run."""
         iobinding._run(run_options)

@@ -1,4 +1,4 @@
-"""Arrays that runs read and write, as ONNX Runtime has them."""
+"""Arrays that runs read and write, with ONNX Runtime's interface."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class OrtValue:
-    """An array that outputs are written to and inputs are read from, or the list of a sequence.
+    """An array for an input or output, or the list of tensors of a sequence.
 
     Args:
-        array: it is not copied.
-        element_type: of ONNX, where the array's type does not say it: bfloat16 in uint16.
+        array: the array, which is not copied.
+        element_type: ONNX's number, if the array's type does not determine it: bfloat16 in uint16.
     """
 
     def __init__(self, array: Array | list[Array], element_type: int | None = None) -> None:
@@ -37,20 +37,21 @@ class OrtValue:
 
     @property
     def _array(self) -> Array:
-        """Raises InvalidArgument if it is a list."""
+        """The array; raises InvalidArgument for a sequence."""
         if isinstance(self._value, list):
             raise InvalidArgument("the value is a sequence, expected a tensor")
         return self._value
 
     @staticmethod
     def ortvalue_from_numpy(array: Array, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """A value that has the array's memory. Raises InvalidArgumentError for another device."""
+        """A value that shares the array's memory. Raises InvalidArgumentError for another
+        device."""
         check_cpu(device_type)
         return OrtValue(_any_array(array))
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: Array, onnx_element_type: int) -> OrtValue:
-        """A value that has the array's memory, of a type that NumPy may not know. Raises
+        """A value that shares the array's memory, of a type that NumPy may lack. Raises
         InvalidArgumentError if the array cannot hold it."""
         array = as_array(data)
         if array.dtype != stored_type(element_type_of(onnx_element_type)):
@@ -61,8 +62,8 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(data: Any) -> OrtValue:
-        """A value that has the memory that another library lends: an object with `__dlpack__`, or
-        what that gives. Raises InvalidArgument if it is no memory of the CPU."""
+        """A value that shares the memory of another library: `data` is an object with `__dlpack__`,
+        or that method's result. Raises InvalidArgument if the memory is not the CPU's."""
         if isinstance(data, OrtValue):
             return OrtValue(data._value, data._element_type)
         lender = data if hasattr(data, "__dlpack__") else _Capsule(data)
@@ -75,7 +76,8 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Uninitialised memory. Raises InvalidArgumentError for another device, or no type."""
+        """A value with uninitialised memory. Raises InvalidArgumentError for another device, or an
+        unknown type."""
         check_cpu(device_type)
         return OrtValue(np.empty(tuple(shape), element_type_of(element_type)))
 
@@ -84,8 +86,8 @@ class OrtValue:
         return self._value
 
     def update_inplace(self, array: Array) -> None:
-        """Copy an array into it; bfloat16 also as raw bits. Raises InvalidArgument if shape or type
-        differ."""
+        """Copy an array into this value; bfloat16 also as raw bits. Raises InvalidArgument if shape
+        or type differ."""
         if isinstance(array, list):
             raise InvalidArgument("a tensor cannot hold a sequence")
         into, found = _bits(self._array), _bits(array)
@@ -101,18 +103,18 @@ class OrtValue:
         return int(self._array.ctypes.data)
 
     def data_type(self) -> str:
-        """`tensor(float)`."""
+        """The type in ONNX Runtime's notation, such as `tensor(float)`."""
         if self._element_type is not None:
             return f"tensor({ELEMENT_TYPES[self._element_type]})"
         return tensor_type(self._array.dtype)
 
     def element_type(self) -> int:
-        """The number of `data_type` in ONNX."""
+        """ONNX's number of the element type."""
         name = self.data_type().removeprefix("tensor(").removesuffix(")")
         return next(number for number, known in ELEMENT_TYPES.items() if known == name)
 
     def tensor_size_in_bytes(self) -> int:
-        """The elements' bytes."""
+        """Total bytes of the elements."""
         return int(self._array.nbytes)
 
     def shape(self) -> list[int]:
@@ -128,18 +130,18 @@ class OrtValue:
         return True
 
     def is_tensor(self) -> bool:
-        """Whether it is an array; a sequence is a list of them."""
+        """Whether the value is an array; otherwise it is a sequence, a list of arrays."""
         return isinstance(self._value, np.ndarray)
 
     def is_tensor_sequence(self) -> bool:
-        """Whether it is a list of arrays, which `numpy` gives."""
+        """Whether the value is a list of arrays, which `numpy` returns."""
         return isinstance(self._value, list)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self._array, dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        array: Any = self._array  # NumPy says itself which types it lends
+        array: Any = self._array  # NumPy itself rejects types that it cannot lend
         return array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[Any, int]:
@@ -147,7 +149,7 @@ class OrtValue:
 
 
 class _Capsule:
-    """What `__dlpack__` gave, as an object that has it."""
+    """The result of `__dlpack__`, as an object that has this method."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -156,12 +158,12 @@ class _Capsule:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # the memory of the CPU
+        return 1, 0  # the CPU's memory
 
 
 def as_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -> Array:
-    """What is given for an input, as an array, of bfloat16 the raw bits; lists become arrays of the
-    type that `kind` gives, which is asked for them alone: it may have to read a model."""
+    """An input's value as an array; bfloat16 as raw bits. A list becomes an array of the type that
+    `kind` returns. `kind` is called for lists only, because it may have to read a model."""
     return _bits(_any_array(given, kind))
 
 
@@ -184,7 +186,8 @@ def _bits(array: Array) -> Array:
 
 
 def element_type_of(given: Any) -> np.dtype:
-    """A NumPy type, or the number of an ONNX one; raw bits where NumPy has no bfloat16."""
+    """The NumPy type for a NumPy type or ONNX number; an integer type for raw bits if NumPy lacks
+    bfloat16."""
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:
             raise InvalidArgumentError(f"{given} is no element type of arrays")

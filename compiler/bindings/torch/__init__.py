@@ -1,4 +1,4 @@
-"""PyTorch: a backend of `torch.compile`, and modules as ONNX files or artifacts.
+"""PyTorch: a backend for `torch.compile`, and export of modules as ONNX files or artifacts.
 
     model = torch.compile(model.eval(), backend="tilewright")
 

@@ -1,4 +1,5 @@
-"""The backend of `torch.compile`, which dynamo finds by the entry point `torch_dynamo_backends`."""
+"""The backend for `torch.compile`, which dynamo finds by the entry point
+`torch_dynamo_backends`."""
 
 from __future__ import annotations
 
@@ -33,17 +34,17 @@ def tilewright(
         with torch.no_grad():
             model(x)
 
-    A graph that needs gradients runs in PyTorch's eager mode, and so does an operator that cannot
-    be compiled, between compiled pieces of its graph. A warning says so.
+    A graph that needs gradients runs in PyTorch's eager mode. An operator that cannot be compiled
+    also runs in eager mode, between compiled pieces of its graph. A warning reports both cases.
 
     Args:
-        graph: as dynamo captured it.
-        example_inputs: what it is called with first.
+        graph: the graph that dynamo captured.
+        example_inputs: the arguments of the first call.
         options: the fields of `BackendOptions` by name.
-        mode: taken and not used.
+        mode: accepted and ignored.
 
     Raises:
-        InvalidArgumentError: for an option that there is not, or an impossible one.
+        InvalidArgumentError: for an unknown option, or an invalid value.
     """
     chosen = BackendOptions.of(options)
     if torch.is_grad_enabled() and any(
@@ -76,7 +77,7 @@ def tilewright(
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Ways to write operators with others, for those that have no rule here."""
+    """Decompositions of operators without a rule into other operators."""
     known = rules()
     theirs = {op: way for op, way in core_aten_decompositions().items() if op not in known}
     return {**theirs, **DECOMPOSITIONS}

@@ -1,4 +1,4 @@
-"""Operators that are written with others of PyTorch before their rules write them in ONNX."""
+"""Decompositions of operators into other PyTorch operators, whose rules then emit ONNX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 aten = torch.ops.aten
 
 LARGEST_TRIANGLE = 64
-"""Rows of a triangle that is solved row by row: each is a kernel or two."""
+"""Maximum rows of a triangle that is solved row by row: each row is a kernel or two."""
 
 
 def _encoder_layer(
@@ -36,7 +36,7 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """`nn.TransformerEncoderLayer` in evaluation, whose fast path is one operator.
+    """`nn.TransformerEncoderLayer` in evaluation mode, whose fast path is one operator.
 
     source: (batch, tokens, width); mask: see `_additive`.
     """
@@ -67,12 +67,12 @@ def _encoder_layer(
 
 
 def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to scores (batch, heads, queries, keys): -inf where a mask of truth values is
-    true, or a mask of numbers itself, as the layer's other path has it.
+    """The term that is added to scores (batch, heads, queries, keys): -inf where a boolean mask is
+    true, or a numeric mask itself, like the layer's slow path.
 
     Args:
-        mask: by `mask_type` 0 (queries, keys), 1 (batch, keys), 2 as the scores.
-        mask_type: as PyTorch numbers the kinds.
+        mask: its shape depends on `mask_type`: 0 (queries, keys), 1 (batch, keys), 2 as the scores.
+        mask_type: PyTorch's number of the kind.
         dtype: of the scores.
     """
     if mask_type == 1:
@@ -83,8 +83,8 @@ def _additive(mask: torch.Tensor, mask_type: int | None, dtype: torch.dtype) -> 
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, low: float = 0, high: float = 0) -> torch.Tensor:
-    """How many elements are in each of `bins` intervals of equal length from `low` to `high`, or
-    from the least to the largest element."""
+    """Counts of elements in each of `bins` equal intervals from `low` to `high`, or from the
+    smallest to the largest element."""
     flat = x.reshape(-1)
     least, most = flat.new_full((), low), flat.new_full((), high)
     if low == high:
@@ -100,7 +100,8 @@ def _histogram(x: torch.Tensor, bins: int = 100, low: float = 0, high: float = 0
 def _solved(
     a: torch.Tensor, b: torch.Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> torch.Tensor:
-    """x where a x = b, or x a = b: halves of a triangle are solved one after the other."""
+    """Solve a x = b, or x a = b, for a triangular matrix: recursively, one half of the triangle
+    after the other."""
     size = a.shape[-1]
     if not isinstance(size, int) or not 0 < size <= LARGEST_TRIANGLE:
         return NotImplemented
@@ -111,7 +112,7 @@ def _solved(
     b = b.expand(*batch, *b.shape[-2:])
 
     def solved(first: int, last: int, given: torch.Tensor) -> torch.Tensor:
-        """Of the rows and columns from `first` to `last` of the triangle."""
+        """Solve for the rows and columns from `first` to `last` of the triangle."""
         if last - first == 1:
             return given if unitriangular else given / a[..., first:last, first:last]
         middle = (first + last) // 2

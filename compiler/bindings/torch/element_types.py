@@ -1,4 +1,4 @@
-"""Types of elements that PyTorch and ONNX share, and tensors as arrays."""
+"""Element types that PyTorch and ONNX share, and tensors as arrays."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ELEMENT_TYPES: Mapping[Any, tuple[int, DType]] = {
 
 
 def part_type(dtype: Any) -> Any:
-    """The type of the parts of complex numbers; any other type itself."""
+    """The type of a complex type's real and imaginary parts; any other type unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's memory as an array; bfloat16 as raw bits, complex numbers as pairs, which are
-    the last dimension."""
+    """The tensor's memory as an array; bfloat16 as raw bits, complex numbers as pairs in an
+    additional last dimension."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
     if tensor.dtype is torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Modules of PyTorch as ONNX files, or as artifacts."""
+"""Export of PyTorch modules as ONNX files or artifacts."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def export(
     output_names: Sequence[str] | None = None,
     options: CompileOptions | None = None,
 ) -> Path:
-    """Write a module as an ONNX file, or compiled, as an artifact.
+    """Write a module as an ONNX file, or compile it to an artifact.
 
     Args:
-        module: for inference: it is exported as it is, so call `eval` first.
-        args, kwargs: example inputs; the names of the inputs are those of the parameters.
-        path: a file if it ends in `.onnx`, else the folder of an artifact, which must not be there.
-        dynamic_shapes: which dimensions are open, as `torch.export.export` has it. In an artifact
-            those that PyTorch bounds keep their bounds.
-        output_names: of the tensors that it gives; `output_0` and so on by themselves.
-        options: how an artifact is compiled, and for which threads and precision.
+        module: the module, exported in its current mode: call `eval` first for inference.
+        args, kwargs: example inputs; the model's inputs have the names of the parameters.
+        path: a file if it ends in `.onnx`, else the folder of an artifact, which must not exist.
+        dynamic_shapes: the dynamic dimensions, in the format of `torch.export.export`. In an
+            artifact, dimensions that PyTorch bounds keep their bounds.
+        output_names: names of the output tensors; by default `output_0` and so on.
+        options: compile options of an artifact, such as threads and precision.
 
     Returns:
         The path.
 
     Raises:
-        InvalidArgumentError: if one tensor is given twice.
-        NotTranslatedError: naming an operator that cannot be written in ONNX.
-        ArtifactError: if the folder is there, or cannot be linked or written.
+        InvalidArgumentError: if one tensor is passed twice.
+        NotTranslatedError: naming an operator without a translation to ONNX.
+        ArtifactError: if the folder exists, or cannot be linked or written.
         CompilerError: if the model does not compile.
     """
     translated = exported(module, args, kwargs, dynamic_shapes, output_names)
@@ -72,10 +72,10 @@ def exported(
     dynamic_shapes: Any = None,
     output_names: Sequence[str] | None = None,
 ) -> Translated:
-    """A module as a model in memory; arguments and errors are those of `export`."""
+    """Translate a module to a model in memory; arguments and errors are those of `export`."""
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
-    if len(set(tensors)) < len(tensors):  # then torch.export reads one where the other is meant
+    if len(set(tensors)) < len(tensors):  # torch.export would confuse the two arguments
         raise InvalidArgumentError("one tensor is given for two inputs: give a clone of it")
     with torch.no_grad():
         program = torch.export.export(

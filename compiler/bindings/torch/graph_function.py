@@ -1,9 +1,9 @@
-"""A graph of PyTorch as a function of tensors that runs a compiled model.
+"""A PyTorch graph as a function of tensors that runs a compiled model.
 
-The weights are constants of the model. It is compiled when the function is first called, with the
-tensors that are given then, and again for other tensors in their places (a layer that a network has
-many times), or after they were written to. Operators that cannot be compiled run in PyTorch,
-between compiled pieces of the graph.
+The weights are constants of the model. The graph is compiled on the first call, with the tensors of
+that call. It is compiled again for other weight tensors (a layer that a network repeats), or after
+its weights were written to. Operators that cannot be compiled run in PyTorch, between compiled
+pieces of the graph.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("tilewright.torch")
 
 ALIGNMENT = 64
-"""Where inputs are read without a copy."""
+"""Alignment in bytes of inputs that are read without a copy."""
 
 MOST_PROGRAMS = 64
-"""With different weights; the one used longest ago goes first."""
+"""Maximum number of programs with different weights; the least recently used one is evicted."""
 
 MOST_CHANGES = 8
-"""How often weights may be written to before it is no longer worth compiling them in."""
+"""Number of writes to the weights after which compiling them in is no longer worthwhile."""
 
 
 MOST_NAMED = 3
-"""Of the operators that run in PyTorch, in a warning."""
+"""Maximum number of operators that a warning names."""
 
 _NODE_NAME = re.compile(r"'([^'./]+)(?:\.\d+)?[/']")
 """The name of a node in a message of the compiler: '`name`', '`name`.2', '`name`/inner'."""
@@ -65,7 +65,8 @@ class _Program:
     """A compiled model, and the weights that it was compiled with.
 
     Attributes:
-        weights: the position of each with a reference, its address and its count of changes.
+        weights: for each weight its position, a weak reference, its address and its version
+            counter.
     """
 
     compiled: Model
@@ -73,7 +74,7 @@ class _Program:
     weights: tuple[tuple[int, Any, int, int], ...]
 
     def has(self, arguments: list[Any]) -> bool:
-        """Whether these are the weights, as they were then."""
+        """Whether the arguments are the same weights, and unchanged."""
         for position, tensor, address, version in self.weights:
             given = arguments[position]
             same = tensor() is given and given._version == version
@@ -82,7 +83,7 @@ class _Program:
         return True
 
     def serves(self, arguments: list[Any]) -> bool:
-        """Whether positions among the arguments are such as PyTorch takes."""
+        """Whether index arguments lie within the bounds that PyTorch accepts."""
         return all(
             are_within(arguments[place], bounds)
             for place, bounds in self.translated.positions.items()
@@ -100,7 +101,7 @@ class _Program:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A piece of a graph that runs: a list of arguments -> a list of results."""
+    """An executable piece of a graph: a list of arguments -> a list of results."""
 
     run: Callable[[list[Any]], Sequence[Any]]
     inputs: tuple[fx.Node, ...]
@@ -137,19 +138,20 @@ def _run_by_pytorch(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[An
 
 
 class GraphFunction:
-    """What dynamo calls for a graph: a list of tensors and numbers -> a list of them.
+    """The callable that dynamo receives for a graph: a list of tensors and numbers -> a list of
+    tensors and numbers.
 
-    Runs in PyTorch, operator by operator, what cannot be compiled; a warning names the operators
-    then. The rest of the graph is compiled in pieces. May be called from several threads at once.
+    Operators that cannot be compiled run in PyTorch, and a warning names them; the rest of the
+    graph is compiled in pieces. Several threads may call the function at once.
 
     Args:
-        graph: of ATen operators, in which no value is written to.
+        graph: ATen operators that write to no value.
         weights: the positions of arguments that rarely change.
         ranges: bounds of PyTorch's symbols.
-        options: how it is compiled.
+        options: compile options.
     """
 
-    _boxed_call = True  # dynamo hands over a list, which is emptied to free what is in it
+    _boxed_call = True  # dynamo passes a list, which is emptied to free its items
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ class GraphFunction:
 
     @property
     def computes(self) -> bool:
-        """Whether the graph does more than make views of its arguments."""
+        """Whether the graph does more than create views of its arguments."""
         return self._computing is not None
 
     def __call__(self, given: list[Any]) -> Any:
@@ -196,12 +198,12 @@ class GraphFunction:
         try:
             found = program.run(arguments)
             return found if self._views is None else self._views(*arguments, *found)
-        except Exception as error:  # noqa: BLE001 - what PyTorch can run is no error of the caller
+        except Exception as error:  # noqa: BLE001 - PyTorch can still run the graph: a warning suffices
             self._give_up(error)
             return self._graph(*arguments)
 
     def _found(self, arguments: list[Any]) -> _Program | None:
-        """The program for these weights, compiled if it must be; None if PyTorch runs them."""
+        """The program for these weights, compiled if necessary; None if PyTorch runs the graph."""
         with self._lock:
             if self._eager or self._pieces is not None:
                 return None
@@ -262,8 +264,8 @@ class GraphFunction:
         return {node: f"{operator_name(node.target)}: {error}" for node in named[:1]}
 
     def _cut_around(self, refused: Mapping[fx.Node, str]) -> bool:
-        """Leave these nodes to PyTorch from now on, and compile the pieces between them; False if
-        there is nothing to compile then."""
+        """Let PyTorch run these nodes from now on, and compile the pieces between them; false if no
+        such piece computes anything."""
         if not refused or self._computing is None:
             return False
         steps: list[_Step] = []
@@ -278,7 +280,7 @@ class GraphFunction:
         self._pieces = _Pieces(self._computing, steps)
         operators = {node: why for node, why in refused.items() if node.op == "call_function"}
         reasons = list(dict.fromkeys(operators.values()))
-        if not reasons:  # nothing computes with the arguments that the compiler does not take
+        if not reasons:  # no node computes with the arguments that the compiler does not support
             return True
         others = f" (and {len(reasons) - MOST_NAMED} others)" if len(reasons) > MOST_NAMED else ""
         warnings.warn(
@@ -290,7 +292,8 @@ class GraphFunction:
         return True
 
     def _give_up(self, error: Exception) -> None:
-        """Leave the graph to PyTorch from now on, and say why; of a defect the log says where."""
+        """Let PyTorch run the whole graph from now on, and warn why; a defect's traceback goes to
+        the log."""
         with self._lock:
             self._eager = True
             self._current = None
@@ -306,15 +309,15 @@ class GraphFunction:
         )
 
     def _is_constant(self, position: int, weight: torch.Tensor) -> bool:
-        """Whether a weight is compiled in. One that is looked up in is read where it lies, and so
-        is one that does not count how often it is written to."""
+        """Whether a weight is compiled in. A lookup table is read in place instead, and so is a
+        weight without a version counter."""
         if weight.is_inference():
             return False
         is_read_in_place = weight.is_contiguous() and weight.data_ptr() % ALIGNMENT == 0
         return not (position in self._tables and is_read_in_place)
 
     def _tuned_before(self, translated: Translated, options: CompileOptions) -> Model | None:
-        """What the tuner has kept of this model, if it keeps anything."""
+        """The tuned program that the tuner stored for this model, if any."""
         kept = getattr(self._options.tuner, "kept", None)
         if kept is None or not self._options.keep:
             return None
@@ -322,7 +325,7 @@ class GraphFunction:
         return found
 
     def _tuned(self, program: _Program) -> None:
-        """Tune a program's model, and let what comes of it serve."""
+        """Tune a program's model, and use the tuned program from then on."""
         assert self._options.tuner is not None
         options = self._options.compile_options(program.translated.ranges)
         tuned = self._options.tuner(program.translated.model, options)
@@ -331,7 +334,7 @@ class GraphFunction:
 
 
 def _check_tensor(given: Any) -> None:
-    """Raises NotTranslatedError for a tensor that is no block of numbers on the CPU."""
+    """Raise NotTranslatedError for a tensor that is not a dense array on the CPU."""
     if not isinstance(given, torch.Tensor):
         return
     if type(given) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):

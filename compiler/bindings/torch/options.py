@@ -1,4 +1,4 @@
-"""What `torch.compile(..., backend="tilewright", options={...})` is told."""
+"""Options of `torch.compile(..., backend="tilewright", options={...})`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.model import Model
 
     Tuner: TypeAlias = Callable[[ReadModel, CompileOptions], Model | None]
-    """Tunes a model for these options; gives the tuned program, or None for nothing new."""
+    """Tunes a model for these options; returns the tuned program, or None without an
+    improvement."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """How graphs are compiled.
+    """Options of the backend.
 
     Attributes:
-        threads: that a run uses; 0: as many as PyTorch does (`torch.get_num_threads`).
+        threads: threads per run; 0: as many as PyTorch uses (`torch.get_num_threads`).
         numerics, precision: as in `Mode`.
-        keep: whether other processes load what this one compiles.
-        schedules: where tuned schedules are looked up, such as a tuning database's records.
-        tuner: called in a thread of its own for each model that was compiled; what it gives serves
-            from then on. `service.background.BackgroundTuner` is one. If it has a method `kept`
-            with the same arguments, that is asked first for what was tuned before.
+        keep: whether programs are stored in the compilation cache, for other processes.
+        schedules: the source of tuned schedules, such as a tuning database's records.
+        tuner: called in a separate thread for each compiled model; the tuned program is used from
+            then on. `service.background.BackgroundTuner` is one. If it has a method `kept` with the
+            same arguments, that is called first, for programs tuned before.
     """
 
     threads: int = 0
@@ -45,7 +46,8 @@ class BackendOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> BackendOptions:
-        """Raises InvalidArgumentError for an option that there is not, or an impossible one."""
+        """The options from a mapping. Raises InvalidArgumentError for an unknown option, or an
+        invalid value."""
         known = [each.name for each in fields(cls)]
         for name in given or {}:
             if name not in known:
@@ -57,7 +59,7 @@ class BackendOptions:
         return options
 
     def compile_options(self, ranges: Mapping[str, range]) -> CompileOptions:
-        """For a model whose dimensions have these ranges."""
+        """Compile options for a model whose dimensions have these ranges."""
         return CompileOptions(
             Mode(
                 threads=self.threads or torch.get_num_threads(),

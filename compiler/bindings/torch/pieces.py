@@ -1,4 +1,4 @@
-"""A graph of ATen operators, cut around the operators that run in PyTorch.
+"""Partition of a graph of ATen operators around the operators that run in PyTorch.
 
     y = relu(x @ w); z = unknown(y); return softmax(z + y)
     -> compiled: y = relu(x @ w)
@@ -6,7 +6,7 @@
        compiled: softmax(z + y)
 
 Pieces of the two kinds alternate. Each node is in the first piece that its arguments allow, so that
-the number of pieces is the smallest possible.
+the number of pieces is minimal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GraphPiece:
     """A part of a graph as a graph of its own.
 
     Attributes:
-        module: its arguments are `inputs`, its results are a list, `outputs`.
+        module: takes `inputs` as arguments, and returns `outputs` as a list.
         is_refused: whether PyTorch runs it.
         inputs, outputs: nodes of the whole graph.
     """
@@ -75,7 +75,7 @@ def _repeated(
     graph: fx.Graph, refused: Collection[fx.Node], weights: Collection[fx.Node]
 ) -> frozenset[fx.Node]:
     """The nodes that each piece computes again: attributes, sizes, and values that depend only on
-    weights and sizes. A compiled piece has them as constants."""
+    weights and sizes. In a compiled piece they are constants."""
     fixed, found = set(weights), set()
     for node in graph.nodes:
         is_size = not is_tensor_valued(node)
@@ -102,7 +102,7 @@ class _Cutter:
     repeated: frozenset[fx.Node]
 
     def order(self, results: Collection[fx.Node]) -> dict[fx.Node, int]:
-        """The number of the piece of each node that computes: even if it is compiled, else odd."""
+        """The number of the piece of each computing node; compiled pieces have even numbers."""
         found: dict[fx.Node, int] = {}
         latest_draw = 0
         for node in self.graph.nodes:
@@ -114,13 +114,13 @@ class _Cutter:
             odd = int(node in self.refused or not is_tensor_valued(node))
             place = max((found[each] for each in self.sources(node) if each in found), default=odd)
             place += place % 2 != odd
-            if _draws(node):  # so that random numbers are drawn in the order of the whole graph
+            if _draws(node):  # so that random numbers keep the order of the whole graph
                 place = latest_draw = max(place, latest_draw)
             found[node] = place
         return found
 
     def sources(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The arguments of a node; of one that is repeated, its own sources."""
+        """The arguments of a node; a repeated argument is replaced by its own sources."""
         for each in node.all_input_nodes:
             if each in self.repeated:
                 yield from self.sources(each)
@@ -158,7 +158,8 @@ class _Cutter:
         return GraphPiece(fx.GraphModule(self.root, part), is_refused, inputs, tuple(outputs))
 
     def _holders(self) -> dict[Any, fx.Node]:
-        """By symbol of a size: the argument of the graph that is it, or has it as a dimension."""
+        """Maps each symbolic size to the argument of the graph that equals it or has it as a
+        dimension."""
         found: dict[Any, fx.Node] = {}
         for node in self.graph.find_nodes(op="placeholder"):
             for size in _sizes(node):
@@ -170,12 +171,12 @@ class _Cutter:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
+    """Whether a node generates random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _sizes(node: fx.Node) -> Iterator[Any]:
-    """The open sizes of a node's value."""
+    """The symbolic sizes of a node's value."""
     value = node.meta.get("val")
     for each in value if isinstance(value, tuple | list) else (value,):
         if isinstance(each, torch.SymInt):

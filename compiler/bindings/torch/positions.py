@@ -1,4 +1,4 @@
-"""Arguments whose elements are positions in a tensor: PyTorch refuses those that are beyond it.
+"""Index arguments: PyTorch rejects an index that is out of bounds.
 
 A compiled program reads the nearest element instead, so that it never reads other memory.
 """
@@ -28,18 +28,18 @@ _MOVES = {
     aten.alias.default,
     aten._to_copy.default,
 }
-"""What changes no element: an argument that it is made of has all that it has."""
+"""Operators that change no element, so that the result's elements are all from the argument."""
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """The node whose elements a value has."""
+    """The node that a value's elements come from, through operators that only move elements."""
     while node.target in _MOVES and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def narrowed(one: range, other: range) -> range:
-    """What lies in both."""
+    """The intersection of two ranges."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 

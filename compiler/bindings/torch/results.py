@@ -1,4 +1,4 @@
-"""What the caller of a graph gets: the arrays of a compiled model as PyTorch traced its tensors."""
+"""Results of a graph: the outputs of a compiled model as the tensors that PyTorch traced."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from tilewright.compiler.errors import CompilerError
 
 
 class ResultMismatchError(CompilerError):
-    """A compiled model gave what PyTorch's tracing did not foresee."""
+    """A compiled model's output differs from the type or shape in PyTorch's trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What the caller gets in one place.
+    """One result of the graph.
 
     Attributes:
         position: among the model's outputs; None for `given`.
-        given: what is given if it is no output of the model: None, or a number.
-        dtype: PyTorch's type; None for a number, which the model gives as an int64 of rank 0.
-        shape: as PyTorch traced it; None where a dimension is open.
-        order: the dimensions from the outermost to the innermost in memory; None in order.
+        given: the value of a result that is not an output of the model: None, or a number.
+        dtype: PyTorch's type; None for a number, which the model returns as an int64 of rank 0.
+        shape: the traced shape; None for a dynamic dimension.
+        order: the dimensions from the outermost to the innermost in memory; None for the usual
+            order.
     """
 
     position: int | None = None
@@ -37,16 +38,16 @@ class OutputSpec:
 
     @classmethod
     def of(cls, position: int, traced: torch.Tensor) -> OutputSpec:
-        """Of a fake tensor."""
+        """The specification for a traced fake tensor."""
         sizes = [expression(size) for size in traced.shape]
         shape = tuple(size if isinstance(size, int) else None for size in sizes)
         return cls(position, None, traced.dtype, shape, memory_order(traced))
 
     def taken(self, found: Sequence[Any]) -> Any:
-        """From a model's outputs.
+        """The result, from a model's outputs.
 
         Raises:
-            ResultMismatchError: if a tensor has not the traced type or shape.
+            ResultMismatchError: if a tensor does not have the traced type or shape.
         """
         if self.position is None:
             return self.given

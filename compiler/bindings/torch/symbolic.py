@@ -1,4 +1,4 @@
-"""Sizes as PyTorch's tracing knows them: numbers, or expressions over symbols."""
+"""Sizes from PyTorch's tracing: numbers, or expressions over symbols."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tilewright.compiler.errors import CompilerError
 Size: TypeAlias = "int | sympy.Expr"
 
 LARGEST_DIVISOR = 1 << 20
-"""Of sizes that float64 computes exactly: steps such as 0.5, not 0.1."""
+"""Maximum divisor in size computations that float64 performs exactly: steps such as 0.5, not
+0.1."""
 
 
 class NotTranslatedError(CompilerError):
-    """An operator, or a form of one, that no rule writes in ONNX.
+    """An operator, or a form of one, without a rule that translates it to ONNX.
 
     Attributes:
-        refused: the nodes of a graph to which this applies, with the reasons; empty if unknown.
+        refused: the nodes of a graph without a rule, with the reasons; empty if unknown.
     """
 
     def __init__(self, reason: str, refused: Mapping[fx.Node, str] | None = None) -> None:
@@ -47,7 +48,7 @@ def expression(size: Any) -> Size:
 
 
 def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:
-    """A floating-point expression over sizes as a whole number and the one that divides it.
+    """A floating-point expression over sizes as a quotient of an integer expression and an integer.
 
     Raises:
         NotTranslatedError: if floating-point arithmetic may round it.
@@ -73,7 +74,7 @@ def _exact(size: sympy.Expr) -> sympy.Expr:
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """How a dense tensor's dimensions follow each other in memory, unless they are in order."""
+    """The order of a dense tensor's dimensions in memory; None for the usual order."""
     if any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride())):
         strides = [_hint(each) for each in value.stride()]
         sizes = [_hint(each) for each in value.shape]
@@ -87,7 +88,7 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _hint(size: Any) -> int:
-    """The number that a size was traced with; 1 if it had none."""
+    """The number that a size was traced with; 1 if there is none."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return 1 if hint is None else int(hint)
@@ -95,7 +96,7 @@ def _hint(size: Any) -> int:
 
 
 def bounded(open_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
-    """The dimensions that PyTorch bounds from above."""
+    """The dimensions with an upper bound in PyTorch."""
     found = {}
     for name, size in open_dims.items():
         known = ranges.get(size)

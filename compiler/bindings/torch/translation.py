@@ -1,8 +1,8 @@
-"""PyTorch's graphs of ATen operators as ONNX models, whose weights stay where the tensors are.
+"""Translation of PyTorch's graphs of ATen operators to ONNX models that share the tensors' memory.
 
-What a graph of `aot_autograd` or of `torch.export` calls, one rule an operator writes as nodes of
-ONNX (`compiler.bindings.torch.rules`). Sizes that PyTorch knows as expressions over symbols
-(`s77 // 2`) become arithmetic on `Shape`, from which the import finds the same expressions again.
+One rule per operator translates a graph of `aot_autograd` or `torch.export` to ONNX nodes
+(`compiler.bindings.torch.rules`). Sizes that are symbolic expressions in PyTorch (`s77 // 2`)
+become arithmetic on `Shape`, from which the import recovers the same expressions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Rule: TypeAlias = Callable[..., Any]
 
 
 class ComplexPair(NamedTuple):
-    """The names of both parts of complex values."""
+    """The names of the real and imaginary part of complex values."""
 
     real: str
     imaginary: str
@@ -60,11 +60,11 @@ class Translated:
     """A graph as a model.
 
     Attributes:
-        model: in ONNX; its weights are the tensors' own memory.
+        model: the ONNX model; its weights are the tensors' own memory.
         inputs: the positions of the arguments that the model takes, in its order.
-        outputs: what the graph gives.
-        ranges: of the model's open dimensions, those that PyTorch bounds.
-        positions: arguments whose elements are positions, with their bounds.
+        outputs: the results of the graph.
+        ranges: of the model's dynamic dimensions that PyTorch bounds.
+        positions: index arguments, with the bounds of their elements.
     """
 
     model: ReadModel
@@ -75,13 +75,13 @@ class Translated:
 
 
 def operator_name(target: Any) -> str:
-    """`aten.add.Tensor`."""
+    """The operator's name, such as `aten.add.Tensor`."""
     return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target!r}"
 
 
 @cache
 def rules() -> Mapping[Any, Rule]:
-    """Rules by operator, of all files in `compiler/bindings/torch/rules`."""
+    """Rules by operator, from all files in `compiler/bindings/torch/rules`."""
     package = import_module("tilewright.compiler.bindings.torch.rules")
     found: dict[Any, Rule] = {}
     for each in iter_modules(package.__path__):
@@ -91,7 +91,7 @@ def rules() -> Mapping[Any, Rule]:
 
 @cache
 def complex_rules() -> Mapping[Any, Rule]:
-    """Rules by operator, of those with a complex argument or result: values are `ComplexPair`s."""
+    """Rules by operator with a complex argument or result; complex values are `ComplexPair`s."""
     found: Mapping[Any, Rule] = import_module(
         "tilewright.compiler.bindings.torch.rules.complex"
     ).COMPLEX_RULES
@@ -108,19 +108,20 @@ def translate(
     *,
     is_exported: bool = False,
 ) -> Translated:
-    """Write a graph as a model.
+    """Translate a graph to a model.
 
     Args:
-        graph: of ATen operators; each node has its value's fake tensor (`meta["val"]`).
+        graph: ATen operators; each node has its value's fake tensor (`meta["val"]`).
         constants: the arguments that are weights, by position.
-        attributes: gives the tensor of a `get_attr` node.
-        names: of the other arguments, by position; numbered where it has none.
-        output_names: of the tensors that the graph gives.
+        attributes: returns the tensor of a `get_attr` node.
+        names: of the other arguments, by position; numbered by default.
+        output_names: names of the output tensors.
         ranges: bounds of PyTorch's symbols (`ShapeEnv.var_to_range`).
-        is_exported: whether the model runs without PyTorch, which cannot run what is refused then.
+        is_exported: whether the model runs without PyTorch, which then cannot run untranslated
+            operators.
 
     Raises:
-        NotTranslatedError: naming the operator that has no rule; `refused` has all of them.
+        NotTranslatedError: naming an operator without a rule; `refused` has all of them.
     """
     translator = Translator(constants, attributes, is_exported)
     return translator.run(graph, names or {}, output_names, ranges or {})
@@ -128,34 +129,36 @@ def translate(
 
 @dataclass(slots=True)
 class Translator:
-    """One graph on its way to ONNX. Rules see it: `op`, `constant` and what they ask of values."""
+    """The state of one graph's translation. Rules emit nodes with `op` and `constant`, and query
+    values."""
 
     constants: Mapping[int, torch.Tensor]
     attributes: Callable[[str], torch.Tensor]
     is_exported: bool = False
     opset: int = OPSET
-    """Rules raise it for an operator that came later."""
+    """Rules raise it for operators of a later opset."""
     nodes: list[Any] = field(default_factory=list)
     lifted: set[fx.Node] = field(default_factory=set)
-    """Products whose value has the leading dimensions that a view before them had joined."""
+    """Products whose value keeps the leading dimensions that a preceding view joined."""
     _values: dict[fx.Node, Any] = field(default_factory=dict)
     _tensors: dict[str, OnnxTensor] = field(default_factory=dict)
     _types: dict[str, int] = field(default_factory=dict)
     _known: dict[tuple[str, tuple[int, ...], bytes], str] = field(default_factory=dict)
     _symbols: dict[Any, tuple[str, int] | str] = field(default_factory=dict)
-    """Where a symbol's value is: an input and its dimension, or an input that is a number."""
+    """Source of each symbol's value: an input and its dimension, or an input that is a number."""
     _sizes: dict[Any, str] = field(default_factory=dict)
     _ranges: Mapping[Any, Any] = field(default_factory=dict)
     """Bounds of the symbols."""
     _places: Mapping[fx.Node, int] = field(default_factory=dict)
     _positions: dict[int, range] = field(default_factory=dict)
-    """Arguments whose elements are positions, with their bounds."""
+    """Index arguments, with the bounds of their elements."""
     _refused: dict[fx.Node, str] = field(default_factory=dict)
-    """Nodes that no rule writes, and why."""
+    """Nodes without a rule, with the reasons."""
     _taken: int | None = None
-    """The part of complex values that a rule asks for: 0 or 1."""
+    """The part of complex values that `value` returns: 0 or 1."""
     _at: str = ""
-    """The node whose rule runs: ONNX nodes have its name, and so errors of the compiler do."""
+    """The node whose rule runs: ONNX nodes get its name, which then appears in the compiler's
+    errors."""
 
     def run(
         self,
@@ -191,16 +194,16 @@ class Translator:
         bounds = bounded(open_dims, ranges)
         return Translated(read, taken, outputs, bounds, dict(self._positions))
 
-    # what rules emit
+    # methods that emit nodes
 
     def op(self, kind: str, *inputs: str | None, **attributes: Any) -> str:
-        """Add a node with one output; its name."""
+        """Add a node with one output, and return the output's name."""
         return self.several(kind, *inputs, count=1, **attributes)[0]
 
     def several(
         self, kind: str, *inputs: str | None, count: int, **attributes: Any
     ) -> tuple[str, ...]:
-        """Add a node with so many outputs; their names."""
+        """Add a node with `count` outputs, and return their names."""
         results = tuple(f"v{len(self.nodes)}_{k}" for k in range(count))
         given = {name: value for name, value in attributes.items() if value is not None}
         operands = [name or "" for name in inputs]
@@ -208,7 +211,7 @@ class Translator:
         return results
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """A small constant, of a PyTorch type; int64 by itself."""
+        """A small constant, of a PyTorch type; int64 by default."""
         kind = ELEMENT_TYPES[dtype or torch.int64]
         if kind[1] is DType.BFLOAT16:
             return self.tensor(torch.tensor(value, dtype=dtype))
@@ -225,7 +228,7 @@ class Translator:
         return self._known[key]
 
     def tensor(self, tensor: torch.Tensor) -> str:
-        """A tensor's own memory as a constant; what is not contiguous is copied."""
+        """A tensor's own memory as a constant; a tensor that is not contiguous is copied."""
         kind = ELEMENT_TYPES.get(tensor.dtype)
         if kind is None:
             raise NotTranslatedError(f"a constant of {tensor.dtype}")
@@ -239,7 +242,8 @@ class Translator:
 
     @contextmanager
     def taking(self, part: int) -> Iterator[None]:
-        """Let `value` give one part of complex values, 0 or 1; of real ones the second is 0."""
+        """Let `value` return one part of complex values, 0 or 1; the second part of real values is
+        0."""
         self._taken = part
         try:
             yield
@@ -256,7 +260,7 @@ class Translator:
         last = self.constant([-1])
         return self.op("Concat", *(self.op("Unsqueeze", each, last) for each in pair), axis=-1)
 
-    # what rules ask
+    # methods that rules query
 
     def value(self, given: Any, dtype: Any = None) -> str:
         """The name of an argument: a node's value, or a number as a constant of `dtype`."""
@@ -284,24 +288,24 @@ class Translator:
 
     @staticmethod
     def dtype(node: fx.Node) -> Any:
-        """Of a node's value, the first of several; of complex numbers the type of their parts."""
+        """The type of a node's (first) value; for complex values, the type of their parts."""
         value = node.meta["val"]
         return part_type((value[0] if isinstance(value, tuple | list) else value).dtype)
 
     @staticmethod
     def shape(node: fx.Node) -> tuple[Size, ...]:
-        """Of a node's value, the first of several."""
+        """The shape of a node's (first) value."""
         value = node.meta["val"]
         value = value[0] if isinstance(value, tuple | list) else value
         return tuple(expression(size) for size in value.shape)
 
     def number(self, size: Any) -> str:
-        """A whole number as an int64 of rank 0."""
+        """An integer as an int64 of rank 0."""
         known = expression(size)
         return self.constant(known) if isinstance(known, int) else self._computed(known)
 
     def numbers(self, sizes: Sequence[Any]) -> str:
-        """Whole numbers as an int64 vector."""
+        """Integers as an int64 vector."""
         known = [expression(size) for size in sizes]
         if all(isinstance(each, int) for each in known):
             return self.constant(np.array(known, np.int64))
@@ -315,8 +319,8 @@ class Translator:
         return found
 
     def reshaped(self, name: str, old: Sequence[Size], new: Sequence[Size]) -> str:
-        """A value of one shape in another. Sizes that stay, or follow from the others, are said so:
-        then nobody computes them."""
+        """Reshape a value. Unchanged sizes, and a size that follows from the others, are written as
+        0 and -1, so that they need no computation."""
         if tuple(old) == tuple(new):
             return name
         target: list[Size] = list(new)
@@ -335,8 +339,9 @@ class Translator:
         return found
 
     def looked_up(self, index: fx.Node, size: Size, *, from_end: bool = False) -> None:
-        """Say that the elements of a value are positions among `size`: what an argument has beyond
-        them is left to PyTorch, which refuses it. `from_end`: whether they may be negative."""
+        """Declare that the elements of a value are indices below `size`. An argument with an index
+        out of bounds is passed to PyTorch, which rejects it. `from_end`: whether indices may be
+        negative."""
         place = self._places.get(source_of(index))
         if place is None or not isinstance(size, int):
             return
@@ -346,12 +351,13 @@ class Translator:
         elif not are_within(self.constants[place], bounds):
             raise NotTranslatedError(f"positions beyond {size}")
 
-    # what happens once a graph
+    # methods called once per graph
 
     def _inputs(
         self, placeholders: Sequence[fx.Node], names: Mapping[int, str]
     ) -> tuple[list[Any], tuple[int, ...], dict[str, Any]]:
-        """The model's inputs, which arguments they are, and its open dimensions with symbols."""
+        """The model's inputs, the arguments they come from, and the dynamic dimensions with their
+        symbols."""
         infos: list[Any] = []
         taken: list[int] = []
         open_dims: dict[Any, str] = {}
@@ -367,7 +373,7 @@ class Translator:
             if not isinstance(value, torch.Tensor):
                 if isinstance(value, torch.SymFloat):
                     self._refused[node] = "a number that is no whole one as an argument"
-                continue  # a plain number, which the nodes have too
+                continue  # a plain number, which is also stored in the nodes
             kind = ELEMENT_TYPES.get(part_type(value.dtype))
             if kind is None:
                 self._refused[node] = f"an argument of {value.dtype}"
@@ -399,7 +405,8 @@ class Translator:
         return infos, tuple(taken), {name: size for size, name in open_dims.items()}
 
     def _constant(self, node: fx.Node, given: Any) -> None:
-        """Give a node a tensor's memory; the operators that read any other are refused."""
+        """Assign a tensor's memory to a node; operators that read an unsupported one are
+        rejected."""
         if isinstance(given, torch.Tensor) and given.is_complex():
             real, imaginary = torch.view_as_real(given.detach().resolve_conj()).unbind(-1)
             self._values[node] = ComplexPair(self.tensor(real), self.tensor(imaginary))
@@ -413,7 +420,7 @@ class Translator:
         if node.target is operator.getitem:
             return self._part(node, *node.args)
         if not is_tensor_valued(node):
-            return None  # a size: whoever uses it asks for its expression
+            return None  # a size: its users evaluate its expression
         rule, name = rules().get(node.target), operator_name(node.target)
         self._at = node.name
         try:
@@ -426,7 +433,7 @@ class Translator:
             return self._refuse(node, f"{name}: {error}")
         except (
             Exception
-        ) as error:  # a defect of the rule, which is not the user's: PyTorch can run it
+        ) as error:  # a defect of the rule, not of the user's model: PyTorch can run the operator
             log.exception("the rule of %s failed on %s", name, node.format_node())
             said = f"its rule failed: {type(error).__name__}: {error}"
             return self._refuse(node, f"{name}: {said}")
@@ -435,7 +442,8 @@ class Translator:
         """Whether an argument or the result is complex.
 
         Raises:
-            NotTranslatedError: if ONNX has no type for one of them, or no rule takes such numbers.
+            NotTranslatedError: if ONNX lacks one of their types, or the operator has no rule for
+                complex numbers.
         """
         for each in node.all_input_nodes:
             if each.op != "call_function" and each in self._refused:
@@ -454,13 +462,13 @@ class Translator:
         return found
 
     def _refuse(self, node: fx.Node, why: str) -> Any:
-        """Note that no rule writes a node, and go on: names that stand for its values."""
+        """Record that a node has no rule, and continue with placeholder names for its values."""
         self._refused[node] = why
         value = node.meta["val"]
         return (node.name,) * len(value) if isinstance(value, tuple | list) else node.name
 
     def _part(self, node: fx.Node, whole: Any, index: Any) -> str:
-        """One of an operator's results."""
+        """One result of an operator with several."""
         found = self._values[whole]
         if isinstance(found, str):
             found = (found,)
@@ -566,7 +574,7 @@ _EXPRESSIONS: Mapping[Any, Callable[[Translator, str, str], str]] = {
 
 
 def used_as_tables(node: fx.Node) -> bool:
-    """Whether a weight is only looked up in, row by row: then a program reads it where it lies."""
+    """Whether a weight is only used for lookups of rows: a program then reads it in place."""
     return bool(node.users) and all(
         user.target is torch.ops.aten.embedding.default and user.args[0] is node
         for user in node.users

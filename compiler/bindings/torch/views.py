@@ -1,11 +1,12 @@
-"""What a graph gives without computing it: views of arguments or of one computed tensor, and sizes.
+"""Results of a graph that need no computation: sizes, and views of arguments or of one computed
+tensor.
 
     add = x + y; parts = split(add); return parts[0], parts[1], x.t()
     -> computing: add = x + y; return add
        making:    parts = split(add); return parts[0], parts[1], x.t()
 
-PyTorch makes the views. So they share memory as the caller expects, and have the strides and the
-offset by which `aot_autograd` makes them again of the caller's own tensors.
+PyTorch creates the views. They therefore share memory as the caller expects, and have the strides
+and the offset by which `aot_autograd` recreates them from the caller's own tensors.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from torch import fx
 
 
 def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule | None]:
-    """A graph as one that computes, and one that makes results of what was computed.
+    """Split a graph into one that computes, and one that creates the results from the computed
+    values.
 
     Args:
         whole: its results are a list; each node has its value's fake tensor (`meta["val"]`).
 
     Returns:
-        Of the arguments: what must be computed; None if nothing must be. Of the arguments and what
-        was computed: the results; None if these are what was computed.
+        The computing graph, a function of the arguments; None if there is nothing to compute. The
+            graph of results, a function of the arguments and the computed values; None if the
+            results are the computed values.
     """
     graph = whole.graph
     (output,) = graph.find_nodes(op="output")
@@ -53,7 +56,8 @@ def split_views(whole: fx.GraphModule) -> tuple[fx.Graph | None, fx.GraphModule 
 
 
 def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
-    """By node that gives tensors: the node, or that whose memory it views; not for new lists."""
+    """Map each tensor-valued node to itself, or to the node whose memory it views; without new
+    lists."""
     roots: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if not is_tensor_valued(node):
@@ -61,7 +65,7 @@ def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
         if _is_view(node):
             first = node.args[0]
             root = roots.get(first, node)
-            # as_strided sees places in memory, where what is computed may lie in another order
+            # as_strided addresses memory, where a computed value may have another layout
             strided = node.target is torch.ops.aten.as_strided.default
             roots[node] = node if strided and root.op != "placeholder" else root
         elif isinstance(node.meta["val"], torch.Tensor):
@@ -72,7 +76,7 @@ def _roots(graph: fx.Graph) -> Mapping[fx.Node, fx.Node]:
 def _made(
     graph: fx.Graph, roots: Mapping[fx.Node, fx.Node], known: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """These nodes, those that only view them, and arithmetic on sizes."""
+    """These nodes, views of them, and arithmetic on sizes."""
     found = set(known)
     for node in graph.nodes:
         if node.op != "call_function" or not all(each in found for each in node.all_input_nodes):
@@ -83,7 +87,7 @@ def _made(
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node gives memory of its first argument, or is a part of a list."""
+    """Whether a node returns memory of its first argument, or an item of a list."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -95,7 +99,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _computing(graph: fx.Graph, computed: Iterable[fx.Node]) -> fx.Graph:
-    """A graph that gives these nodes alone."""
+    """A graph that returns only these nodes."""
     found = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     found.graph_copy(graph, copies)
@@ -105,7 +109,7 @@ def _computing(graph: fx.Graph, computed: Iterable[fx.Node]) -> fx.Graph:
 
 
 def is_tensor_valued(node: fx.Node) -> bool:
-    """Whether a node gives a tensor, or several."""
+    """Whether a node returns one or several tensors."""
     value: Any = node.meta.get("val")
     if isinstance(value, tuple | list):
         return any(isinstance(each, torch.Tensor) for each in value)

@@ -1,4 +1,4 @@
-"""Where programs for ONNX Runtime look for its exceptions."""
+"""The module in which programs for ONNX Runtime look for its exceptions."""
 
 from tilewright.compiler.bindings.ort.capi import onnxruntime_pybind11_state
 

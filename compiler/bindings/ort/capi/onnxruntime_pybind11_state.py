@@ -1,4 +1,4 @@
-"""The exceptions of `compiler.bindings.ort`, under the name that ONNX Runtime's module has."""
+"""The exceptions of `compiler.bindings.ort`, under the module name that ONNX Runtime uses."""
 
 from tilewright.compiler.bindings.ort.failures import (
     Fail,

@@ -1,1 +1,1 @@
-"""Rules that write ATen operators in ONNX, one file a family; each file has its `RULES`."""
+"""Rules that translate ATen operators to ONNX, one file per family; each file defines `RULES`."""

@@ -1,7 +1,7 @@
-"""Operators on complex numbers, which are pairs of real values on their way to ONNX.
+"""Operators on complex numbers, which ONNX represents as pairs of real values.
 
-What moves elements, or adds them up, does the same to both parts. Fourier transforms are products
-with matrices, whose columns for both parts lie side by side.
+Operators that move or sum elements apply to both parts. Fourier transforms are products with
+matrices, whose columns for the real and imaginary part are adjacent.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tilewright.compiler.bindings.torch.translation import ComplexPair, Rule, Tr
 aten = torch.ops.aten
 
 LONGEST = 128
-"""Elements along a dimension that is transformed: the work grows with the square, and PyTorch
-transforms more elements quicker."""
+"""Maximum elements along a transformed dimension: the work grows quadratically, and for more
+elements PyTorch is faster."""
 
 LONGEST_EXPORTED = 2048
-"""The same for a model that runs without PyTorch."""
+"""The same limit for a model that runs without PyTorch."""
 
 
 def _both(target: Any) -> Rule:
-    """What an operator does to real values, done to each part."""
+    """Apply an operator on real values to each part."""
 
     def rule(t: Translator, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
         found = []
@@ -38,7 +38,8 @@ def _both(target: Any) -> Rule:
             with t.taking(part):
                 found.append(rules()[target](t, node, *args, **kwargs))
         first, second = found
-        if not _is_complex(node):  # a conversion, which leaves the second part away but in truth
+        # a conversion to a real type, which drops the imaginary part, or to a boolean
+        if not _is_complex(node):
             return t.op("Or", first, second) if t.dtype(node) is torch.bool else first
         if isinstance(first, str):
             return ComplexPair(first, second)
@@ -54,7 +55,7 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _parts(t: Translator, node: fx.Node, given: Given | complex) -> tuple[str, str | None]:
-    """The parts of an operand in the type of the result; the second is None of a real one."""
+    """The parts of an operand in the type of the result; the second is None for a real operand."""
     dtype = t.dtype(node)
     if isinstance(given, fx.Node):
         if _is_complex(given):
@@ -79,14 +80,14 @@ def _sum(sign: str) -> Rule:
             if second is not None and alpha != 1:
                 second = t.op("Mul", second, t.constant(alpha, t.dtype(node)))
             found.append(t.op(sign, first or zero, second or zero))
-        # the part that one operand has not may be smaller than the result
+        # the part that only one operand has may be smaller than the result
         return ComplexPair(found[0], _spread(t, node, found[1], left, right))
 
     return rule
 
 
 def _spread(t: Translator, node: fx.Node, value: str, *operands: Any) -> str:
-    """A value in the shape of the result, where a real operand alone has it."""
+    """Broadcast a value to the shape of the result, which only the real operand may have."""
     shape = t.shape(node)
     for each in operands:
         real = isinstance(each, fx.Node) and not _is_complex(each)
@@ -112,7 +113,7 @@ def _product(kind: str) -> Rule:
 
 
 def _quotient(t: Translator, node: fx.Node, left: Any, right: Any) -> ComplexPair:
-    """The divisor is scaled, so that no square of it is beyond the type."""
+    """Complex division; the divisor is scaled first, so that its squares do not overflow."""
     (a, b), (c, d) = _parts(t, node, left), _parts(t, node, right)
     if d is None:
         assert b is not None
@@ -148,7 +149,7 @@ def _conjugate(t: Translator, node: fx.Node, x: fx.Node) -> ComplexPair:
 
 
 def _size(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """The absolute value; what is squared is at most 1."""
+    """The absolute value, scaled so that squared values are at most 1."""
     dtype = t.dtype(node)
     first, second = (t.op("Abs", each) for each in _pair(t, node, x))
     largest = t.op("Max", first, second)
@@ -204,7 +205,7 @@ def _filled(value: float) -> Rule:
 
 
 def _full(t: Translator, node: fx.Node, like: Any, value: Any, **_: Any) -> Any:
-    if not _is_complex(node):  # in the shape of a complex tensor
+    if not _is_complex(node):  # a result with the shape of a complex tensor
         return filled(t, node, value)
     if isinstance(value, fx.Node):
         raise NotTranslatedError("of a computed number")
@@ -239,11 +240,11 @@ def _transform(
     after: int,
     matrix: torch.Tensor,
 ) -> list[str]:
-    """Values along a dimension times a matrix.
+    """Multiply values along a dimension by a matrix.
 
     Args:
-        parts: what is transformed, one value or a pair.
-        dim: from 0.
+        parts: the values, or the two parts of complex values.
+        dim: the dimension, not negative.
         rank: of the values.
         after: elements along the dimension of a result.
         matrix: (elements of all parts, elements of all results), float64.
@@ -268,7 +269,7 @@ def _waves(rows: int, columns: int, length: int) -> tuple[torch.Tensor, torch.Te
 
 
 def _scale(normalization: int, count: int) -> float:
-    """As PyTorch numbers them: none, by the root of the count, by the count."""
+    """The factor for PyTorch's normalization number: 1, 1 / sqrt(count), 1 / count."""
     return (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
 
 
@@ -310,7 +311,8 @@ def _scaled(t: Translator, node: fx.Node, parts: Sequence[str], factor: float) -
 def _real_fft(
     t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int], scale: int, onesided: bool
 ) -> ComplexPair:
-    """The last of the dimensions has real elements, the others complex ones then."""
+    """The last of the dimensions is transformed first, from real elements; the others are then
+    complex."""
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
     sizes = _known(t, [shape[axis] for axis in axes])
@@ -327,7 +329,7 @@ def _real_fft(
 def _inverse_real_fft(
     t: Translator, node: fx.Node, x: fx.Node, dims: Sequence[int], scale: int, last: Any
 ) -> str:
-    """From the half of the coefficients that real elements have."""
+    """Inverse transform from the half of the coefficients that is stored for real elements."""
     shape, rank = t.shape(x), len(t.shape(x))
     axes = [dim % rank for dim in dims]
     sizes = _known(t, [shape[axis] for axis in axes[:-1]])
@@ -338,7 +340,8 @@ def _inverse_real_fft(
         parts = _complex_transform(t, node, parts, axis, rank, size, 1)
     used = count // 2 + 1
     cosine, sine = _waves(half, count, count)
-    # each but the first, and the middle of an even count, stands for its mirror image, too
+    # each coefficient but the first, and the middle of an even count, also represents its mirror
+    # image
     weight = torch.full((half, 1), 2.0, dtype=torch.float64)
     weight[0] = 1
     weight[used:] = 0
@@ -391,7 +394,7 @@ COMPLEX_RULES: dict[Any, Rule] = {
     aten.zeros.default: _filled(0),
     aten.zeros_like.default: _filled(0),
     aten.new_zeros.default: _filled(0),
-    # what is in an empty tensor may be anything
+    # the elements of an empty tensor are arbitrary
     aten.empty.memory_format: _filled(0),
     aten.empty_like.default: _filled(0),
     aten.new_empty.default: _filled(0),

@@ -1,4 +1,4 @@
-"""Tensors that are made of numbers alone."""
+"""Tensors created from numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def filled(t: Translator, node: fx.Node, value: Any) -> str:
-    """A tensor of the result's shape whose elements are all the same."""
+    """A tensor of the result's shape with all elements equal."""
     shape = t.shape(node)
     element = t.value(value, t.dtype(node)) if isinstance(value, fx.Node) else None
     if element is None:
@@ -48,7 +48,7 @@ def _arange(t: Translator, node: fx.Node, *bounds: Any, **_: Any) -> str:
         return t.tensor(torch.arange(start, end, step, dtype=dtype))
     if dtype is torch.int64:
         return t.op("Range", t.number(start), t.number(end), t.number(step))
-    # in float64, as PyTorch computes it, and rounded once; whole numbers are exact in it up to 2^53
+    # computed in float64, like PyTorch, and rounded once; integers are exact up to 2^53
     exact = torch.float64
     steps = t.op("Mul", t.cast(counted(t, size), exact), t.value(step, exact))
     return t.cast(t.op("Add", steps, t.value(start, exact)), dtype)
@@ -74,7 +74,7 @@ RULES: dict[Any, Rule] = {
             aten.zeros.default,
             aten.zeros_like.default,
             aten.new_zeros.default,
-            # nobody may read what is in an empty tensor
+            # the elements of an empty tensor are undefined
             aten.empty.memory_format,
             aten.empty_like.default,
             aten.new_empty.default,

@@ -1,4 +1,4 @@
-"""Operators that take each element by itself."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Given: TypeAlias = "fx.Node | float"
 
 
 def _unary(kind: str, **attributes: Any) -> Rule:
-    """Of the result's type: a whole number becomes a float before its sine."""
+    """A rule whose operand is cast to the result's type: an integer becomes a float before its
+    sine."""
 
     def rule(t: Translator, node: fx.Node, x: fx.Node) -> str:
         return t.op(kind, t.value(x, t.dtype(node)), **attributes)
@@ -26,11 +27,12 @@ def _unary(kind: str, **attributes: Any) -> Rule:
 
 
 _TRUTHS = {"Add": "Or", "Max": "Or", "Mul": "And", "Min": "And"}
-"""What arithmetic is for truth values: True + True is True."""
+"""Boolean equivalents of arithmetic: True + True is True."""
 
 
 def _binary(kind: str) -> Rule:
-    """Of the result's type; `alpha` multiplies the second operand."""
+    """A rule whose operands are cast to the result's type; `alpha` multiplies the second
+    operand."""
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given, alpha: float = 1) -> str:
         dtype = t.dtype(node)
@@ -47,9 +49,9 @@ def _binary(kind: str) -> Rule:
 
 
 def common_type(t: Translator, left: Given, right: Given) -> Any:
-    """The type that both operands have in a comparison."""
+    """The type to which both operands of a comparison are cast."""
     given = [each.meta["val"] if isinstance(each, fx.Node) else each for each in (left, right)]
-    # sizes count as the numbers that they are
+    # sizes count as plain numbers
     given = [int(each.node.hint) if isinstance(each, torch.SymInt) else each for each in given]
     return torch.result_type(*given)
 
@@ -87,7 +89,7 @@ def _divided(
         return truncated(t, quotient, dtype)
     if rounding_mode == "trunc" or not dtype.is_signed:
         return quotient
-    # ONNX rounds towards zero: one less where there is a rest and the signs differ
+    # ONNX rounds towards zero: subtract one if there is a remainder and the signs differ
     rest = t.op("Sub", first, t.op("Mul", quotient, second))
     zero = t.constant(0, dtype)
     negative = t.op("Less", t.op("Mul", rest, second), zero)
@@ -114,15 +116,16 @@ def _remainder(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
 
 
 def _rest(t: Translator, dtype: Any, first: str, second: str) -> tuple[str, str]:
-    """What division of floats leaves, with the dividend's sign, and whether that is not the sign of
-    the divisor. It is exact, as `x - floor(x / y) * y` is not: 1 by 0.1 leaves almost 0.1."""
+    """The remainder of a float division, with the dividend's sign, and whether that differs from
+    the divisor's sign. It is exact, unlike `x - floor(x / y) * y`: 1 by 0.1 leaves almost 0.1."""
     rest, zero = t.op("Mod", first, second, fmod=1), t.constant(0, dtype)
     differ = t.op("Xor", t.op("Less", rest, zero), t.op("Less", second, zero))
     return rest, t.op("And", differ, t.op("Not", t.op("Equal", rest, zero)))
 
 
 def _whole_quotient(t: Translator, dtype: Any, first: str, second: str, quotient: str) -> str:
-    """Of floats, rounded down as PyTorch does: what remains is taken off before the division."""
+    """The floor of a float quotient as PyTorch computes it: the remainder is subtracted before the
+    division."""
     rest, moved = _rest(t, dtype, first, second)
     whole = t.op("Round", t.op("Div", t.op("Sub", first, rest), second))
     found = t.op("Sub", whole, t.cast(moved, dtype))
@@ -217,7 +220,7 @@ def _softplus(
         raise NotTranslatedError(f"beta {beta}")
     value = t.value(x)
     found = t.op("Softplus", value)
-    if threshold >= 20:  # both are the number itself there, in float32 too
+    if threshold >= 20:  # both equal the number itself there, also in float32
         return found
     above = t.op("Greater", value, t.constant(threshold, t.dtype(x)))
     return t.op("Where", above, value, found)
@@ -324,7 +327,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def overloads(name: str) -> list[Any]:
-    """All forms of an operator that give a new tensor."""
+    """All overloads of an operator that return a new tensor."""
     packet = getattr(aten, name)
     forms: tuple[str, ...] = (
         "default",

@@ -1,4 +1,4 @@
-"""Functions of each element that ONNX has no operator for."""
+"""Elementwise functions without an ONNX operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _trunc(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _expm1(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """tanh(x / 2) (exp(x) + 1), which loses nothing near 0."""
+    """tanh(x / 2) (exp(x) + 1), which loses no precision near 0."""
     dtype = t.dtype(node)
     value = t.value(x, dtype)
     half = t.op("Tanh", t.op("Mul", value, t.constant(0.5, dtype)))
@@ -29,7 +29,7 @@ def _expm1(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _log1p(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """2 atanh(x / (x + 2)) near 0, where 1 + x loses what x has."""
+    """2 atanh(x / (x + 2)) near 0, where 1 + x would lose precision."""
     dtype = t.dtype(node)
     value, one = t.value(x, dtype), t.constant(1, dtype)
     part = t.op("Div", value, t.op("Add", value, t.constant(2, dtype)))
@@ -52,7 +52,7 @@ def _exp2(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def _is_negative(t: Translator, value: str, dtype: Any) -> str:
-    """Whether a float has the sign bit: -0 has it, too."""
+    """Whether a float has the sign bit set; true for -0 too."""
     zero = t.constant(0, dtype)
     return t.op("Or", t.op("Less", value, zero), t.op("Less", t.op("Reciprocal", value), zero))
 
@@ -79,7 +79,7 @@ def _atan2(t: Translator, node: fx.Node, y: Given, x: Given) -> str:
 
 
 def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
-    """Half a turn below 0; NaN stays."""
+    """Pi for negative numbers, 0 for others; NaN stays NaN."""
     dtype = t.dtype(node)
     value = t.value(x, dtype)
     zero, half = t.constant(0, dtype), t.constant(math.pi, dtype)
@@ -88,7 +88,7 @@ def _angle(t: Translator, node: fx.Node, x: fx.Node) -> str:
 
 
 def angle_of(t: Translator, first: str, second: str, dtype: Any) -> str:
-    """The angle of (x, y), from y and x: that of the quotient, half a turn on where x is
+    """The angle of (x, y), from y and x: the arctangent of the quotient, plus or minus pi if x is
     negative."""
     endless = t.op("And", t.op("IsInf", first), t.op("IsInf", second))
     first = t.op("Where", endless, t.op("Sign", first), first)
@@ -108,7 +108,7 @@ def _fmod(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
 
 
 def _number_if_any(kind: str) -> Rule:
-    """The larger, or smaller; of a number and what is none, the number."""
+    """The larger, or smaller, of two operands; if one is NaN, the other."""
 
     def rule(t: Translator, node: fx.Node, left: Given, right: Given) -> str:
         dtype = t.dtype(node)
@@ -122,7 +122,7 @@ def _number_if_any(kind: str) -> Rule:
 
 
 def _rounded(t: Translator, node: fx.Node, x: fx.Node, decimals: int = 0) -> str:
-    """To so many places behind the point, or before it."""
+    """Round to `decimals` decimal places; negative numbers round to tens, hundreds and so on."""
     dtype, value = t.dtype(node), t.value(x)
     if not dtype.is_floating_point:
         raise NotTranslatedError("of whole numbers")

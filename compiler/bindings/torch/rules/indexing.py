@@ -1,4 +1,4 @@
-"""Elements found by their positions, and put there."""
+"""Gather and scatter: reading and writing elements by index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gather(t: Translator, node: fx.Node, x: fx.Node, dim: int, index: fx.Node, 
 
 
 def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> str:
-    """`x[:, rows, columns]`, as NumPy has it."""
+    """`x[:, rows, columns]`, with NumPy's semantics."""
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
@@ -50,8 +50,8 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
     rank = len(t.shape(x))
     if len(where) == 1:
         return t.op("Gather", t.value(x), t.value(given[0], torch.int64), axis=where[0])
-    # the indexed dimensions come first; together they are where the first of them was, or in front
-    # where others lie between them
+    # The gathered dimensions come first. In the result they belong at the first indexed dimension,
+    # or at the front if the indexed dimensions are not adjacent.
     rest = [dim for dim in range(rank) if dim not in where]
     value = t.value(x)
     if where != list(range(len(where))):
@@ -68,13 +68,13 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
     place = _place(where)
     if not place:
         return found
-    # what was found is (positions, rest)
+    # the gathered value is (positions, rest)
     order = [*range(depth, depth + place), *range(depth), *range(depth + place, depth + len(rest))]
     return t.op("Transpose", found, perm=order)
 
 
 def _place(where: Sequence[int]) -> int:
-    """The dimension at which the positions stand in the result."""
+    """The dimension of the result at which the positions begin."""
     together = list(where) == list(range(where[0], where[0] + len(where)))
     return where[0] if together else 0
 
@@ -89,7 +89,7 @@ def _slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> str:
-    """A part of a dimension replaced, of which the source's own size says how long it is."""
+    """Replace a slice of a dimension; its length is the size of the source."""
     axis = dim + len(t.shape(x)) if dim < 0 else dim
     size, length = t.shape(x)[axis], t.shape(source)[axis]
     first = expression(start or 0)
@@ -102,7 +102,7 @@ def _slice_scatter(
         return _replaced(t, t.value(x), part, axis, first, first + length, size)
     if length == 0:
         return t.value(x)
-    # each element of the dimension takes one of the source's, or stays
+    # each element of the dimension comes from the source, or is unchanged
     apart = t.op("Sub", counted(t, size), t.number(first))
     place = t.op("Div", apart, t.constant(step))
     behind = t.op("GreaterOrEqual", apart, t.constant(0))
@@ -120,7 +120,7 @@ def _slice_scatter(
 def _replaced(
     t: Translator, x: str, part: str, axis: int, first: Size, last: Size, size: Size
 ) -> str:
-    """A value with another part from `first` to `last` along an axis of a size."""
+    """Replace the part from `first` to `last` along an axis that has extent `size`."""
     parts = [part]
     if first != 0:
         parts.insert(0, sliced(t, x, axis, 0, first))
@@ -169,7 +169,7 @@ def _scatter(
     reduce: str | None = None,
     include_self: bool = True,
 ) -> str:
-    """Put elements at positions along a dimension, or reckon them into what is there."""
+    """Write elements at positions along a dimension, or combine them with the existing elements."""
     reduction = _REDUCTIONS.get(how or reduce)
     if t.dtype(node) is torch.bool:
         reduction = _OF_TRUTHS.get(reduction or "", reduction)
@@ -200,7 +200,7 @@ _REDUCTIONS = {
     "amin": "min",
 }
 _OF_TRUTHS = {"add": "max", "mul": "min"}
-"""True + True is True."""
+"""Reductions for booleans: True + True is True."""
 
 
 def _scatter_add(
@@ -217,7 +217,7 @@ def _index_put(
     values: fx.Node,
     accumulate: bool = False,
 ) -> str:
-    """`x[:, rows, columns] = values`, where values are spread to what is there."""
+    """`x[:, rows, columns] = values`, where values are broadcast."""
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
@@ -235,7 +235,8 @@ def _index_put(
         if list(t.shape(index)) != common:
             name = t.op("Expand", name, t.numbers(common))
         parts.append(t.op("Unsqueeze", name, t.constant([-1])))
-    # ScatterND has the indexed dimensions first, and so the common ones of what goes there
+    # ScatterND needs the indexed dimensions first, and therefore the broadcast index dimensions
+    # first in the values
     shape, depth, place = t.shape(x), len(common), _place(where)
     rest = [dim for dim in range(len(shape)) if dim not in where]
     there = [*(shape[dim] for dim in rest[:place]), *common, *(shape[dim] for dim in rest[place:])]

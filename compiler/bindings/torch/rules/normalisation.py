@@ -1,4 +1,4 @@
-"""Normalisations and softmax, as inference has them."""
+"""Normalisations and softmax, for inference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _batch_norm(
     shift = t.constant([0] * channels, dtype) if bias is None else t.value(bias)
     operands = t.value(x), scale, shift, t.value(mean), t.value(variance)
     found = t.op("BatchNormalization", *operands, epsilon=float(epsilon))
-    nothing = t.constant([], dtype)  # of statistics that are not reckoned
+    nothing = t.constant([], dtype)  # placeholder for statistics that are not computed
     return found, nothing, nothing
 
 
@@ -48,8 +48,8 @@ def _own_statistics(
     momentum: float,
     epsilon: float,
 ) -> tuple[str, ...]:
-    """By what the batch itself has, as InstanceNorm and training have it: the result, the means and
-    what the elements are multiplied with."""
+    """Normalise by the batch's own statistics, as in InstanceNorm and training. Returns the result,
+    the means, and the factors (1 / standard deviation)."""
     if not training:
         raise NotTranslatedError("by statistics that there are not")
     return _by_batch(t, x, weight, bias, epsilon)[:3]
@@ -67,7 +67,7 @@ def _statistics_kept(
     momentum: float,
     epsilon: float,
 ) -> tuple[str, ...]:
-    """The same, and the new running statistics."""
+    """Like `_own_statistics`, with the updated running statistics as further results."""
     if not training:
         known = _batch_norm(t, node, x, weight, bias, mean, variance, momentum, epsilon)
         return *known, t.value(mean), t.value(variance)
@@ -89,7 +89,8 @@ def _statistics_kept(
 def _by_batch(
     t: Translator, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, epsilon: float
 ) -> tuple[str, str, str, str]:
-    """The result; per channel the mean, one by the root of the variance, and the variance."""
+    """Returns the result, and per channel the mean, 1 / sqrt(variance + epsilon), and the
+    variance."""
     dtype, value, rank = t.dtype(x), t.value(x), len(t.shape(x))
     axes = t.constant([axis for axis in range(rank) if axis != 1])
     beside = t.constant(list(range(1, rank - 1)))

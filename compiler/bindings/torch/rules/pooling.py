@@ -1,4 +1,4 @@
-"""Windows that slide, and images of other sizes."""
+"""Pooling windows, and image resizing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tilewright.compiler.bindings.torch.translation import Rule, Translator
 aten = torch.ops.aten
 
 MOST_WINDOWS = 64
-"""Along one axis, where they are not alike: each is a piece of the model of its own."""
+"""Maximum number of unequal windows along an axis: each becomes a separate part of the model."""
 
 
 def _each(values: Sequence[int] | int, rank: int) -> list[int]:
@@ -95,7 +95,7 @@ def _avg_pool(rank: int) -> Rule:
 
 
 def _adaptive(kind: str) -> Callable[..., str]:
-    """Averages, or the largest, of as many windows as are asked for."""
+    """Averages or maxima over a given number of windows."""
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, size: Sequence[Any]) -> str:
         rank, shape, value = len(size), t.shape(x), t.value(x)
@@ -119,7 +119,7 @@ def _adaptive(kind: str) -> Callable[..., str]:
 
 
 def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: int) -> str:
-    """Windows of one axis that overlap where `count` does not divide its extent."""
+    """Windows along one axis, which overlap if `count` does not divide its extent."""
     if count > MOST_WINDOWS:
         raise NotTranslatedError(f"{extent} elements in {count} windows that are not alike")
     bounds = [(k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
@@ -132,7 +132,7 @@ def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: 
 
 
 def _resized(mode: str, coordinates: str, **attributes: Any) -> Rule:
-    """Images of any rank, to the result's size."""
+    """Resize images of any rank to the result's size."""
 
     def rule(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:
         sizes = t.numbers(t.shape(node))

@@ -16,10 +16,11 @@ aten = torch.ops.aten
 
 
 def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
-    """What a view joined the leading dimensions of, if all who use the product part them again.
+    """The operand of a view that joins the leading dimensions, if all users of the product split
+    these dimensions again.
 
-    PyTorch writes a layer over (batch, tokens, features) as views around a product of matrices.
-    Without the views nobody has to know that rows are batch times tokens.
+    PyTorch represents a layer over (batch, tokens, features) as views around a product of matrices.
+    Without the views, no rule needs to know that rows are batch times tokens.
     """
     if x.target not in (aten.view.default, aten._unsafe_view.default):
         return None
@@ -36,7 +37,7 @@ def _unjoined(t: Translator, node: fx.Node, x: fx.Node) -> fx.Node | None:
 
 
 def _product(t: Translator, node: fx.Node, left: fx.Node, right: fx.Node) -> str:
-    """The product, of what was there before a view where that says the same."""
+    """The product; its left operand is used without a preceding view if that is equivalent."""
     before = _unjoined(t, node, left)
     if before is not None:
         t.lifted.add(node)
@@ -81,7 +82,7 @@ def _sum(
 ) -> str:
     """alpha * product + beta * added."""
     scaled = _scaled(t, product, alpha, node)
-    if beta == 0:  # what is added does not count then, not even where it is no number
+    if beta == 0:  # the added value is then ignored, even if it is NaN
         return scaled
     return t.op("Add", scaled, _scaled(t, t.value(added), beta, node))
 
@@ -95,7 +96,7 @@ def _addbmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> str:
-    """The products of all pairs, added up."""
+    """The sum of the products of all pairs."""
     products = t.op("MatMul", t.value(left), t.value(right))
     product = t.op("ReduceSum", products, t.constant([0]), keepdims=0)
     return _sum(t, node, product, alpha, added, beta)
@@ -104,7 +105,7 @@ def _addbmm(
 def _distances(
     t: Translator, node: fx.Node, left: fx.Node, right: fx.Node, p: float, *_: Any
 ) -> str:
-    """Of each row of `left` to each of `right`."""
+    """Distances of each row of `left` to each row of `right`."""
     kinds = {1.0: "ReduceL1", 2.0: "ReduceL2", math.inf: "ReduceMax"}
     if p not in kinds:
         raise NotTranslatedError(f"of order {p}")
@@ -175,7 +176,7 @@ def _attention(
     attn_mask: fx.Node | None = None,
     scale: float | None = None,
 ) -> tuple[str, ...]:
-    """Queries, keys, values: (batch, heads, tokens, width). The second result is not given."""
+    """Queries, keys, values: (batch, heads, tokens, width). The second result is not supported."""
     if dropout_p:
         raise NotTranslatedError("with dropout")
     dtype, width = t.dtype(node), t.shape(query)[-1]
@@ -196,7 +197,7 @@ def _attention(
         seen = t.op("Trilu", one, t.constant(0), upper=0)
         scores = t.op("Where", seen, scores, hidden)
     weights = t.op("Softmax", scores, axis=-1)
-    if attn_mask is not None:  # a query that sees nothing gets zeros
+    if attn_mask is not None:  # a query whose keys are all masked gets zeros
         lost = t.op("IsNaN", weights)
         weights = t.op("Where", lost, t.constant(0, dtype), weights)
     return (t.op("MatMul", weights, t.value(value)),)

@@ -1,4 +1,5 @@
-"""Layers that go over time. Other than LSTM's they reach us step by step."""
+"""Recurrent layers. Only LSTM is an operator here; PyTorch decomposes the other layers into
+steps."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tilewright.compiler.bindings.torch.translation import Rule, Translator
 aten = torch.ops.aten
 
 LSTM = 2
-"""The mode of a layer whose gates are those of an LSTM."""
+"""PyTorch's number for the LSTM mode."""
 
 
 def _layer(
@@ -62,7 +63,8 @@ def _layer(
 
 
 def _turned(t: Translator, given: fx.Node) -> str:
-    """PyTorch has input, forget, cell and output gates; ONNX input, output, forget, cell."""
+    """Reorder gates: PyTorch has input, forget, cell, output; ONNX has input, output, forget,
+    cell."""
     size = t.shape(given)[0]
     if not isinstance(size, int):
         raise NotTranslatedError("of an open width")

@@ -1,4 +1,4 @@
-"""Sums, extrema and orders."""
+"""Reductions, extrema and sorting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _axes(dims: Any, rank: int) -> list[int]:
-    """All where none is given."""
+    """The reduced axes; all axes by default."""
     given = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return [dim + rank if dim < 0 else dim for dim in given]
 
@@ -40,7 +40,7 @@ def _reduced(kind: str) -> Rule:
 
 
 def _logical(kind: str) -> Rule:
-    """Over numbers: whether the largest (any), or the smallest (all), is not zero."""
+    """On numbers: whether the maximum (any), or the minimum (all), is not zero."""
 
     def rule(
         t: Translator, node: fx.Node, x: fx.Node, dims: Any = None, keepdim: bool = False
@@ -51,7 +51,7 @@ def _logical(kind: str) -> Rule:
             return t.cast(number, torch.bool)
         where = t.constant(_axes(dims, rank))
         found = t.op(kind, number, where, keepdims=int(keepdim))
-        # of no elements the largest is the least number that there is, which is not zero
+        # the maximum of no elements is the smallest representable number, which is not zero
         return t.op("Greater", found, t.constant(0, torch.int32))
 
     return rule
@@ -72,7 +72,7 @@ def _position(kind: str) -> Rule:
 
 
 def _with_position(kind: str) -> Rule:
-    """The extremum and where it is."""
+    """The extremum and its position."""
 
     def rule(
         t: Translator, node: fx.Node, x: fx.Node, dim: int, keepdim: bool = False
@@ -138,7 +138,7 @@ def _norm(
     where = t.constant(_axes(dims, rank))
     if order in kinds:
         return t.op(kinds[order], value, where, keepdims=int(keepdim))
-    if not order:  # how many are not zero
+    if not order:  # the count of nonzero elements
         value = t.cast(t.op("Not", t.op("Equal", value, t.constant(0, dtype))), dtype)
         return t.op("ReduceSum", value, where, keepdims=int(keepdim))
     powers = t.op("Pow", value, t.constant(order, dtype))
@@ -192,7 +192,7 @@ def _stable_sort(
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """Of equal elements TopK takes the first one first."""
+    """TopK returns equal elements in their original order."""
     return _sort(t, node, x, dim, descending)
 
 

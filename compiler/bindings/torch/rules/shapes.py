@@ -1,4 +1,4 @@
-"""Operators that move elements, and change none."""
+"""Operators that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tilewright.compiler.bindings.torch.translation import Rule, Translator
 
 aten = torch.ops.aten
 END = (1 << 63) - 1
-"""What ends a slice that goes to the end."""
+"""The end of a slice that extends to the last element."""
 
 MOST_PLACES = 1 << 20
-"""Elements that are found one by one where no operator finds them together."""
+"""Maximum elements that are gathered one by one if no operator moves them together."""
 
 
 def _axis(dim: int, rank: int) -> int:
@@ -25,7 +25,7 @@ def _axis(dim: int, rank: int) -> int:
 
 
 def _viewed(t: Translator, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> str:
-    """Any operator that keeps the elements in order: the shape of the result says it all."""
+    """Any operator that keeps the elements in order: the shape of the result determines it."""
     value = t.value(x)
     if x in t.lifted:
         return value
@@ -124,7 +124,7 @@ def _unbind(t: Translator, node: fx.Node, x: fx.Node, dim: int = 0) -> Any:
 
 
 def _cat(t: Translator, node: fx.Node, parts: Sequence[fx.Node], dim: int = 0) -> str:
-    # PyTorch lets an empty vector stand for nothing, whatever the rank of the others
+    # PyTorch allows an empty vector as an operand of any rank
     real = [part for part in parts if t.shape(part) != (0,) or len(t.shape(node)) == 1]
     values = [t.value(part, t.dtype(node)) for part in real]
     if len(values) == 1:
@@ -150,7 +150,7 @@ def _roll(
     t: Translator, node: fx.Node, x: fx.Node, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> str:
     shape, value = t.shape(x), t.value(x)
-    if not dims:  # of all elements in a row
+    if not dims:  # over all elements in order
         shape = (math.prod(shape),)
         value, dims = t.op("Reshape", value, t.constant([-1])), (0,)
     for shift, dim in zip(shifts, dims, strict=True):
@@ -182,7 +182,8 @@ def _mirrored(mode: str) -> Rule:
 
 
 def _pairs(pads: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
-    """Before and after each dimension, from pairs that begin with the last one."""
+    """Paddings before and after each dimension, from PyTorch's pairs, which begin with the last
+    dimension."""
     lows: list[Any] = [0] * rank
     highs: list[Any] = [0] * rank
     for number in range(len(pads) // 2):
@@ -205,7 +206,7 @@ def _as_strided(
     stride: Sequence[Any],
     offset: Any = None,
 ) -> str:
-    """A view of elements as they follow each other, or with their dimensions in another order."""
+    """A strided view: elements in order, or with permuted dimensions, else gathered one by one."""
     value = x.meta["val"]
     old, new = [expression(each) for each in value.shape], [expression(each) for each in size]
     old_steps = [expression(each) for each in value.stride()]
@@ -228,7 +229,7 @@ def _as_strided(
 def _gathered(
     t: Translator, x: fx.Node, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> str:
-    """Elements by their places in memory."""
+    """Elements by their positions in memory."""
     value = x.meta["val"]
     given = [*value.shape, *value.stride(), value.storage_offset(), *size, *stride, offset]
     if not all(isinstance(each, int) for each in given):
@@ -256,7 +257,7 @@ def _gathered(
 def _diagonal(
     t: Translator, node: fx.Node, x: fx.Node, offset: int = 0, first: int = 0, second: int = 1
 ) -> str:
-    """The rest of the dimensions, then the diagonal of two."""
+    """The remaining dimensions, followed by the diagonal of two dimensions."""
     shape = t.shape(x)
     one, other = _axis(first, len(shape)), _axis(second, len(shape))
     rest = [dim for dim in range(len(shape)) if dim not in (one, other)]
@@ -271,7 +272,7 @@ def _diagonal(
 
 
 def _windows(t: Translator, node: fx.Node, x: fx.Node, dim: int, size: int, step: int) -> str:
-    """Overlapping pieces of one dimension, whose elements come last."""
+    """Overlapping windows along one dimension; the elements of a window are the last dimension."""
     shape = t.shape(x)
     if not shape:
         raise NotTranslatedError("of a single number")
