@@ -1,4 +1,4 @@
-"""What runs a compiled model: artifacts, executables and the small C runtime beneath them.
+"""The runtime of compiled models: artifacts, executables and a small C runtime.
 
 This package runs on devices: it imports the standard library and NumPy, and of the compiler only
 `errors`, `dtypes` and `loops.layout`.

@@ -1,11 +1,11 @@
 """Artifacts: a compiled model as a folder that loads with NumPy alone.
 
-    manifest.json   what is in it: programs, target, schedules, versions, checksums
+    manifest.json   the contents: programs, target, schedules, versions, checksums
     kernels.so      the kernels of all programs, one shared library
     weights.bin     the packed constants of all programs, mapped into memory read-only
 
 An artifact holds machine code, which runs with all rights of the process that loads it: checksums
-find damage, not malice.
+detect damage, not malice.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from tilewright.compiler.targets.families import family_of
 
 FORMAT = "tilewright-artifact"
 FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION = 2, 3, 4
-"""Of artifacts whose sizes are all numbers, of those with ranges of sizes, and of those of models
-that are cut."""
+"""Format versions of artifacts with fixed sizes only, of artifacts with ranges of sizes, and of
+artifacts of segmented models."""
 MANIFEST, LIBRARY, WEIGHTS = "manifest.json", "kernels.so", "weights.bin"
 
 
 @dataclass(frozen=True, slots=True)
 class SizedProgram:
-    """A program and the sizes of named dimensions that it is for; `()` where none is named.
+    """A program and the sizes of named dimensions that it was compiled for; `()` without named
+    dimensions.
 
-    A program with open sizes is for all of their ranges (`Program.dimensions`).
+    A program with dynamic sizes serves all of their ranges (`Program.dimensions`).
     """
 
     sizes: Sizes
@@ -70,13 +71,13 @@ class Artifact:
 
     Attributes:
         path: the folder.
-        programs: one for each served combination of sizes, and at most one with open sizes, which
-            serves their ranges; the list is closed.
-        ports: inputs and outputs with the names of their open dimensions.
-        stages: how the programs follow each other, if the model is cut where the data decide a
-            size; they are not selected by sizes then.
-        target: what the code was generated for (`Target.to_json`).
-        metadata: what the compiler adds: model, schedules, keys, versions.
+        programs: one for each served combination of sizes, and at most one with dynamic sizes,
+            which serves their ranges. No further programs can be compiled.
+        ports: inputs and outputs with the names of their dynamic dimensions.
+        stages: the order of the programs, if the model is segmented where data determine a size;
+            sizes do not select a program then.
+        target: the target of the generated code (`Target.to_json`).
+        metadata: the compiler's additions: model, schedules, keys, versions.
     """
 
     path: Path
@@ -87,22 +88,22 @@ class Artifact:
     stages: DataCut[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
-        """Load the program for these sizes; None is the first in the artifact.
+        """Load the program for these sizes; None selects the first in the artifact.
 
         Raises:
             ArtifactError: if no program has the sizes, or the library does not load.
-            InvalidArgumentError: if `threads` is no possible number of threads.
+            InvalidArgumentError: if `threads` is not a possible number of threads.
         """
         check_threads(threads)
         return self.load(self.program(sizes), threads)
 
     def model(self, threads: int = 1) -> GuardedModel:
-        """All programs behind one `run`: the inputs' sizes, or what the data decide, select. A
-        program loads when it is used.
+        """All programs behind one `run`: the inputs' sizes, or values that data determine, select
+        the program. A program loads on first use.
 
         Raises:
             ArtifactError: if the library does not load.
-            InvalidArgumentError: if `threads` is no possible number of threads.
+            InvalidArgumentError: if `threads` is not a possible number of threads.
         """
         check_threads(threads)
         if self.stages is not None:
@@ -130,7 +131,7 @@ class Artifact:
 
     @property
     def reads(self) -> Reads:
-        """The inputs of a model that is not cut, with the ranges that are served."""
+        """The inputs of a model without segments, with the ranges that are served."""
         inputs = zip(self.programs[0].program.inputs, self.ports.inputs.values(), strict=True)
         crossings = tuple(
             Crossing(port.name, "", port.dtype, dims, deciding=False, text=port.labels is not None)
@@ -140,7 +141,7 @@ class Artifact:
         return Reads(crossings, {each.name: each for each in ranges})
 
     def load(self, chosen: Program, threads: int = 1) -> Executable:
-        """Load one of its programs, or one at some of its sizes.
+        """Load one of the artifact's programs, or such a program at fixed sizes.
 
         Raises:
             ArtifactError: if the library does not load.
@@ -163,7 +164,7 @@ class Artifact:
 
     @property
     def ranged(self) -> Program | None:
-        """The program with open sizes, if there is one for the whole model."""
+        """The program with dynamic sizes for the whole model; None if there is no such program."""
         if self.stages is not None:
             return None
         return next((e.program for e in self.programs if e.program.dimensions), None)
@@ -173,13 +174,14 @@ class Artifact:
         return _map(self.path / WEIGHTS)
 
     def program(self, sizes: Mapping[str, int] | None = None, stage: int | None = None) -> Program:
-        """The program for these sizes; None is the first in the artifact.
+        """The program for these sizes; None selects the first in the artifact.
 
-        Of a model that is cut, `stage` is the number of a program, and the sizes are those of its
+        For a segmented model, `stage` is the number of a program, and the sizes are those of its
         own dimensions.
 
         Raises:
-            ArtifactError: if no program has the sizes, or the model is cut and no stage is given.
+            ArtifactError: if no program has the sizes, or the model is segmented and no stage is
+                given.
         """
         if stage is not None:
             program = self.programs[stage].program
@@ -203,7 +205,8 @@ class Artifact:
         )
 
     def _ranged_at(self, sizes: Mapping[str, int]) -> Program | None:
-        """The program with open sizes at these; None if they are not all, or not within ranges."""
+        """The program with dynamic sizes at these sizes; None if a size is missing or outside its
+        range."""
         ranged = self.ranged
         known = {} if ranged is None else {d.name: d for d in ranged.dimensions}
         whole = known.keys() <= sizes.keys() <= known.keys() | set(self.ports.open)
@@ -218,12 +221,12 @@ class Artifact:
         return closed if agree else None
 
     def _ranges(self, ranged: Program) -> tuple[Dimension, ...]:
-        """Of the dimensions of a program, and of those that it expresses by them."""
+        """The ranges of a program's dimensions, and of the dimensions that it expresses by them."""
         return *ranged.dimensions, *self.ports.ranges
 
     @property
     def served_text(self) -> str:
-        """What it serves: `sequence=16; sequence 1..512`."""
+        """The served sizes, such as `sequence=16; sequence 1..512`."""
         return "; ".join(
             ranges_text(entry.program.dimensions) or sizes_text(entry.sizes)
             for entry in self.programs
@@ -235,14 +238,15 @@ def load_artifact(
 ) -> Model:
     """Verify an artifact folder and load it.
 
-    With `sizes`, or where all sizes are known, the program for them; otherwise all of them behind
-    one `run`, which picks (or pads to) what fits its inputs, or goes from stage to stage.
+    With `sizes`, or if all sizes are fixed, this loads the program for them. Otherwise it loads all
+    programs behind one `run`, which selects (or pads to) the program that fits its inputs, or runs
+    the stages in order.
 
     Raises:
-        ArtifactError: if a file is missing or damaged, the version is another, this processor
-            lacks a feature that the code uses, or no program has the sizes.
-        InvalidArgumentError: if `threads` is no possible number of threads, or `sizes` no mapping
-            from names to integers.
+        ArtifactError: if a file is missing or damaged, the version is unknown, this processor lacks
+            a feature that the code uses, or no program has the sizes.
+        InvalidArgumentError: if `threads` is not a possible number of threads, or `sizes` is not a
+            mapping from names to integers.
     """
     if sizes is not None:
         sizes = checked_sizes(sizes)
@@ -270,7 +274,7 @@ def read_artifact(path: str | Path) -> Artifact:
 
 
 def _read(path: Path) -> Artifact:
-    """What the files say; whatever a malformed manifest raises comes through."""
+    """Read the files; errors that a malformed manifest raises propagate."""
     manifest = _read_manifest(path)
     target = manifest["target"]
     _check_processor(path, target)
@@ -305,8 +309,8 @@ def _read(path: Path) -> Artifact:
 
 
 def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port | None]) -> None:
-    """Raises ValueError if a program has other inputs or outputs than the artifact states; None is
-    a list."""
+    """Raise ValueError if a program's inputs or outputs differ from those that the artifact states;
+    None stands for a list."""
     if list(stated) != list(ports):
         raise ValueError(f"a program has the {kind}s {listed(ports)}, not {listed(stated)}")
     for name, port in ports.items():
@@ -344,7 +348,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of everything but the checksum itself, in one canonical form."""
+    """SHA-256 of all entries but the checksum itself, in a canonical form."""
     rest = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -392,7 +396,7 @@ def _check_file(path: Path, name: str, wanted: Mapping[str, Any]) -> None:
 
 
 def _map(path: Path) -> Bytes:
-    """A file's bytes, mapped read-only; pages are loaded when they are touched."""
+    """A file's bytes, mapped read-only; pages are loaded on first access."""
     if path.stat().st_size == 0:
         return aligned_empty(0)
     return np.memmap(path, np.uint8, "r")

@@ -1,4 +1,4 @@
-"""Writing artifacts: a folder that appears complete or not at all."""
+"""Writing of artifacts: a folder that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from tilewright.compiler.runtime.weight_file import WeightFile
 
 
 class ArtifactWriter:
-    """An artifact in the making, in a folder beside the wanted one.
+    """An unfinished artifact, in a folder next to the destination.
 
-    A context: `weights` take what is packed, and `finish` writes the rest. The artifact that
-    `finish` gives can be tried before `publish` puts it at its place, instead of an older one.
-    Without `publish`, nothing is left at the context's end.
+    A context manager: `weights` collects packed weights, and `finish` writes the other files. The
+    artifact that `finish` returns can be tested before `publish` moves it to its destination, where
+    it replaces an older one. Without `publish`, the end of the context removes everything.
 
     Args:
-        path: the folder to make.
+        path: the destination folder.
 
     Raises:
-        ArtifactError: if something else is at `path`; from the context, if it cannot be written.
+        ArtifactError: if `path` exists and is not an artifact; from the context, if it cannot be
+            written.
     """
 
     weights: WeightFile
@@ -71,7 +72,7 @@ class ArtifactWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # `finish` and `publish` have reported errors that matter
+        with suppress(OSError):  # `finish` and `publish` have already reported errors that matter
             self.weights.close()
         shutil.rmtree(self._staging, ignore_errors=True)
         if isinstance(error, OSError):
@@ -87,15 +88,16 @@ class ArtifactWriter:
         ports: OpenPorts | None = None,
         stages: DataCut[int] | None = None,
     ) -> Artifact:
-        """Write the rest and return the artifact, which is not at its place yet.
+        """Write the other files and return the artifact, which is not yet at its destination.
 
         Args:
-            programs: what it serves, the default first.
+            programs: the served programs, the default first.
             library: the linked shared library with the kernels of all programs.
             target: `Target.to_json()`.
             metadata: plain data for `json`: model, schedules, keys, versions.
-            ports: the open dimensions of inputs and outputs; None where no name selects a program.
-            stages: how the programs follow each other, if the model is cut.
+            ports: the dynamic dimensions of inputs and outputs; None if no named size selects a
+                program.
+            stages: the order of the programs, if the model is segmented.
 
         Raises:
             OSError: if it cannot be written.
@@ -130,7 +132,7 @@ class ArtifactWriter:
         return Artifact(self._staging, tuple(programs), ports, dict(target), dict(metadata), stages)
 
     def publish(self) -> None:
-        """Put the finished folder at its place, once all of it is on the disk.
+        """Flush the finished folder to disk, then move it to its destination.
 
         Raises:
             OSError: if that fails.
@@ -140,11 +142,11 @@ class ArtifactWriter:
 
 
 def check_destination(path: str | Path) -> Path:
-    """The absolute path, if an artifact may be saved there: nothing, an artifact with no file of
-    others beside it, an empty folder.
+    """The absolute path, if an artifact may be saved there: it must not exist, be an empty folder,
+    or be an artifact without foreign files next to it.
 
     Raises:
-        ArtifactError: if something else is there, or no folder can be made on the way.
+        ArtifactError: if something else exists there, or a parent folder cannot be created.
     """
     path = Path(path).absolute()
     try:
@@ -181,9 +183,11 @@ def _fixed_ports(program: Program) -> OpenPorts:
 
 
 def _hindrance(path: Path) -> str:
-    """Why what is at a path may not be replaced; empty for an artifact, or an empty folder.
+    """The reason why the folder at a path must not be replaced; empty for an artifact, or an empty
+    folder.
 
-    Others have a manifest.json too, web pages among them, and people put files beside ours.
+    Other software writes a manifest.json too, web pages among them, and people add their own files
+    to our folders.
     """
     names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
     own = _own_files(path / MANIFEST) if MANIFEST in names else set()
@@ -194,7 +198,7 @@ def _hindrance(path: Path) -> str:
 
 
 def _own_files(manifest: Path) -> set[str]:
-    """What a manifest that we wrote says to lie in its folder; nothing for one of others."""
+    """The files that an artifact's manifest lists; empty for a manifest of other software."""
     try:
         said = json.loads(manifest.read_bytes())
         if str(said["format"]).startswith("tilewright-"):
@@ -212,7 +216,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def replace_folder(staging: Path, path: Path) -> None:
-    """Put a complete folder at `path`. An old one is moved aside first and removed last."""
+    """Move a complete folder to `path`. An existing one is moved away first and removed last."""
     if not path.exists():
         staging.rename(path)
         return

@@ -1,9 +1,9 @@
-"""Running and timing single kernels.
+"""Running and timing of single kernels.
 
-Samples are CPU time of the calling thread with one thread, because other processes do not count in
-it, and wall time with several, because waiting counts. Rank candidates on the minimum of samples
-that were taken interleaved, in an order shuffled for every round: in a fixed order the first of two
-kernels that share buffers pays the cache misses of both.
+With one thread, a sample is CPU time of the calling thread, which excludes other processes. With
+several threads, a sample is wall time, which includes waiting. Rank candidates on the minimum of
+samples that were taken interleaved, in an order shuffled for every round: in a fixed order, the
+first of two kernels that share buffers pays the cache misses of both.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class BoundKernel:
 
     Args:
         spec: the kernel.
-        addresses: the address of each stage's function. What holds the code must outlive this.
+        addresses: the address of each stage's function. The owner of the code must outlive this
+            object.
         buffers: an array for each buffer of the kernel, C-contiguous, aligned to 64 bytes.
         threads: threads that share the tiles of a stage.
-        scratch: makes the scratch blocks of all threads from a number of bytes.
-        sizes: what the kernel's open dimensions are, in the order of `KernelSpec.sizes`.
+        scratch: allocates the scratch blocks of all threads, given a number of bytes.
+        sizes: the sizes of the kernel's dynamic dimensions, in the order of `KernelSpec.sizes`.
 
     Raises:
         ValueError: if a buffer is missing, too small, not contiguous or not aligned, or a dimension
@@ -84,32 +85,32 @@ class BoundKernel:
         native().tw_call(ctypes.byref(self._struct), self.threads)
 
     def evict(self, role: BufferRole) -> None:
-        """Drop the buffers of a role from the caches, if the processor lets programs do so."""
+        """Evict the buffers of a role from the caches, if the processor allows it."""
         for spec, buffer in zip(self.spec.buffers, self._buffers, strict=True):
             if spec.role is role:
                 native().tw_evict(buffer.ctypes.data, spec.bytes)
 
     def time(self, samples: int, inner: int = 1) -> NDArray[np.float64]:
-        """Take samples of `inner` runs each: (samples,), seconds a run."""
+        """Take samples of `inner` runs each: (samples,), seconds per run."""
         seconds = np.empty(samples, np.float64)
         self._struct.inner = inner
         native().tw_bench(ctypes.byref(self._struct), self.threads, samples, seconds.ctypes.data)
         return seconds
 
     def inner_for(self, sample_seconds: float, limit: int = 1 << 20) -> int:
-        """Runs a sample, so that a sample takes about `sample_seconds`. Runs the kernel."""
+        """Runs per sample, so that a sample takes about `sample_seconds`. This runs the kernel."""
         inner = 1
         while inner < limit:
             seconds = float(self.time(1, inner)[0]) * inner
             if seconds >= sample_seconds / 2:
                 break
-            # Tenfold at most: the clock may have shown too little.
+            # Grow at most tenfold: the clock may have been too coarse.
             inner = min(limit, inner * max(2, min(10, int(sample_seconds / max(seconds, 1e-9)))))
         return inner
 
 
 REFERENCE_BYTES = 8 << 20
-"""What the reference kernel walks: more than a core's own caches hold."""
+"""Bytes that the reference kernel reads: more than a core's private caches hold."""
 
 REFERENCE_ROUNDS = 3
 
@@ -117,16 +118,17 @@ REFERENCE_ROUNDS = 3
 @cache
 def _zeros() -> Bytes:
     block = aligned_zeros(REFERENCE_BYTES)
-    block.fill(0)  # otherwise all pages would map to one page of zeros, which stays in the L1
+    block.fill(0)  # untouched, all pages would map to one page of zeros, which stays in the L1
     return block
 
 
 def reference_seconds(threads: int = 1) -> tuple[float, float]:
-    """Seconds that this machine now takes for work that never changes: (arithmetic, memory).
+    """Time a fixed workload on this machine: seconds for (arithmetic, memory).
 
-    2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each the fastest of three.
-    A machine that throttles takes longer for the first, one whose caches others use for the second.
-    CPU time with one thread, wall time with several, as kernels are timed. About 2 ms altogether.
+    The workload is 2^20 multiply-adds in 16 chains, and 2^12 dependent loads from 8 MiB; each time
+    is the minimum of three. The first time rises on a machine that throttles, the second if others
+    use its caches. CPU time with one thread, wall time with several, as for kernels. It takes about
+    2 ms altogether.
     """
     seconds = np.empty((REFERENCE_ROUNDS, 2), np.float64)
     zeros = _zeros()
@@ -139,7 +141,7 @@ def reference_seconds(threads: int = 1) -> tuple[float, float]:
 def scratch_stride(scratch_bytes: int) -> int:
     """Bytes from one thread's scratch block to the next.
 
-    Whole cache lines and one more, so that no line is written by two threads and blocks of whole
-    pages do not fall into the same cache sets.
+    The stride is whole cache lines plus one, so that no two threads write to one line, and blocks
+    of whole pages do not fall into the same cache sets.
     """
     return -(-scratch_bytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT

@@ -1,6 +1,6 @@
 """The JSON forms of frozen dataclasses: one strict reader and one writer, generated from a class.
 
-The annotations of the fields describe the form, so that a class has no code of its own for it:
+The annotations of the fields define the form, so that a class needs no code of its own for it:
 
     @dataclass(frozen=True, slots=True)
     class Key(JsonValue):
@@ -12,14 +12,14 @@ The annotations of the fields describe the form, so that a class has no code of 
 
 Fields are texts, integers, finite floats, booleans, enumerations, bytes, tuples, sets, mappings,
 other dataclasses, or unions of them. `Between`, `Matching`, `Length` and `Via` annotate a type with
-limits or with a form of its own. `JsonForm` says how a class differs from an object with all its
+limits or with a custom form. `JsonForm` declares how a class differs from an object with all its
 fields.
 
-Readers do not trust the sender. A field that is unknown, missing or of another type is an error
+Readers do not trust the sender. A field that is unknown, missing or of another type raises an error
 that names its path, such as `buffers[3].shape[0]`. Numbers and lengths are bounded.
 
-A class is compiled when it is first used. The source of its reader tests scalars in place and
-calls a function for other values, which makes it about as fast as one written by hand.
+A class is compiled on first use. The source of its reader tests scalars inline and calls a function
+for other values, which makes it about as fast as a handwritten reader.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class JsonValue:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read what `to_json` wrote; raises the error of the class's form, or MalformedError."""
+        """Read the output of `to_json`; raises the error class of the form, or MalformedError."""
         return decode(cls, data)
 
 
@@ -97,8 +97,8 @@ def decode(kind: type[T], data: object, scope: Any = None) -> T:
 
     Args:
         kind: the class.
-        data: as `json.loads` gives it.
-        scope: what the `Via` of its fields are given.
+        data: the result of `json.loads`.
+        scope: passed to the `Via` annotations of its fields.
 
     Raises:
         MalformedError, or the error of the class's form: naming the field that is wrong.
@@ -115,7 +115,7 @@ _compiling = threading.RLock()
 
 
 class _ClassCodec:
-    """How values of a dataclass are read and written, once both are compiled."""
+    """Reader and writer of a dataclass, after both are compiled."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -124,7 +124,8 @@ class _ClassCodec:
         self.write: Write
 
     def compiled(self) -> Self:
-        """Compile both, unless that is done or this thread is at it: classes may be recursive."""
+        """Compile reader and writer, unless that is done or in progress in this thread: classes may
+        be recursive."""
         if not self._done:
             with _compiling:
                 if not self._begun:
@@ -136,7 +137,7 @@ class _ClassCodec:
         return self
 
     def codec(self) -> Codec:
-        """It, as a part of another one."""
+        """This class's codec, for use inside another one."""
         if self.compiled()._done:
             return Codec(self.read, self.write)
         return Codec(lambda data, scope: self.read(data, scope), lambda value: self.write(value))
@@ -178,7 +179,7 @@ def _default(declared: dataclasses.Field[Any]) -> Callable[[], Any]:
 
 @cache
 def _codec(annotation: Any) -> Codec:
-    """How values of an annotation are read and written."""
+    """Reader and writer for values of an annotation."""
     kind, *marks = get_args(annotation) if _is_annotated(annotation) else (annotation,)
     limits: Between | None = None
     length, pattern = Length(), ""
@@ -258,7 +259,7 @@ def _integer(limits: Between) -> Codec:
 
 
 def _number(limits: Between) -> Codec:
-    """A float; integers are taken for one."""
+    """A float; integers are accepted."""
     if not limits.finite:
         return Codec(_read_any_number, None, "type($) is float")
     least, most, above = float(limits.least), float(limits.most), limits.above
@@ -287,7 +288,7 @@ def _read_any_number(data: Any, scope: Any) -> float:
 
 
 def _text(pattern: str, length: Length) -> Codec:
-    """A text; without `Length` the size of the message bounds it."""
+    """A text; without `Length`, only the size of the message limits it."""
     if not pattern and length == Length():
         return Codec(_read_text, None, "type($) is str")
     matches = re.compile(pattern or ".*", re.DOTALL).fullmatch
@@ -323,7 +324,7 @@ def _enumeration(kind: type[Enum]) -> Codec:
 
 
 def _items(kind: type, one: Codec, length: Length) -> Codec:
-    """A list as a tuple or a set of items alike."""
+    """A list of items of one type, read as a tuple or a set."""
 
     def checked(data: Any) -> Any:
         if type(data) is not list and type(data) is not tuple:
@@ -350,7 +351,7 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
         return found
 
     put, source = one.write, FunctionSource()
-    # Names of entries in JSON are texts.
+    # Names of entries in JSON are always texts.
     name = "k" if key is _codec(str) else f"({source.reading(key, 'k')})"
     made = f"{{{name}: ({source.reading(one, 'v')}) for k, v in at}}"
     source.values |= {"checked": checked, "place": lambda n, data: shown(list(data)[n])}
@@ -364,7 +365,8 @@ def _mapping(key: Codec, one: Codec, length: Length) -> Codec:
 
 
 def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
-    """Lines that make a value of the items `at`; an error is placed by how many are left."""
+    """Lines that read the items `at` into a value; the number of remaining items locates an
+    error."""
     fits = f"{is_usual} and {length.least} <= len(data) <= {length.most}"
     return [
         f"if not ({fits}): data = checked(data)",
@@ -377,7 +379,7 @@ def _each(made: str, is_usual: str, items: str, length: Length) -> list[str]:
 
 
 def _fixed_tuple(parts: list[Codec]) -> Codec:
-    """A list of so many items, each with a codec of its own."""
+    """A list of fixed length, with a codec for each item."""
     numbered = [(part, f"[{number}]") for number, part in enumerate(parts)]
     made = f"({''.join(f'a{number}, ' for number in range(len(parts)))})"
     puts = [part.write or (lambda value: value) for part in parts]
@@ -425,14 +427,15 @@ def _optional(inner: Codec) -> Codec:
 
 
 def _tagged(kinds: tuple[type, ...]) -> Codec:
-    """A union of classes: a constant distinguishes them, or else their first fields."""
+    """A union of classes, distinguished by a constant, or else by their first fields."""
     codecs = {kind: _class_codec(kind) for kind in kinds}
     tags = {next(iter(_form(kind).constants), "") for kind in kinds}
     tag = tags.pop() if len(tags) == 1 else ""
 
     @cache
     def table() -> dict[str, _ClassCodec]:
-        """By the constant, or by the name of the first field; made late for recursive types."""
+        """Classes by constant, or by the name of the first field; built late because types may be
+        recursive."""
         if tag:
             found = {_form(kind).constants[tag]: codec for kind, codec in codecs.items()}
         else:

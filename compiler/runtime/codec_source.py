@@ -21,13 +21,13 @@ from tilewright.compiler.runtime.json_form import (
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of one annotation are read and written.
+    """Reader and writer for values of one annotation.
 
     Attributes:
-        read: checks data and gives the value.
-        write: None where the value is its own JSON form.
-        is_own_form: the source of a test of `$` that holds only for data that `read` returns as it
-            is. Where it holds, nothing is called.
+        read: checks data and returns the value.
+        write: None if the value is its own JSON form.
+        is_own_form: the source of a test of `$` that is true only for data that `read` returns
+            unchanged. If it is true, no function is called.
     """
 
     read: Read
@@ -37,7 +37,8 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a class: its name there and in JSON, its codec, and the value that it may lack."""
+    """A field of a class: its name, its key in JSON, its codec, its default value, and whether the
+    default is omitted."""
 
     name: str
     key: str
@@ -47,27 +48,27 @@ class FormField:
 
 
 class FunctionSource:
-    """A function that is being written: its lines, and the values that they name."""
+    """A function under construction: its lines, and the values that they refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.values: dict[str, Any] = {"within": within, "inf": math.inf}
 
     def name(self, value: Any, word: str) -> str:
-        """A name that the lines have for a value."""
+        """A name by which the lines refer to a value."""
         found = f"{word}{len(self.values)}"
         self.values[found] = value
         return found
 
     def reading(self, codec: Codec, value: str) -> str:
-        """An expression that reads a variable: a test in place, or the call of a function."""
+        """An expression that reads a variable: an inline test, or the call of a function."""
         call = f"{self.name(codec.read, 'read')}({value}, scope)"
         if not codec.is_own_form:
             return call
         return f"{value} if {codec.is_own_form.replace('$', value)} else {call}"
 
     def part(self, codec: Codec, value: str, place: str) -> list[str]:
-        """Lines that read a variable into itself; an error says that it lies at `place`."""
+        """Lines that read a variable in place; errors name `place`."""
         if codec.is_own_form == "True":
             return []
         lines = [
@@ -80,7 +81,8 @@ class FunctionSource:
         return lines
 
     def compiled(self, parameters: str, what: str) -> Any:
-        """The function. Its source has names of fields and words of this module, nothing else."""
+        """The compiled function. Its source contains only names of fields and words of this
+        module."""
         text = "\n    ".join([f"def made({parameters}):", *self.lines])
         exec(compile(text, f"<the JSON form of {what}>", "exec"), self.values)
         return self.values["made"]
@@ -155,9 +157,9 @@ def class_reader(kind: type, form: JsonForm, fields: Sequence[FormField]) -> Rea
 
 
 def row_reader(parts: list[tuple[Codec, str]], made: str, source: FunctionSource) -> Read:
-    """Compile the reader of a list of so many parts, each with its codec and its place.
+    """Compile the reader of a list of fixed length, each item with its codec and its place.
 
-    `made` is the source of the value of the parts `a0`, `a1`...
+    `made` is the source of the result, computed from the parts `a0`, `a1`...
     """
     source.values |= {"expected": expected}
     wrong = f"raise expected('a list of {len(parts)}', data)"

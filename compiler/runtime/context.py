@@ -1,4 +1,4 @@
-"""What runs of a program work with: its code with the numbers of a run, and memory."""
+"""State of a program's runs: its code with the numbers of a run, and memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_funct
 from tilewright.compiler.runtime.stopping import StopFlag
 
 GROWTH = 1.5
-"""Memory that grows gets room for so many times as much, so that few runs need new memory."""
+"""Factor by which memory grows beyond the required size, so that few runs need new memory."""
 
 
 class SizedPort(NamedTuple):
-    """An input or output of a run, and which pointers are its own.
+    """An input or output of a run, and the indices of its pointers.
 
-    `stored` is its shape in memory where that is larger (`Port.room`), else its shape.
+    `stored` is its shape in memory, which is larger with slack capacity (`Port.room`).
     """
 
     dtype: np.dtype[Any]
@@ -39,13 +39,13 @@ class SizedPort(NamedTuple):
     stored: tuple[int, ...]
 
     def rows_in(self, buffer: Array) -> Array:
-        """The array in the larger one that it lies in."""
+        """The view of the array within the larger buffer that contains it."""
         return buffer[tuple(map(slice, self.shape))] if self.shape else buffer
 
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """An input or output; its shapes and bytes are where these numbers stand."""
+    """An input or output; shapes and bytes are indices into the table of numbers."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -55,12 +55,12 @@ class PortForm:
 
 
 class ProgramForm:
-    """A program as the interpreter takes it, and where its numbers stand (`Rules`).
+    """A program in the interpreter's form, and the indices of its numbers (`Rules`).
 
     All contexts of an executable share it.
 
     Args:
-        program: one that was checked.
+        program: a checked program.
         encoded: its code.
         functions: the address of each function of the code.
         weights: the packed constants.
@@ -115,22 +115,22 @@ class ProgramForm:
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """(pairs, 2): what `tw_fill` takes."""
+    """(pairs, 2): the argument of `tw_fill`."""
     return np.array(list(pairs), np.int64).reshape(-1, 2)
 
 
 class RunContext:
-    """What one run at a time uses: code, arena, scratch, and the table of pointers.
+    """The resources of one run at a time: code, arena, scratch, and the table of pointers.
 
-    `resize` is told the sizes of a run, `hold` has memory for them. Both are quick where the sizes
-    are those of the run before, or smaller.
+    `resize` computes the numbers for the sizes of a run, `hold` allocates memory for them. Both are
+    fast if the sizes equal those of the previous run, or are smaller.
 
     Attributes:
-        values: the sizes that it is made for, as `resize` takes them; None before the first.
-        ready: whether code and memory are those of the sizes.
-        pointers: what the arguments of the code point to.
-        counts: how many elements counted outputs have.
-        program: address of what the interpreter takes.
+        values: the current sizes, as in `resize`; None before the first call.
+        ready: whether code and memory match the sizes.
+        pointers: the addresses that the arguments of the code refer to.
+        counts: the numbers of elements of counted outputs.
+        program: address of the interpreter's program struct.
     """
 
     def __init__(self, form: ProgramForm, threads: int) -> None:
@@ -174,24 +174,24 @@ class RunContext:
 
     @property
     def inputs(self) -> tuple[SizedPort, ...]:
-        """Each input at the sizes at hand."""
+        """Each input at the current sizes."""
         if self._inputs is None:
             self._inputs = _sized(self._form.inputs, self._numbers)
         return self._inputs
 
     @property
     def outputs(self) -> tuple[SizedPort, ...]:
-        """Each output at the sizes at hand."""
+        """Each output at the current sizes."""
         if self._outputs is None:
             self._outputs = _sized(self._form.outputs, self._numbers)
         return self._outputs
 
     def resize(self, values: tuple[int, ...]) -> None:
-        """Make all numbers for sizes: those of the dimensions in order, divided by `multiple`, and
-        of the rooms.
+        """Compute all numbers for these sizes: first the dimensions in order, divided by
+        `multiple`, then the slack capacities.
 
         Raises:
-            OutOfMemoryError: if a number is beyond all memory.
+            OutOfMemoryError: if a number exceeds any memory.
         """
         form, numbers = self._form, self._numbers
         self.values, self.ready = None, False
@@ -203,10 +203,10 @@ class RunContext:
         self.values = values
 
     def hold(self) -> None:
-        """Put the numbers where they belong, and have memory for them.
+        """Write the numbers into the code, and allocate memory for them.
 
         Raises:
-            OutOfMemoryError: if there is no room for the values between inputs and outputs.
+            OutOfMemoryError: if memory does not suffice for the values between inputs and outputs.
         """
         form, numbers = self._form, self._numbers
         stride = scratch_stride(numbers[form.scratch_bytes])
@@ -226,18 +226,19 @@ class RunContext:
         self.ready = True
 
     def watch(self, stop: StopFlag | None) -> None:
-        """Let runs end when this flag is set; None: never."""
+        """Let this flag stop runs; None for no flag."""
         self._struct.stop = None if stop is None else stop.address
 
     def _grow(self, arena: int, scratch: int) -> None:
-        """Have at least so many bytes, zeros in the arena: what nothing writes is no signalling
-        NaN."""
+        """Allocate at least this many bytes; the arena is zeroed, so that unwritten elements are
+        never signalling NaNs."""
         what = f"to run '{self._form.name}'"
         check_memory(arena + sum(port.bytes for port in self.outputs), what)
         with enough_memory_for(what):
             if arena > self._arena.nbytes:
                 room = max(arena, int(GROWTH * self._arena.nbytes))
-                self._arena = aligned_empty(0)  # the old one goes before the new one comes
+                # the old one is freed before the new one is allocated
+                self._arena = aligned_empty(0)
                 self._arena = aligned_zeros(room)
             if scratch > self._scratch.nbytes:
                 self._scratch = aligned_empty(scratch)
@@ -258,7 +259,7 @@ class RunContext:
 
 
 def _sized(ports: Sequence[PortForm], numbers: ctypes.Array[c_int64]) -> tuple[SizedPort, ...]:
-    """Ports with numbers. Caches of one length are many: each shape is made once."""
+    """Ports with their numbers. Many caches have equal shapes: each shape is built once."""
     shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
     found = []
     for port in ports:

@@ -34,30 +34,29 @@ from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension, dimensions
 
 STOPPED = -1
-"""The status of a run that its caller stopped, as in native/tilewright.h."""
+"""Status of a run that its caller stopped, as in native/tilewright.h."""
 
 REFUSED = 4
-"""The status of a run that met the program's first refusal, as in native/tilewright.h."""
+"""Status of a run that reached the program's first refusal, as in native/tilewright.h."""
 
 
 class Executable(Model):
-    """A compiled model that is one program.
+    """A compiled model that consists of one program.
 
-    A program with open sizes runs with all sizes within the ranges of its dimensions; the inputs
-    say which they are. `run` may be called from several threads at once, also with different sizes:
-    every call has an arena and scratch blocks of its own, taken from a list of idle ones, which
-    grows to the largest number of calls that ran at the same time. All executables of a process
-    share one thread pool.
+    A program with dynamic sizes runs with all sizes within the ranges of its dimensions, taken from
+    the inputs. Several threads may call `run` at once, also with different sizes: every call takes
+    an arena and scratch blocks from a list of idle ones, which grows to the largest number of
+    concurrent calls. All executables of a process share one thread pool.
 
     Args:
-        program: what to run; it is checked.
+        program: the program, which is checked.
         weights: the packed constants, aligned to 64 bytes; they are not copied.
-        address_of: gives the address of a function by symbol.
-        threads: threads that a run uses, the calling one included.
-        code: whatever must stay alive as long as the functions.
+        address_of: returns the address of a function by symbol.
+        threads: threads per run, including the calling one.
+        code: an object that keeps the functions' code in memory.
 
     Raises:
-        ValueError: if the program would reach outside its memory, or the weights do not fit it.
+        ValueError: if the program would access memory out of bounds, or the weights do not fit it.
     """
 
     def __init__(
@@ -114,25 +113,25 @@ class Executable(Model):
 
     @cached_property
     def inputs(self) -> tuple[OpenPort, ...]:
-        """Name, dtype and shape of each input."""
+        """Name, dtype and shape of each input; dynamic sizes by name."""
         return tuple(map(described, self.program.inputs))
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The open dimensions with their ranges, by name."""
+        """The dynamic dimensions with their ranges, sorted by name."""
         return self.program.dimensions
 
     @cached_property
     def outputs(self) -> tuple[OpenPort, ...]:
         """Name, dtype and shape of each output, in the order in which `run` returns them.
 
-        Of a counted output the shape is the largest that it can have.
+        The shape of a counted output is its largest possible shape.
         """
         return tuple(map(described, self.program.outputs))
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order: a list has one name."""
+        """The names of the values that `run` returns, in order: a list has one name."""
         return tuple(result.name for result in self.program.results)
 
     @property
@@ -145,7 +144,7 @@ class Executable(Model):
         return Executable(self.program, self._weights, self._address_of, threads, self._code_owner)
 
     def with_program(self, program: Program) -> Executable:
-        """Another program over the same code and weights, such as one that also copies values out.
+        """Another program with the same code and weights, such as one that also copies values out.
 
         Raises:
             ValueError: as the constructor does.
@@ -159,7 +158,7 @@ class Executable(Model):
         labels: bool = True,
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """As `Model.run`; nothing is compiled."""
+        """Like `Model.run`; this never compiles."""
         arrays = arrays_in_order(inputs, self._input_names)
         if self._texts:
             arrays = self._positions(arrays)
@@ -175,7 +174,7 @@ class Executable(Model):
         return self.listed(self.labelled(outputs))
 
     def _positions(self, arrays: Sequence[Array]) -> list[Array]:
-        """The inputs with positions of labels for texts."""
+        """The inputs, with texts replaced by positions of labels."""
         made = list(arrays)
         for index, labels in self._texts:
             array = made[index]
@@ -190,7 +189,7 @@ class Executable(Model):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """As `Model.bind`."""
+        """Like `Model.bind`."""
         ports = {port.name: port.shape for port in self.inputs}
         names = [port.name for port in self.outputs]
         session = Session(ports, names, lambda arrays: self, self.run, states, initial or {})
@@ -199,14 +198,15 @@ class Executable(Model):
 
     @cached_property
     def in_place(self) -> Mapping[int, int]:
-        """The outputs that `run_into` may write where an input lies (`Program.in_place`)."""
+        """The outputs that `run_into` may write over an input, each with that input
+        (`Program.in_place`)."""
         return self.program.in_place()
 
     @cached_property
     def rooms(self) -> tuple[tuple[int, ...], ...]:
-        """For each room of the program (`Program.rooms`), the outputs that have it. Of programs in
-        which one such output cannot lie on its input, or an input under no output, none: no run may
-        be told of rooms."""
+        """For each slack capacity of the program (`Program.rooms`), the outputs that have it. Empty
+        if such an output cannot share its input's memory, or an input with slack has no such
+        output: runs must then pass no slack capacities."""
         program, continued = self.program, self._continued.values()
         with_room = {k for k, port in enumerate(program.inputs) if port.room is not None}
         if with_room != self._continued.keys():
@@ -223,19 +223,19 @@ class Executable(Model):
 
     @cached_property
     def _continued(self) -> Mapping[int, int]:
-        """The inputs that lie in a buffer with room, each with the output that may share it."""
+        """The inputs in a buffer with slack capacity, each with the output that may share it."""
         ports = self.program.inputs
         return {i: o for o, i in self.in_place.items() if ports[i].room is not None}
 
     def ports_for(
         self, arrays: Sequence[Array], rooms: tuple[int, ...] = ()
     ) -> tuple[tuple[SizedPort, ...], tuple[SizedPort, ...]]:
-        """Inputs and outputs with the sizes that they have for these inputs, given in order, and
-        with rooms as `run_into` is told of. A run of the same sizes and rooms finds them made.
+        """Inputs and outputs with their sizes for these inputs, given in order, and with slack
+        capacities as in `run_into`. A following run with the same sizes reuses them.
 
         Raises:
-            InvalidInputError: if a dimension is outside of its range.
-            OutOfMemoryError: if a size is beyond all memory.
+            InvalidInputError: if a dimension is outside its range.
+            OutOfMemoryError: if a size exceeds any memory.
         """
         context = self._context((*self._sizes.of(arrays), *(rooms or self._no_rooms)))
         ports = context.inputs, context.outputs
@@ -243,7 +243,7 @@ class Executable(Model):
         return ports
 
     def takes(self, arrays: Sequence[Array]) -> bool:
-        """Whether these inputs, given in order, have sizes that the program is for."""
+        """Whether the program serves the sizes of these inputs, given in order."""
         try:
             context = self._context((*self._sizes.of(arrays), *self._no_rooms))
         except InvalidInputError:
@@ -260,15 +260,16 @@ class Executable(Model):
         rooms: tuple[int, ...] = (),
         stop: StopFlag | None = None,
     ) -> list[Array]:
-        """As `run`, with memory for some inputs and outputs, and with numbers for labels.
+        """Like `run`, with caller-provided memory for some inputs and outputs, and without
+        conversion of labels.
 
         Args:
-            arrays: the inputs, in order. Those that are placed have the dtype of their port.
-            given: for the number of an output where it is written to: an array of its shape and
-                dtype. Only an output of `in_place` may share memory, with its input. The caller
-                answers for what is placed.
-            rooms: how much room there is in each of `rooms`: then all ports that have any are
-                placed, at the start of buffers that are so much longer; `()` is none.
+            arrays: the inputs, in order. Placed ones must have the dtype of their port.
+            given: destination by number of the output: an array of its shape and dtype. Only an
+                output of `in_place` may share memory, with its input. The caller must keep the
+                memory valid.
+            rooms: the slack capacity for each of `rooms`. All ports with slack must then be placed,
+                at the start of buffers that are longer by it. `()` means no slack.
             stop: as in `run`.
 
         Raises:
@@ -288,9 +289,10 @@ class Executable(Model):
                         fitting = array
                     else:
                         fitting = self._sizes.checked(unplaced(arrays), index, shape)
-                        converted.append(fitting)  # it must live as long as its address is in use
+                        # it must stay alive as long as its address is in use
+                        converted.append(fitting)
                     if stored is not shape and index in self._continued:
-                        continued.append((index, fitting))  # it is put where the output goes
+                        continued.append((index, fitting))  # it is copied to the output's memory
                         continue
                     if (
                         stored is not shape
@@ -334,7 +336,7 @@ class Executable(Model):
             ) from error
         finally:
             if stop is not None:
-                context.watch(None)  # also after an interrupt: another run must not find the flag
+                context.watch(None)  # also after an interrupt: another run must not see the flag
             self._idle.append(context)
         if status == STOPPED:
             raise StoppedError(f"a run of '{self.program.name}' was stopped")
@@ -345,8 +347,8 @@ class Executable(Model):
         return outputs
 
     def labelled(self, outputs: Sequence[Array]) -> list[Array]:
-        """What the numbers of outputs stand for, and the raw bits of bfloat16; other outputs as
-        they are."""
+        """Outputs with numbers replaced by their labels, and bfloat16 bits by bfloat16; other
+        outputs unchanged."""
         made = list(outputs)
         for index, kind in self._bfloat16:
             made[index] = made[index].view(kind)
@@ -355,7 +357,7 @@ class Executable(Model):
         return made
 
     def listed(self, outputs: Sequence[Array]) -> list[Array]:
-        """Outputs with those of a list in one, which is a list of arrays."""
+        """Outputs, with the elements of a list joined to one list of arrays."""
         if not self._lists:
             return list(outputs)
         return [cast("Array", result.of(outputs)) for result in self._lists]
@@ -363,17 +365,17 @@ class Executable(Model):
     def profile(
         self, inputs: Mapping[str, Array] | Sequence[Array], samples: int
     ) -> NDArray[np.float64]:
-        """Time every instruction of the program, each in its place in the model.
+        """Time every instruction of the program within runs of the model.
 
         Args:
             inputs: as in `run`.
-            samples: how often the model is run, after one run that is not counted.
+            samples: number of timed runs, after one untimed run.
 
         Returns:
             (samples, instructions): seconds of each instruction of `program.walk()`, CPU time with
-                one thread and wall time with several. An instruction in a loop counts each time
-                that it runs; one that a branch passes over is 0. Loops and branches themselves
-                have what they cost besides the instructions in them.
+                one thread and wall time with several. An instruction in a loop sums all its
+                executions; one that a branch skips is 0. The time of loops and branches excludes
+                the instructions in them.
 
         Raises:
             InvalidInputError, OutOfMemoryError: as `run` does.
@@ -390,7 +392,7 @@ class Executable(Model):
         return seconds
 
     def _context(self, values: tuple[int, ...]) -> RunContext:
-        """What a run with these sizes uses, taken from the idle ones; the caller puts it back."""
+        """Take an idle context, set to these sizes; the caller returns it."""
         try:
             context = self._idle.pop()
         except IndexError:
@@ -400,13 +402,13 @@ class Executable(Model):
         return context
 
 
-# A cast: NumPy's annotations know buffers from Python 3.12 on.
+# A cast: NumPy's annotations support buffers from Python 3.12 on.
 _first_byte = cast("Callable[[Array], c_char]", c_char.from_buffer)
 """A ctypes object over an array's memory: its address costs a quarter of `array.ctypes.data`."""
 
 
 def _address(array: Array) -> int:
-    """Where a C-contiguous array lies."""
+    """The address of a C-contiguous array."""
     try:
         return addressof(_first_byte(array))
     except (TypeError, ValueError, BufferError):  # read-only or empty
@@ -415,6 +417,6 @@ def _address(array: Array) -> int:
 
 
 def _front(array: Array, dim: int, count: int) -> Array:
-    """The array with `count` elements along a dimension, which lie at its start."""
+    """The leading `count` elements along a dimension, stored at the start of the array's memory."""
     shape = (*array.shape[:dim], count, *array.shape[dim + 1 :])
     return array.reshape(-1)[: prod(shape)].reshape(shape)

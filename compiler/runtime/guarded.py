@@ -1,10 +1,10 @@
-"""Compiled models of several programs, each with a guard: sizes of the inputs, or what the data
-decide, select what runs.
+"""Compiled models of several programs with guards: the inputs' sizes, or values that data
+determine, select the program.
 
-One program may serve all sizes of a range; some sizes may have programs of their own. What none
-serves is compiled when a run first needs it, in a process that has the compiler. An artifact holds
-a closed list. Where its manifest says so, inputs between two served sizes are padded with zeros up
-to the next one and the outputs cut back.
+One program may serve all sizes of a range; some sizes may have their own programs. Sizes that no
+program serves are compiled for when a run first needs them, in a process that has the compiler. An
+artifact holds a fixed list. If its manifest allows it, inputs between two served sizes are padded
+with zeros to the next one, and the outputs are cropped.
 """
 
 from __future__ import annotations
@@ -50,24 +50,25 @@ Ran: TypeAlias = tuple[Executable, dict[str, Array]]
 """A program that ran, and its inputs."""
 
 Part: TypeAlias = "Callable[[Mapping[str, Dims]], GuardedModel]"
-"""Gives the same model with other dimensions of its inputs."""
+"""Returns the same model with other dimensions of its inputs."""
 
 
 class GuardedModel(Model):
     """A compiled model of several programs.
 
-    A program is made once, whatever threads need it.
+    Each program is compiled once, even if several threads need it.
 
     Args:
-        ports: its inputs and outputs, without the dimensions that the caller gives a size.
-        first: the model as what is left of itself: its inputs are what it reads.
-        make: gives stages that are not among `DataCut.made`, and puts them there. One thread
+        ports: its inputs and outputs, without dimensions whose size the caller sets.
+        first: the whole model as the continuation of an empty cut.
+        make: compiles a stage that is missing in `DataCut.made`, and adds it there. Only one thread
             calls it at a time.
-        part: for runs in which one name in the file stands for two sizes; None where each such run
-            has programs for its sizes alone, or is an error, as in an artifact.
+        part: handles runs in which one dimension name of the file has two different sizes. Without
+            it, each such run gets programs for its sizes only, or raises an error, as in an
+            artifact.
 
     Raises:
-        InvalidArgumentError: if inputs are to be padded and an output could not be cut back.
+        InvalidArgumentError: if inputs are to be padded and an output could not be cropped.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class GuardedModel(Model):
         for facts in first.made:
             self._direct = self._first_to_try(facts)
 
-    # ---- what it is
+    # ---- description
 
     @property
     def inputs(self) -> tuple[OpenPort, ...]:
@@ -114,19 +115,19 @@ class GuardedModel(Model):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the model may be cut where the data decide a size."""
+        """Whether data may determine sizes, so that the model runs in segments."""
         return not self._first.whole
 
     @property
     def programs(self) -> int:
-        """How many programs have been made so far and are kept."""
+        """The number of programs that are compiled and kept."""
         stages = (stage for cut in self._first.walk() for stage in list(cut.made.values()))
         return sum(stage.program is not None for stage in stages)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why programs serve one combination of sizes each, where they do, or a part of the ranges
-        that were given."""
+        """The reasons why some programs serve only one combination of sizes, or only a part of the
+        stated ranges."""
         return tuple(dict.fromkeys(text for cut in self._first.walk() for text in cut.reasons))
 
     @property
@@ -136,29 +137,30 @@ class GuardedModel(Model):
 
     @property
     def ranged(self) -> Executable | None:
-        """The program that serves ranges, of a model that is not cut; None if there is none."""
+        """The program that serves ranges, for a model without segments; None if there is no such
+        program."""
         found = (stage.program for facts, stage in list(self._first.made.items()) if facts.open)
         return next(found, None) if self._first.whole else None
 
     @property
     def made(self) -> tuple[Sizes, ...]:
-        """The sizes that there are programs of their own for, in the order in which they were first
-        needed, of a model that is not cut."""
+        """Combinations of sizes with their own program, in the order of first use, for a model
+        without segments."""
         made = tuple(self._first.made) if self._first.whole else ()
         own = tuple(tuple(sorted(facts.sizes)) for facts in made if not facts.open)
         return own + tuple(sizes for other in self._parted.values() for sizes in other.made)
 
     @property
     def served(self) -> tuple[Sizes, ...] | None:
-        """The sizes that an artifact has programs of their own for; None if others can be made, or
-        the model is cut."""
+        """Combinations of sizes for which an artifact has programs; None if others can be compiled,
+        or the model is segmented."""
         listed_ = self._first.served
         if listed_ is None or self.is_cut:
             return None
         return tuple(tuple(sorted(facts.sizes)) for facts in listed_ if not facts.open)
 
     def inputs_at(self, sizes: Mapping[str, int]) -> tuple[Port, ...]:
-        """The inputs that are no text, with these sizes of `open`."""
+        """The inputs except texts, with these sizes of `open`."""
         return tuple(
             Port(crossing.name, crossing.dtype, _shape(crossing.dims, sizes))
             for crossing in self._first.reads.crossings
@@ -166,7 +168,7 @@ class GuardedModel(Model):
         )
 
     def texts_at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """The shapes of the inputs that are text, by name, with these sizes of `open`."""
+        """The shapes of the text inputs, by name, with these sizes of `open`."""
         return {
             crossing.name: _shape(crossing.dims, sizes)
             for crossing in self._first.reads.crossings
@@ -174,15 +176,16 @@ class GuardedModel(Model):
         }
 
     def executable(self, sizes: Mapping[str, int]) -> Executable:
-        """The program for exactly these sizes, made if it is not there, which then runs for them.
+        """The program for exactly these sizes, compiled if necessary; runs with these sizes then
+        use it.
 
         Raises:
-            InvalidInputError: if the sizes are not served, or one that has no program of its own is
-                outside of its range.
+            InvalidInputError: if the sizes are not served, or a size without its own program is
+                outside its range.
             ArtifactError: if the sizes contradict each other.
-            InvalidArgumentError: if they are no mapping from names to integers, or the model is cut
-                so that no program is the whole of it.
-            CompilerError: if no program can be made for them.
+            InvalidArgumentError: if the sizes are not a mapping from names to integers, or the
+                model is segmented, so that no program is the whole model.
+            CompilerError: if no program can be compiled for them.
         """
         cut, given = self._first, checked_sizes(sizes)
         facts = cut.reads.at(given)
@@ -215,7 +218,7 @@ class GuardedModel(Model):
         needed = {dimension.name for dimension in self.ranged.dimensions}
         return needed <= sizes.keys() <= needed | set(self.open)
 
-    # ---- a run
+    # ---- runs
 
     def run(
         self,
@@ -229,7 +232,8 @@ class GuardedModel(Model):
             try:
                 return direct.run(inputs, labels=labels, stop=stop)
             except InvalidInputError:
-                if direct.takes(arrays_in_order(inputs, self._names)):  # a dtype, and no size
+                # the error is a dtype, not a size
+                if direct.takes(arrays_in_order(inputs, self._names)):
                     raise
         return self._run(inputs, labels, stop)[0]
 
@@ -280,7 +284,7 @@ class GuardedModel(Model):
         )
 
     def program_for(self, arrays: Sequence[Array]) -> Executable | None:
-        """The program that is all of a run on these inputs; None if that takes several."""
+        """The single program that serves a run on these inputs; None if the run takes several."""
         if not self._first.whole:
             return None
         if self._direct is not None and self._direct.takes(arrays):
@@ -290,8 +294,9 @@ class GuardedModel(Model):
         return self._stage(self._first, self._values(arrays))[0].program
 
     def _first_to_try(self, facts: Facts) -> Executable | None:
-        """The program for these facts, if a run may try it before it looks at its sizes: there are
-        programs for ranges alone, and it refuses what is outside of the model's."""
+        """The program for these facts, if a run may try it before checking its sizes. This requires
+        that all programs serve ranges, and that the program itself rejects sizes outside the
+        model's ranges."""
         cut = self._first
         listed_ = cut.served or ()
         if not cut.whole or cut.own or self.ports.pad or any(f not in cut.made for f in listed_):
@@ -300,17 +305,17 @@ class GuardedModel(Model):
             return None
         program = cut.made[facts].program
         assert program is not None
-        # dimensions that the program expresses by others: it does not know what ranges they had
+        # the program expresses other dimensions by these, and does not check the others' ranges
         known = {d.name for d in program.dimensions} | dict(facts.sizes).keys()
         return None if any(n in self.ranges and n not in known for n in self.open) else program
 
     # ---- inputs
 
     def _values(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """The inputs by name, as programs take them.
+        """The inputs by name, as the programs take them.
 
         Raises:
-            InvalidInputError: if one is no array, or of another shape or type.
+            InvalidInputError: if one is not an array, or has another shape or type.
         """
         sizes: dict[str, tuple[int, str]] = {}
         outside: tuple[str, Dimension] | None = None
@@ -335,7 +340,7 @@ class GuardedModel(Model):
                     where = _dimension(name, position, dim)
                     raise InvalidInputError(f"{where} is {extent}, input '{other}' has {first}")
         values = dict(zip(self._names, arrays, strict=True))
-        if not self._first.whole:  # a program checks what it takes
+        if not self._first.whole:  # otherwise the program checks its inputs
             for crossing in self._first.reads.crossings:
                 values[crossing.name] = crossing.taken(values[crossing.name])
         if outside is not None and not self._has_own(values):
@@ -343,14 +348,16 @@ class GuardedModel(Model):
         return values
 
     def _has_own(self, values: Mapping[str, Array]) -> bool:
-        """Whether there is a program for these sizes alone, or others to pad to."""
+        """Whether a program for only these sizes exists, or a program for larger sizes to pad
+        to."""
         served = self._first.served
         if not self._first.whole or served is None:
             return False
         return self.ports.pad or self._first.reads.exact(values) in served
 
     def _expected(self, known: Dimension) -> str:
-        """The range, and the sizes that have programs of their own: `1..4, or batch=8`."""
+        """The accepted sizes for an error message: the range, and sizes with their own program,
+        such as `1..4, or batch=8`."""
         return ", or ".join([known.range_text, *map(sizes_text, self.served or ())])
 
     def _not_served(self, facts: Facts) -> InvalidInputError:
@@ -362,8 +369,8 @@ class GuardedModel(Model):
         return InvalidInputError(f"{asked} is not served, only {'; '.join(served)}")
 
     def _apart(self, arrays: Sequence[Array]) -> tuple[Dims, ...]:
-        """The dimensions of the inputs; one whose name has another size before it is one of its
-        own (`x[0]`)."""
+        """The dimensions of the inputs. If a name has another size in an earlier input, the
+        dimension gets a name of its own (`x[0]`)."""
         sizes: dict[str, int] = {}
         found: list[Dims] = []
         if self._part is None:
@@ -384,7 +391,7 @@ class GuardedModel(Model):
         return tuple(found)
 
     def _with_inputs(self, inputs: Mapping[str, Dims]) -> GuardedModel:
-        """The same model with other dimensions of its inputs, if it is not cut."""
+        """The same model with other dimensions of its inputs, if it is not segmented."""
         ports, reads = replace(self.ports, inputs=inputs), self._first.reads.parted(inputs)
         return GuardedModel(ports, whole_cut(reads, ports), self._make)
 
@@ -394,8 +401,8 @@ class GuardedModel(Model):
         arrays: Sequence[Array],
         use: Callable[[GuardedModel], T],
     ) -> T:
-        """Use the model with these dimensions of its inputs. If the model cannot have them, the
-        inputs are at fault."""
+        """Call `use` with the model for these dimensions of its inputs. If the model does not
+        support them, the error is reported for the inputs."""
         try:
             with self._lock:
                 other = self._parted.get(dims)
@@ -423,7 +430,7 @@ class GuardedModel(Model):
     def _padded(
         self, values: Mapping[str, Array], labels: bool, stop: StopFlag | None
     ) -> tuple[list[Array], list[Ran]]:
-        """The outputs of a larger size, cut back."""
+        """Run with the next larger served sizes, and crop the outputs."""
         sizes = dict(self._first.reads.exact(values).sizes)
         larger = self._next_sizes(sizes)
         padded = {
@@ -439,7 +446,7 @@ class GuardedModel(Model):
         return executable.labelled(cut) if labels else cut, [(executable, padded)]
 
     def _next_sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The smallest served sizes that hold these."""
+        """The smallest served sizes that are at least these."""
         fitting = [
             served
             for served in self.served or ()
@@ -454,19 +461,19 @@ class GuardedModel(Model):
     def _stage(
         self, cut: DataCut[Executable], values: Mapping[str, Array]
     ) -> tuple[DataStage[Executable], dict[str, Array]]:
-        """The stage for these values, made if it is not there, and its inputs."""
+        """The stage for these values, compiled if necessary, and its inputs."""
         while True:
             facts = cut.facts(values)
             stage = self._made(cut, facts, values)
             if stage is None:
-                continue  # with other ends, or with a reason
+                continue  # retry: split points were added, or a reason
             given = self._given(cut, stage, facts, values)
             if not facts.open or stage.program is None or stage.program.takes(list(given.values())):
                 if cut.whole:
                     self._direct = self._first_to_try(facts)
                 return stage, given
-            # Two sizes that the program expresses by each other differ in this run, which says
-            # nothing about the next one.
+            # The program expresses one of two sizes by the other, and in this run they contradict
+            # that. Other runs may still use the program.
             facts = cut.reads.exact(values)
             stage = self._made(cut, facts, values)
             assert stage is not None, "sizes of one run have no ends"
@@ -475,7 +482,8 @@ class GuardedModel(Model):
     def _made(
         self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
     ) -> DataStage[Executable] | None:
-        """The stage for these facts; None if none serves their ranges."""
+        """The stage for these facts, compiled if necessary; None if no program serves their
+        ranges."""
         stage = cut.made.get(facts)
         if stage is not None:
             return stage
@@ -487,7 +495,7 @@ class GuardedModel(Model):
             )
         with self._lock:
             if facts.open and facts != cut.facts(values):
-                return None  # what another thread has found out meanwhile
+                return None  # another thread has changed the split points
             return cut.made.get(facts) or self._make(cut, facts, values)
 
     @staticmethod
@@ -514,15 +522,15 @@ def whole_cut(
     own: Iterable[Sizes] = (),
     reason: str = "",
 ) -> DataCut[Executable]:
-    """A model that is not cut, as what is left of itself.
+    """A model without segments, as the continuation of an empty cut.
 
     Args:
-        reads: its inputs, with the ranges that their dimensions have.
+        reads: its inputs, with the ranges of their dimensions.
         ports: its inputs and outputs.
-        ranged: the program that serves all sizes of ranges, maybe of parts of those of `reads`.
-        served: the sizes that an artifact has programs of their own for.
-        own: sizes that get programs of their own when they are first needed, within ranges or not.
-        reason: why no program serves all sizes of the ranges.
+        ranged: the program that serves ranges, possibly only parts of the ranges of `reads`.
+        served: combinations of sizes for which an artifact has programs.
+        own: combinations of sizes that get their own program on first use, within ranges or not.
+        reason: the reason why no program serves all sizes of the ranges.
     """
     listed_ = None if served is None else [reads.at(dict(sizes)) for sizes in served]
     made = {}
@@ -550,7 +558,7 @@ def _shape(dims: Dims, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
-    """An array with zeros after each dimension, up to a shape."""
+    """Pad an array with zeros at the end of each dimension, up to a shape."""
     if array.shape == shape:
         return array
     whole = np.zeros(shape, array.dtype)
@@ -559,7 +567,7 @@ def _enlarged(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _cut(array: Array, shape: tuple[int, ...]) -> Array:
-    """The first part of an array, as an array of its own."""
+    """A copy of the leading part of an array."""
     if array.shape == shape:
         return array
     return np.ascontiguousarray(array[tuple(map(slice, shape))])

@@ -1,4 +1,4 @@
-"""The arrays that a caller gives, by name or in order, and whether they fit."""
+"""Checks of the input arrays, given by name or in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.compiler.sizes import dimensions, is_open
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array that lies as programs need it, and its address."""
+    """An array that is aligned for programs, and its address."""
 
     array: Array
     address: int
@@ -39,23 +39,24 @@ class Placed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's."""
+        """The array's shape."""
         return self.array.shape
 
 
 def unplaced(arrays: Iterable[Array | Placed]) -> list[Array]:
-    """The arrays alone."""
+    """The arrays without their addresses."""
     return [each.array if isinstance(each, Placed) else each for each in arrays]
 
 
 def arrays_in_order(
     inputs: Mapping[str, Array] | Sequence[Array], names: tuple[str, ...]
 ) -> Sequence[Array]:
-    """The input arrays in the order of the names. What lends its memory by DLPack, as tensors of
-    PyTorch and JAX do, is read where it lies.
+    """The input arrays in the order of the names. Memory shared by DLPack, such as tensors of
+    PyTorch and JAX, is read without a copy.
 
     Raises:
-        InvalidInputError: if the names or the count are wrong, or one cannot be lent.
+        InvalidInputError: if the names or the count are wrong, or an object cannot share its
+            memory.
     """
     ordered = _in_order(inputs, names)
     for array in ordered:
@@ -65,7 +66,7 @@ def arrays_in_order(
 
 
 def _lent(array: Any, name: str) -> Array:
-    """The array itself, or one over what another library lends."""
+    """The array itself, or a view of another library's tensor."""
     if isinstance(array, np.ndarray | np.generic) or not hasattr(array, "__dlpack__"):
         return array  # type: ignore[no-any-return]  # what it is, is checked with its port
     try:
@@ -108,10 +109,10 @@ def _in_order(
 
 
 def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tuple[int, ...]]:
-    """The shapes of the inputs, which have these names.
+    """The shapes of the inputs with these names.
 
     Raises:
-        InvalidInputError: if one is no array.
+        InvalidInputError: if one is not an array.
     """
     shapes = []
     for array, name in zip(arrays, names, strict=True):
@@ -125,7 +126,7 @@ def shapes_of(arrays: Sequence[Array | Placed], names: Sequence[str]) -> list[tu
 
 
 class InputSizes:
-    """What the inputs of a program say of its open dimensions, and whether they fit it."""
+    """Infers a program's dynamic dimensions from its inputs, and checks that the inputs fit."""
 
     def __init__(self, program: Program) -> None:
         sources = program.sources()
@@ -135,11 +136,12 @@ class InputSizes:
         )
 
     def of(self, arrays: Sequence[Array | Placed]) -> tuple[int, ...]:
-        """What each dimension is in these inputs, divided by its `multiple`; within the ranges.
+        """The size of each dimension in these inputs, divided by its `multiple`; checked against
+        the ranges.
 
         Raises:
-            InvalidInputError: if an input is no array, has another rank, or a dimension that is
-                outside of its range.
+            InvalidInputError: if an input is not an array, has another rank, or a dimension outside
+                its range.
         """
         if not self._sources:
             return ()
@@ -159,12 +161,12 @@ class InputSizes:
         return tuple(values)
 
     def named(self, arrays: Sequence[Array]) -> dict[str, int]:
-        """What each dimension is in these inputs, by name. Raises InvalidInputError as `of`."""
+        """The size of each dimension in these inputs, by name. Raises InvalidInputError as `of`."""
         values = zip(self._sources, self.of(arrays), strict=True)
         return {source[0].name: source[0].multiple * value for source, value in values}
 
     def checked(self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]) -> Array:
-        """An input in the port's own type where it only looks different; `shape` is wanted.
+        """An input in the port's own type, if its type is equivalent, checked for `shape`.
 
         Raises:
             InvalidInputError: if it is not an array of the shape and the port's dtype.
@@ -183,7 +185,7 @@ class InputSizes:
         return np.asarray(array)
 
     def _refusal(self, array: object, port: Port) -> InvalidInputError:
-        """What is wrong with something that is no array, or has another rank."""
+        """The error for an input that is not an array, or has another rank."""
         if not isinstance(array, np.ndarray | np.generic):
             return InvalidInputError(
                 f"input '{port.name}' is of type {type(array).__name__}, expected an array of "
@@ -196,7 +198,7 @@ class InputSizes:
     def _contradiction(
         self, arrays: Sequence[Array], index: int, shape: tuple[int, ...]
     ) -> InvalidInputError:
-        """What is wrong with an input whose shape does not follow from the others'."""
+        """The error for an input whose shape contradicts the sizes of the other inputs."""
         array, port = arrays[index], self._ports[index]
         pairs = enumerate(zip(array.shape, shape, strict=True))
         position = next(k for k, (given, wanted) in pairs if given != wanted)
@@ -218,5 +220,5 @@ class InputSizes:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names as messages have them."""
+    """Names as listed in messages."""
     return ", ".join(f"'{name}'" for name in names) or "none"

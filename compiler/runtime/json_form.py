@@ -1,6 +1,6 @@
-"""How a value is written as JSON: what annotations and classes say of it, and the error of readers.
+"""Declarations of JSON forms, for annotations and classes, and the error of readers.
 
-`codec` reads and writes values by these descriptions.
+`codec` generates readers and writers from these declarations.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Read = Callable[[Any, Any], Any]
-"""The value of some data. The second argument is the scope, which `Via` may need."""
+"""Returns the value for some data. The second argument is the scope, which `Via` may need."""
 
 Write = Callable[[Any], Any]
 
 MOST_ITEMS = 1_000_000
-"""Items of a list, and entries of a mapping, unless `Length` says otherwise."""
+"""Default maximum for items of a list and entries of a mapping; `Length` overrides it."""
 
 
 class MalformedError(ValueError):
-    """Data that is not the JSON form of a value. `path` leads to the field that is wrong."""
+    """Data that does not match the JSON form. `path` names the wrong field."""
 
     def __init__(self, problem: str, path: str = "") -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -32,8 +32,8 @@ class MalformedError(ValueError):
 class Between:
     """Limits of a number, both inclusive.
 
-    With `above`, the number has to exceed `least`. Unless it has to be `finite`, NaN and infinities
-    are read as well, also from the texts that databases keep in their place (`NaN`, `-Infinity`).
+    With `above`, the number must exceed `least`. Unless `finite`, NaN and infinities are accepted,
+    also as the texts that databases store for them (`NaN`, `-Infinity`).
     """
 
     least: float
@@ -43,10 +43,10 @@ class Between:
 
 
 INTEGERS = Between(-(1 << 63), (1 << 64) - 1)
-"""The integers of any type of 64 bits: limits unless `Between` gives others."""
+"""The integers of any 64-bit type: default limits unless `Between` states others."""
 
 WORTH_NAMING = 1 << 62
-"""Larger limits only bound what a sender may write; errors do not name them."""
+"""Larger limits only protect the reader; error messages do not name them."""
 
 NUMBERS = Between(-math.inf, math.inf, above=True)
 """Every finite number."""
@@ -56,7 +56,7 @@ LARGEST_FLOAT = 1 << 1023
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """The regular expression that a whole text matches."""
+    """A regular expression that the whole text must match."""
 
     pattern: str
 
@@ -69,7 +69,7 @@ class Length:
     most: int = MOST_ITEMS
 
     def check(self, data: Any, what: str) -> None:
-        """Raises MalformedError for data of another length; `what` is what it consists of."""
+        """Raise MalformedError for data of another length; `what` names its items."""
         if not self.least <= len(data) <= self.most:
             limits = f"at least {self.least}" if len(data) < self.least else f"at most {self.most}"
             raise MalformedError(f"{len(data)} {what}, expected {limits}")
@@ -81,8 +81,8 @@ class Via:
 
     Attributes:
         form: that type.
-        read: the value from one of `form` and the scope; raises ValueError for other data.
-        write: the one of `form` from the value.
+        read: converts a value of `form`, with the scope; raises ValueError for invalid data.
+        write: converts the value to `form`.
         own: a type whose values are read unchanged; None if every value is converted.
     """
 
@@ -94,25 +94,25 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """How the form of a class differs from an object with every field, in the order of the class.
+    """The differences of a class's form from an object with every field, in the order of the class.
 
-    A class states it as `json_form`.
+    A class declares it as `json_form`.
 
     Attributes:
-        what: names the class in errors, such as `measure request`.
-        error: what `decode` raises, a ValueError or an error with a text alone.
+        what: the class's name in errors, such as `measure request`.
+        error: the exception that `decode` raises, a ValueError or an error with one text argument.
         row: the form is a list of the values, without names.
-        constants: entries that precede the fields and have one value. They distinguish the
-            classes of a union. Without constants, the first field of each class does.
-        leading: fields that precede the others.
-        names: names in JSON of fields that have another name in the class.
-        sparse: fields that are left out if they equal their default; it is () where they have none.
-        optional: fields that a sender may leave out, though they are always written.
-        derived, derive: names of entries that follow the fields, and a function that computes them
-            from a value. They serve readers that do not compute; here their values are not read.
-        check: raises ValueError for a value whose fields do not fit each other.
-        opens, scope: fields that are read first, and a function that gives the scope of the others
-            from the scope around the value and these fields.
+        constants: entries before the fields with a fixed value. They distinguish the classes of a
+            union. Without constants, the first field of each class does.
+        leading: fields that are written before the others.
+        names: JSON names of fields, if they differ from the class's names.
+        sparse: fields that are omitted if they equal their default, or `()` without a default.
+        optional: fields that a sender may omit, although they are always written.
+        derived, derive: names of entries after the fields, and a function that computes them from a
+            value. They are for readers that do not compute; this reader ignores their values.
+        check: raises ValueError for a value whose fields are inconsistent.
+        opens, scope: fields that are read first, and a function that computes the scope of the
+            others from the enclosing scope and these fields.
     """
 
     what: str = ""
@@ -136,7 +136,7 @@ def pairs(form: Any) -> Via:
 
 
 def within(error: ValueError, place: str) -> MalformedError:
-    """The error of a part, seen from the whole in which it lies at `place`."""
+    """The error of a part, with `place` prepended to its path."""
     if not isinstance(error, MalformedError):
         return MalformedError(str(error), place)
     separator = "." if error.path and not error.path.startswith("[") else ""
@@ -148,5 +148,5 @@ def expected(what: str, value: object) -> MalformedError:
 
 
 def shown(key: object) -> str:
-    """The name of an entry that a sender chose, shortened."""
+    """A name that the sender chose, shortened for a message."""
     return reprlib.repr(key).strip("'")

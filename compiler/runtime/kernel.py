@@ -1,15 +1,15 @@
-"""The kernel ABI: what a compiled kernel is, seen from outside.
+"""The kernel ABI: the interface of a compiled kernel.
 
 A kernel is a list of stages with a barrier between them. A stage is one C function:
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi);
 
-`buffers[i]` is the buffer that `KernelSpec.buffers[i]` describes, aligned to 64 bytes. `scratch`
-is a block of `KernelSpec.scratch_bytes` bytes that belongs to the calling thread, aligned to 64
-bytes; its content is undefined. `sizes[i]` is the size of `KernelSpec.sizes[i]` divided by the
-dimension's `multiple`, which divides it; a kernel without open dimensions does not read `sizes`.
-`lo` and `hi` select tiles of the stage's parallel loop, 0 <= lo < hi <= extent; disjoint
-ranges may run at the same time on several threads.
+`buffers[i]` is the buffer that `KernelSpec.buffers[i]` describes, aligned to 64 bytes. `scratch` is
+a block of `KernelSpec.scratch_bytes` bytes that belongs to the calling thread, aligned to 64 bytes;
+its content is undefined. `sizes[i]` is the size of `KernelSpec.sizes[i]` divided by the dimension's
+`multiple`, which divides it; a kernel without dynamic dimensions does not read `sizes`. `lo` and
+`hi` select tiles of the stage's parallel loop, 0 <= lo < hi <= extent; disjoint ranges may run at
+the same time on several threads.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from tilewright.compiler.sizes import (
 from tilewright.compiler.sizes.ranges import parse_range
 
 ABI_VERSION = 1
-"""Raised when the calling convention above or the meaning of a field below changes."""
+"""Incremented when the calling convention above or the meaning of a field below changes."""
 
 ALIGNMENT = 64
 """Bytes to which every buffer and every scratch block is aligned."""
 
 
 def ranges_to_json(dimensions: Iterable[Dimension]) -> dict[str, str]:
-    """Open dimensions with their ranges: `{"batch": "1..64"}`."""
+    """Dynamic dimensions with their ranges: `{"batch": "1..64"}`."""
     return {dimension.name: dimension.range_text for dimension in dimensions}
 
 
 def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
-    """What `ranges_to_json` gives, by name.
+    """Read the output of `ranges_to_json`; dimensions by name.
 
     Raises:
-        ValueError: if one is no range, or one of a single number, which is not open.
+        ValueError: if a range is malformed, or has a single number and is not dynamic.
     """
     known = {str(name): parse_range(str(name), text) for name, text in data.items()}
     for name, dimension in known.items():
@@ -61,15 +61,16 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 
 def size_to_json(size: int) -> int | str:
-    """A number, or the text of an open size."""
+    """A number, or the text of a dynamic size."""
     return str(size) if is_open(size) else size
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
-    """What `size_to_json` gives, never below 0; `known` are the open dimensions by name.
+    """Read the output of `size_to_json`, which must not be negative; `known` are the dynamic
+    dimensions by name.
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: for other data.
     """
     if not isinstance(value, str):
         return _size(value)
@@ -80,10 +81,10 @@ def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
 
 
 def _size(value: Any) -> int:
-    """A non-negative integer from JSON; booleans and floats are refused.
+    """A non-negative integer from JSON; booleans and floats are rejected.
 
     Raises:
-        ValueError: if it is something else.
+        ValueError: for other data.
     """
     if type(value) is not int:
         raise ValueError(f"expected a size, got {value!r}")
@@ -93,14 +94,15 @@ def _size(value: Any) -> int:
 
 
 class SizeScope(NamedTuple):
-    """What sizes are read with: open dimensions by name, and how deep an instruction lies."""
+    """The context for reading sizes: dynamic dimensions by name, and the nesting depth of an
+    instruction."""
 
     known: Mapping[str, Dimension]
     depth: int = 0
 
 
 def size_in(value: Any, scope: SizeScope | None) -> int:
-    """`size_from_json` with the dimensions of a scope; None has none."""
+    """`size_from_json` with the dimensions of a scope; None has no dimensions."""
     return size_from_json(value, {} if scope is None else scope.known)
 
 
@@ -117,20 +119,20 @@ def _known_abi(version: int, _: Any) -> int:
 Natural = Annotated[int, Between(0, (1 << 63) - 1)]
 
 OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
-"""A number, or an open size, which is written as text."""
+"""A number, or a dynamic size, which is written as text."""
 
 OpenRanges = Annotated[
     tuple[Dimension, ...],
     Via(Mapping[str, str], lambda data, _: tuple(ranges_from_json(data).values()), ranges_to_json),
 ]
-"""Open dimensions by name, with their ranges."""
+"""Dynamic dimensions by name, with their ranges."""
 
 Halo = tuple[tuple[Natural, Natural], ...]
 Matrix = tuple[tuple[float, ...], ...]
 
 
 class BufferRole(StrEnum):
-    """What a buffer of a kernel holds."""
+    """The role of a kernel's buffer."""
 
     INPUT = "input"
     """A value that another kernel or the caller wrote."""
@@ -147,19 +149,19 @@ class BufferSpec(JsonValue):
 
     Attributes:
         name: the tensor's name in the loop nest.
-        role: what it holds.
+        role: its role.
         dtype: the type of an element in memory.
-        shape: the logical shape; of a weight, the shape after `einsum`.
-        layout: how the logical axes lie in memory (`compiler.loops.layout`), as text.
-        halo: zeros before and after each logical axis; `()` is none.
-        bytes: size in memory, halo and padding of the layout included.
+        shape: the logical shape; for a weight, the shape after `einsum`.
+        layout: memory layout of the logical axes (`compiler.loops.layout`), as text.
+        halo: zeros before and after each logical axis; `()` for no halo.
+        bytes: size in memory, including halo and padding of the layout.
         source: index of the workload input that fills it; -1 for shared and output buffers.
-        parts: for a weight, into how many equal parts each dimension of the source is cut before
-            `einsum`; they become its first axis, in row-major order. `()` leaves it whole.
-        einsum: for a weight, the linear transform before packing, in NumPy's notation. The
-            operands are the first matrix, the source, then the other matrices.
+        parts: for a weight, the number of equal parts of each source dimension before `einsum`; the
+            parts become the first axis, in row-major order. `()` leaves the source whole.
+        einsum: for a weight, the linear transform before packing, in NumPy's notation. The operands
+            are the first matrix, the source, then the other matrices.
         matrices: constant matrices of `einsum`.
-        may_alias: indices of buffers of this kernel that may be the same memory as this one.
+        may_alias: indices of buffers of this kernel that may share this one's memory.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -187,14 +189,15 @@ class BufferSpec(JsonValue):
         return Layout.parse(self.layout)
 
     def check(self) -> None:
-        """Raises ValueError if the halo is one of another rank."""
+        """Raise ValueError if the halo has another rank than the shape."""
         if self.halo and len(self.halo) != len(self.shape):
             raise ValueError(f"buffer '{self.name}': halo and shape differ in rank")
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """One function of a kernel; `extent` tiles of its parallel loop, 1 where it is serial."""
+    """One function of a kernel; `extent` is the number of tiles of its parallel loop, 1 for a
+    serial stage."""
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
@@ -204,10 +207,10 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec(JsonValue):
-    """A compiled kernel from outside: its stages, its buffers in argument order, its scratch.
+    """The interface of a compiled kernel: its stages, its buffers in argument order, its scratch.
 
-    `sizes` are the open dimensions that the code reads, by name. Extents, shapes and bytes may be
-    open sizes over them.
+    `sizes` are the dynamic dimensions that the code reads, by name. Extents, shapes and bytes may
+    be dynamic sizes over them.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -226,14 +229,16 @@ class KernelSpec(JsonValue):
     sizes: OpenRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
-        """A size of this kernel where its open dimensions have these sizes, which may be open."""
+        """Evaluate a size of this kernel for these sizes of its dynamic dimensions, which may be
+        dynamic too."""
         if not is_open(size):
             return size
         values = dict(zip(self.sizes, sizes, strict=True))
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:
-        """Raises ValueError unless the open dimensions may have these sizes, which may be open."""
+        """Raise ValueError unless the dynamic dimensions may have these sizes, which may be dynamic
+        too."""
         if len(sizes) != len(self.sizes):
             raise ValueError(
                 f"kernel '{self.name}' has {len(self.sizes)} open dimensions, got {len(sizes)}"
@@ -249,7 +254,7 @@ class KernelSpec(JsonValue):
                 )
 
     def at(self, sizes: tuple[int, ...]) -> KernelSpec:
-        """The kernel from outside where its open dimensions have these sizes.
+        """The kernel's interface for these sizes of its dynamic dimensions.
 
         Raises:
             ValueError: unless they may have them.
@@ -264,7 +269,7 @@ class KernelSpec(JsonValue):
         return tuple(i for i, b in enumerate(self.buffers) if b.role is BufferRole.OUTPUT)
 
     def check(self) -> None:
-        """Raises ValueError if a buffer is said to alias one that does not exist."""
+        """Raise ValueError if a buffer may alias a buffer that does not exist."""
         for buffer in self.buffers:
             if any(index >= len(self.buffers) for index in buffer.may_alias):
                 raise ValueError(f"buffer '{buffer.name}' aliases a buffer that does not exist")
@@ -276,5 +281,6 @@ def elements(shape: tuple[int, ...]) -> int:
 
 
 def aligned_bytes(size: int) -> int:
-    """What a buffer of `size` bytes takes of a block: up to the next multiple of `ALIGNMENT`."""
+    """Bytes that a buffer of `size` bytes occupies in a block: rounded up to a multiple of
+    `ALIGNMENT`."""
     return -(-size // ALIGNMENT) * ALIGNMENT

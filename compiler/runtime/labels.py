@@ -1,6 +1,6 @@
-"""What numbers of an output stand for: texts, or the columns of dictionaries.
+"""Labels: texts, or the keys of dictionaries, that the numbers of an output represent.
 
-Kernels see numbers alone. An executable gives the caller what they stand for.
+Kernels compute numbers only. An executable converts them to labels for the caller.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tilewright.compiler.runtime.json_form import JsonForm
 Key = int | str
 
 LABELLED = "labelled"
-"""The operator that says what its operand stands for."""
+"""The operator that declares the labels of its operand."""
 
 OTHER = "\0"
-"""Stands for all texts of an input that are no other key."""
+"""Represents all texts of an input that match no other key."""
 
 WIDEST_DISPLAY = 64
-"""Dictionaries of more keys are made by `zip`, as fast as from a display by then."""
+"""Wider dictionaries are built by `zip`, which is as fast as a dict display for that many keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Labels(JsonValue):
     """Keys of an output, in order.
 
-    Without `columns` its elements are int64 positions in `keys`, which are texts. With them it is
-    (rows, keys), and each row stands for a dictionary of its elements by key.
+    Without `columns`, elements are int64 positions in `keys`, which are texts. With `columns`, the
+    output has shape (rows, keys), and each row represents a dictionary of its elements by key.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("labels")
@@ -52,10 +52,10 @@ class Labels(JsonValue):
             raise ValueError(f"{len(self.keys)} labels do not fit {dtype} of {shape}")
 
     def applied(self, array: NDArray[Any]) -> NDArray[Any]:
-        """What the numbers stand for: texts, or (rows,) objects that are dictionaries.
+        """Convert numbers to labels: texts, or (rows,) objects that are dictionaries.
 
         Raises:
-            IndexError: if an element is no position of a key.
+            IndexError: if an element is not the position of a key.
         """
         if self.columns:
             rows = np.empty(len(array), np.object_)
@@ -66,7 +66,7 @@ class Labels(JsonValue):
         return np.array(self.keys, np.str_)[array] if self.keys else np.empty(array.shape, np.str_)
 
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:
-        """The positions of texts, as int64; those of no key have the last one, `OTHER`."""
+        """The positions of texts, as int64; texts without a key get the last position, `OTHER`."""
         places = _places(self.keys)
         other = len(self.keys) - 1
         found = [places.get(text, other) for text in texts.reshape(-1).tolist()]
@@ -87,10 +87,10 @@ def _dictionaries(keys: tuple[Key, ...], rows: list[list[Any]]) -> list[dict[Key
 
 @cache
 def _display(count: int) -> Callable[[tuple[Key, ...], list[list[Any]]], list[dict[Key, Any]]]:
-    """What makes dictionaries of so many keys by a display, `{k0: v0, k1: v1}`: half of the time
-    that `dict` and `zip` take for each row, which is most of a small classifier's.
+    """Return a function that builds dictionaries of `count` keys by a display, `{k0: v0, k1: v1}`.
+    It takes half the time of `dict` and `zip` per row, which dominates a small classifier.
 
-    The code that is evaluated holds nothing but numbered names.
+    The evaluated code contains only numbered names.
     """
     keys, values = ([f"{letter}{number}" for number in range(count)] for letter in "kv")
     pairs = ", ".join(f"{key}: {value}" for key, value in zip(keys, values, strict=True))

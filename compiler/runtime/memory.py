@@ -1,7 +1,7 @@
-"""How much memory this machine can still give.
+"""Available memory of this machine.
 
-Linux promises more memory than there is, and ends a process that uses it. Code that is about to
-fill a lot of memory asks here first.
+Linux overcommits memory and kills a process that uses more than exists. Code that is about to fill
+much memory checks here first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SMALL_BYTES = 1 << 28
 
 
 def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
-    """Check that the machine can give so much memory; one that does not say is trusted.
+    """Check that the machine can provide this much memory; passes if the amount is unknown.
 
     Raises:
-        OutOfMemoryError: that says what the memory was for.
+        OutOfMemoryError: naming the purpose of the memory.
     """
     if needed_bytes < SMALL_BYTES:
         return
@@ -31,13 +31,14 @@ def check_memory(needed_bytes: int, what: str, root: Path = Path("/")) -> None:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that can be filled without swapping, within the limit of a container; None: unknown."""
+    """Bytes that can be filled without swapping, within the limit of a container; None if
+    unknown."""
     found = [_of_machine(root / "proc/meminfo"), _of_container(root / "sys/fs/cgroup")]
     return min((size for size in found if size is not None), default=None)
 
 
 def total_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of this machine, or the limit of a container if that is less; None: unknown."""
+    """Bytes of this machine, or the limit of a container if that is less; None if unknown."""
     limit = _read(root / "sys/fs/cgroup/memory.max").strip()
     found = [
         _of_machine(root / "proc/meminfo", "MemTotal"),
@@ -55,7 +56,8 @@ def _of_machine(path: Path, field: str = "MemAvailable") -> int | None:
 
 
 def _of_container(folder: Path) -> int | None:
-    """What version 2 of control groups leaves; files that memory can drop do not count."""
+    """Free bytes under version 2 of control groups; reclaimable file caches do not count as
+    used."""
     limit, used = _read(folder / "memory.max").strip(), _read(folder / "memory.current").strip()
     if not limit.isdigit() or not used.isdigit():
         return None

@@ -1,4 +1,4 @@
-"""Compiled models of all kinds: how they are called and printed, and what they take and give."""
+"""The interface of compiled models of all kinds: calls, printing, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Model(ABC):
     """A compiled model: a function of arrays.
 
     `model(x, y)` takes inputs in order, `model(x=x, y=y)` by name, `model({"x": x, "y": y})` by
-    names that are not Python's. Each gives the outputs as `run` does, which may be called from
-    several threads at once.
+    names that are not Python identifiers. Each returns the outputs like `run`. Several threads may
+    call `run` at once.
     """
 
     @property
@@ -33,7 +33,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def output_names(self) -> tuple[str, ...]:
-        """The names of what `run` returns, in order. A list of arrays has one name."""
+        """The names of the values that `run` returns, in order. A list of arrays has one name."""
 
     @abstractmethod
     def run(
@@ -45,17 +45,17 @@ class Model(ABC):
     ) -> list[Array]:
         """Run the model once.
 
-        An input that is C-contiguous and aligned to 64 bytes is read where it lies, any other is
-        copied. The outputs are new arrays, each as large as the run found it to be. A batch whose
-        values outgrow the caches is run in slices (`Program.slices`).
+        An input that is C-contiguous and aligned to 64 bytes is read in place, any other is copied.
+        The outputs are new arrays with the extents that the run computed. A batch whose values
+        exceed the caches is run in slices (`Program.slices`).
 
         Args:
             inputs: arrays by input name, or in the order of `inputs`. Texts are arrays of `str`,
                 or of their positions in the labels of the port.
-            labels: whether texts are given as such, dictionaries as objects, sequences as lists of
-                arrays, and bfloat16 as ml_dtypes has it, where that is installed; else texts are
-                int64 positions of labels, arrays stand one by one, and bfloat16 is its raw bits in
-                uint16.
+            labels: if true, the outputs are converted: texts to `str`, dictionaries to objects,
+                sequences to lists of arrays, and bfloat16 to ml_dtypes' type, if that is installed.
+                If false, texts are int64 positions of labels, arrays are separate, and bfloat16 is
+                raw bits in uint16.
             stop: ends the run when it is set.
 
         Returns:
@@ -63,10 +63,10 @@ class Model(ABC):
 
         Raises:
             InvalidInputError: if an input is missing, unknown, or of another shape or dtype, a
-                dimension is outside of its range, the model contradicts itself for these inputs,
-                or an artifact has no program for them.
-            CompilerError: if a program that this run is the first to need does not compile.
-            OutOfMemoryError: if there is no room for the values between inputs and outputs.
+                dimension is outside its range, the model contradicts itself for these inputs, or an
+                artifact has no program for them.
+            CompilerError: if a program that this run needs first does not compile.
+            OutOfMemoryError: if memory does not suffice for the values between inputs and outputs.
             StoppedError: if `stop` was set before the end.
         """
 
@@ -74,24 +74,24 @@ class Model(ABC):
     def bind(
         self, states: Mapping[str, str], initial: Mapping[str, Array] | None = None
     ) -> Session:
-        """A session of runs, each of which takes outputs of the one before it as inputs: a cache of
-        keys and values, the state of a recurrent network. An element of a list is an output of its
-        own there (`caches[0]`).
+        """Create a session of runs, each of which takes outputs of the previous run as inputs: a
+        cache of keys and values, the state of a recurrent network. Each element of a list counts as
+        a separate output (`caches[0]`).
 
         Args:
-            states: for each output that is kept the input that it becomes.
-            initial: the first values of states, by input; zeros where none is given. A state with
-                dynamic dimensions needs one, and may have another size after each step.
+            states: maps each output that is kept to the input that it becomes.
+            initial: the initial values of states, by input; zeros by default. A state with dynamic
+                dimensions needs one, and may change its size at each step.
 
         Raises:
-            InvalidArgumentError: if there is no such output or input, two outputs become one input,
-                or the two of a state differ in shape or dtype.
-            InvalidInputError: if a first value does not fit its input.
-            OutOfMemoryError: if there is no room for the states.
+            InvalidArgumentError: if an output or input does not exist, two outputs become one
+                input, or a state's output and input differ in shape or dtype.
+            InvalidInputError: if an initial value does not fit its input.
+            OutOfMemoryError: if memory does not suffice for the states.
         """
 
     def __call__(self, *arrays: Array | Mapping[str, Array], **named: Array) -> list[Array]:
-        """Run the model once. Raises what `run` raises."""
+        """Run the model once. Raises the errors of `run`."""
         if named and arrays:
             raise InvalidInputError("give the inputs either in order or by name")
         if len(arrays) == 1 and isinstance(arrays[0], Mapping):

@@ -1,6 +1,6 @@
 """The C runtime, loaded with ctypes.
 
-The library is built with the package (`setup.py`) and lies beside this file. Every call into it
+The library is built with the package (`setup.py`) and located next to this file. Every call into it
 releases the interpreter lock.
 """
 
@@ -20,10 +20,10 @@ from tilewright.compiler.targets.families import family_of
 
 LIBRARY_ABI = 2
 """TW_ABI_VERSION of the C runtime. It differs from the kernels' `ABI_VERSION`: programs are encoded
-for the library each time that they are loaded, so that artifacts outlive its versions."""
+for the library each time they are loaded, so that artifacts outlive its versions."""
 
 MAX_THREADS = 256
-"""Threads that one run can use: TW_MAX_THREADS of the C runtime."""
+"""Maximum number of threads per run: TW_MAX_THREADS of the C runtime."""
 
 
 class _Arguments(ctypes.Structure):
@@ -37,7 +37,7 @@ class _Arguments(ctypes.Structure):
 
 
 class BoundKernelStruct(ctypes.Structure):
-    """`tw_bound_kernel`: a kernel with its buffers, as the benchmark harness takes it."""
+    """`tw_bound_kernel`: a kernel with its buffers, for the benchmark harness."""
 
     _fields_ = (
         ("stages", ctypes.c_void_p),
@@ -49,7 +49,7 @@ class BoundKernelStruct(ctypes.Structure):
 
 
 class ProgramStruct(ctypes.Structure):
-    """`tw_program`: a program with its memory, as the interpreter takes it."""
+    """`tw_program`: a program with its memory, for the interpreter."""
 
     _fields_ = (
         ("code", ctypes.c_void_p),
@@ -62,7 +62,7 @@ class ProgramStruct(ctypes.Structure):
 
 
 def find_library(folder: Path) -> Path:
-    """The library in a folder, compiled there if there is none.
+    """The library in a folder, compiled there if it is missing.
 
     Raises:
         ImportError: if it cannot be compiled.
@@ -79,10 +79,10 @@ def find_library(folder: Path) -> Path:
 def native() -> ctypes.CDLL:
     """The loaded library, with the types of its functions set.
 
-    Where the package came without it, a C compiler of this machine makes it first.
+    If the package contains no library, this machine's C compiler builds it first.
 
     Raises:
-        ImportError: if it can be neither had nor loaded, or was built for another ABI version.
+        ImportError: if the library cannot be built or loaded, or has another ABI version.
     """
     library_path = find_library(Path(__file__).parent)
     try:
@@ -116,16 +116,16 @@ def native() -> ctypes.CDLL:
         )
     family = family_of(platform.machine())
     if family is not None and family.ask is not None:
-        family.ask()  # before the guards of a sandbox, and once for all kernels
+        family.ask()  # before a sandbox restricts system calls, and once for all kernels
     return library
 
 
 @contextmanager
 def pinned_random_keys() -> Iterator[None]:
-    """Meanwhile, random numbers without a seed are the same in each run: those of the references
-    (`compiler.ops.random_numbers`).
+    """Within this context, random numbers without a seed are the same in each run: the numbers of
+    the references (`compiler.ops.random_numbers`).
 
-    This holds for all threads of the process, until the last of overlapping uses ends.
+    This holds for all threads of the process, until the last of overlapping contexts ends.
     """
     native().tw_pin_random_keys(1)
     try:
@@ -135,7 +135,8 @@ def pinned_random_keys() -> Iterator[None]:
 
 
 def vector_bits() -> int:
-    """Bits of a register whose length the device decides (SVE, RISC-V's V); 0 if it has none.
+    """Bits of a vector register whose length the device determines (SVE, RISC-V's V); 0 without
+    such registers.
 
     Raises:
         ImportError: see `native`.
@@ -144,10 +145,10 @@ def vector_bits() -> int:
 
 
 def native_address(symbol: str) -> int:
-    """Where a native function of the library lies.
+    """The address of a native function of the library.
 
     Raises:
-        ImportError: if the library has none of this name: it was built from other sources.
+        ImportError: if the library lacks the function: it was built from other sources.
     """
     try:
         address = ctypes.cast(getattr(native(), symbol), ctypes.c_void_p).value
@@ -157,7 +158,7 @@ def native_address(symbol: str) -> int:
 
 
 def check_threads(threads: int) -> int:
-    """The thread count, checked.
+    """Check a number of threads and return it.
 
     Raises:
         InvalidArgumentError: if it is not from 1 to `MAX_THREADS`.

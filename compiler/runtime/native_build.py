@@ -1,7 +1,7 @@
-"""Compiling the C runtime on a device that has none for its architecture.
+"""Compilation of the C runtime on a device, if the package has no library for its architecture.
 
-Wheels hold it for the usual architectures; the one for any platform holds its sources alone. A C
-compiler of the system makes it once, where the package lies, so that the sandbox finds it too.
+Wheels contain it for the usual architectures; the wheel for any platform contains its sources only.
+The system's C compiler builds it once, in the package's folder, so that the sandbox finds it too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.c"))
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
-"""As in setup.py, which leaves what every library needs to setuptools."""
+"""As in setup.py, where setuptools adds the flags that every library needs."""
 
 SECONDS = 300.0
-"""Longest that a slow board's compiler takes."""
+"""Time limit for the compiler of a slow board."""
 
 
 def build_native(path: Path) -> None:
     """Compile the C runtime to a file, which appears complete or not at all.
 
     Raises:
-        ImportError: that says what is missing: a compiler, sources, the right to write there.
+        ImportError: naming the missing compiler, sources, or permission to write.
     """
     if not SOURCES:
         raise ImportError(f"the C runtime is not built, and {path.parent} holds no sources of it")

@@ -1,9 +1,9 @@
-"""The native functions: operations that the C runtime does itself, because they are no loop nests.
+"""The native functions: operations that the C runtime implements because they are not loop nests.
 
-A function has a stage's type; its parameters are integers that the program holds. This module says
-what each reads and writes, so that a program can be checked before it runs. `native/selection.c`,
-`native/suppression.c`, `native/accumulation.c`, `native/random.c` and `native/descent.c` hold the
-functions themselves.
+A function has a stage's type; its parameters are integers in the program. This module defines the
+memory that each function reads and writes, so that a program can be checked before it runs. The
+functions are in `native/selection.c`, `native/suppression.c`, `native/accumulation.c`,
+`native/random.c` and `native/descent.c`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tilewright.compiler.dtypes import Combination, ElementKind
 from tilewright.compiler.sizes import always_at_most, always_less, is_open
 
 PARAMETER_LIMIT = 1 << 40
-"""No extent is larger; products of a few stay within Python's reach and checks see them. Of an open
-one, the sizes of a run are checked (`native/sizing.c`)."""
+"""Maximum extent. Checks multiply a few extents without overflow. Dynamic extents are checked for
+the sizes of a run (`native/sizing.c`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeSignature:
-    """What a call of a native function touches.
+    """The memory that a call of a native function accesses.
 
     Attributes:
         inputs: bytes of each buffer that is read.
         output: bytes of the buffer that is written.
-        extent: tiles, which threads share.
-        scratch_bytes: work memory of one thread.
-        counts: whether the call also says how many elements the output has (`Space.COUNT`).
-        partial: whether it leaves most of the output as it is.
-        over: the input that the output may lie on: the function then changes that in place.
+        extent: number of tiles, which threads share.
+        scratch_bytes: work memory per thread.
+        counts: whether the call also writes the number of elements of the output (`Space.COUNT`).
+        partial: whether it leaves most of the output unchanged.
+        over: the input that may share the output's memory: the function then changes it in place.
     """
 
     inputs: tuple[int, ...]
@@ -45,10 +45,10 @@ class NativeSignature:
 
 
 def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignature:
-    """What a native function touches with these parameters.
+    """The memory that a native function accesses with these parameters.
 
     Raises:
-        ValueError: if there is no such function, or it does not take them.
+        ValueError: if there is no such function, or the parameters are invalid.
     """
     make = _SIGNATURES.get(function)
     if make is None:
@@ -68,13 +68,13 @@ def native_symbol(function: str) -> str:
 
 
 FEW = 64
-"""Elements that are chosen by comparisons; TW_FEW of `native/order.h`."""
+"""Up to this number, elements are selected by comparisons; TW_FEW of `native/order.h`."""
 
 WALKS = 96
-"""Walks down a tree in a tile of `descend`; the same in `native/descent.c`."""
+"""Walks down a tree per tile of `descend`; the same in `native/descent.c`."""
 
 COLUMNS = 1024
-"""Columns that a tile of `accumulate` has at most."""
+"""Maximum columns per tile of `accumulate`."""
 
 
 def _check_element(kind: int, size: int) -> None:
@@ -99,7 +99,7 @@ def _top_k(
 
 
 def _sorting(count: int, k: int) -> int:
-    """Bytes in which elements are sorted, where more than a few are chosen."""
+    """Bytes of work memory for sorting, if more than a few elements are selected."""
     few = always_less(k, FEW + 1)
     return 0 if few else 4 * count * 8
 

@@ -1,9 +1,9 @@
-"""Logical arrays to physical buffers and back.
+"""Conversion of logical arrays to physical buffers and back.
 
-A layout maps each logical index to a position in memory, factor by factor. Along one logical axis
-the factors' contributions add up, so the position of an element is a sum of one table entry per
-axis: packing is one scatter with broadcast tables. Layouts whose factors split an axis evenly are
-a reshape and a transpose, which is faster and covers nearly every buffer.
+A layout maps each logical index to a position in memory, factor by factor. The factors'
+contributions along one logical axis add up, so that an element's position is a sum of one table
+entry per axis: packing is one scatter with broadcast tables. If a layout's factors split each axis
+evenly, packing is a reshape and a transpose, which is faster and covers nearly every buffer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def aligned_empty(size: int) -> Bytes:
 
 
 def aligned_zeros(size: int) -> Bytes:
-    """`size` zero bytes, aligned to 64; the system gives them out when they are touched."""
+    """`size` zero bytes, aligned to 64; the system allocates pages on first access."""
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
@@ -47,8 +47,8 @@ def pack(
 ) -> Array:
     """The physical form of a logical array: 1-D, of `dtype`, aligned to 64 bytes.
 
-    The halo and what the layout rounds up to whole blocks are zero. `out` is where the form goes:
-    as many zero bytes as it takes. Without `out`, it gets memory of its own.
+    The halo and the padding of the layout's last blocks are zero. `out` is the destination: zero
+    bytes of the exact size. Without `out`, new memory is allocated.
 
     Raises:
         ValueError: if the array has another shape, or `out` another size.
@@ -98,7 +98,7 @@ def unpack(
 
 
 def packed_bytes(spec: BufferSpec) -> int:
-    """What a buffer's shape takes in its layout."""
+    """Bytes of a buffer's shape in its layout."""
     count = strides(spec.shape, spec.parsed_layout(), spec.halo)[1]
     return count * spec.dtype.bytes
 
@@ -106,9 +106,9 @@ def packed_bytes(spec: BufferSpec) -> int:
 def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Array:
     """The packed form of a weight: `pack(einsum(parts(source)))`, computed in float64.
 
-    `source` is the logical array of the workload input `spec.source`; integers that are transformed
-    are bfloat16's bits, as no other integers are. A kernel that walks adjacent
-    dimensions as one has them merged in its buffer's shape. `out` is that of `pack`.
+    `source` is the logical array of the workload input `spec.source`. Transformed integers are the
+    bits of bfloat16, because no other integers are transformed. A kernel that merges adjacent
+    dimensions has them merged in its buffer's shape. `out` is as in `pack`.
 
     Raises:
         ValueError: if the (transformed) source does not have the buffer's shape, or its dimensions
@@ -122,8 +122,8 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
         matrices = [np.array(matrix, np.float64) for matrix in spec.matrices]
         value = from_bfloat16(value) if value.dtype.kind == "u" else value
         operands = [*matrices[:1], value.astype(np.float64), *matrices[1:]]
-        # Several matrices are joined first, which leaves one matrix product over the whole weight.
-        # A single matrix has so few columns that a product is slower than plain sums.
+        # Several matrices are multiplied first, which leaves one matrix product over the whole
+        # weight. A single matrix has few columns, so that plain sums are faster than a product.
         joined = ["einsum_path", (0, 2), (0, 1)] if len(operands) == 3 else False
         value = np.einsum(spec.einsum, *operands, optimize=joined)
     if spec.dtype is DType.BFLOAT16 and value.dtype.kind == "f":
@@ -134,12 +134,12 @@ def make_weight(spec: BufferSpec, source: Array, out: Bytes | None = None) -> Ar
 
 
 def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array | None:
-    """`make_weight` where each slice is a part, or the sum or difference of two (Strassen).
+    """`make_weight` for slices that are one part, or the sum or difference of two (Strassen).
 
-    Sums go where they belong, with no array in between that is as large as all of them. They equal
-    those in float64 that are rounded to float32: rounding twice is rounding once where the wider
-    type has twice the digits and two more (Figueroa, "When is double rounding innocuous?", 1995).
-    A part that is -0.0 stays so. None where a weight is of another kind.
+    Sums are written directly to the output, without a temporary array of the full size. They equal
+    float64 sums rounded to float32: rounding twice equals rounding once if the wider type has twice
+    the digits and two more (Figueroa, "When is double rounding innocuous?", 1995). A part that is
+    -0.0 stays -0.0. Returns None for weights of another kind.
     """
     if not spec.parts or len(spec.matrices) != 1 or spec.halo:
         return None
@@ -167,10 +167,10 @@ def _sums_of_parts(spec: BufferSpec, source: Array, out: Bytes | None) -> Array 
 
 
 def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array) -> None:
-    """Into each slice of `out`, its parts with their signs: one part, or two of which one is
-    positive."""
+    """Write into each slice of `out` the sum of its signed parts: one part, or two parts of which
+    at least one is positive."""
     for row, slot in zip(terms, out, strict=True):
-        (_, first), *others = sorted(row, reverse=True)  # the positive one first
+        (_, first), *others = sorted(row, reverse=True)  # a positive part first
         left = parts[first].reshape(slot.shape)
         if not others:
             slot[...] = left
@@ -181,7 +181,7 @@ def _add_up(terms: list[list[tuple[bool, int]]], parts: list[Array], out: Array)
 
 
 def cut(array: Array, parts: tuple[int, ...]) -> Array:
-    """An array's equal parts along a new first axis: (4, 6) in parts (2, 2) is (4, 2, 3).
+    """Equal parts of an array along a new first axis: (4, 6) in parts (2, 2) becomes (4, 2, 3).
 
     Raises:
         ValueError: if a dimension does not divide into its number of parts.
@@ -191,7 +191,7 @@ def cut(array: Array, parts: tuple[int, ...]) -> Array:
 
 
 def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
-    """A view by part and by place in it: (4, 6) in parts (2, 2) is (2, 2, 2, 3)."""
+    """A view by part and by position in it: (4, 6) in parts (2, 2) becomes (2, 2, 2, 3)."""
     if len(parts) != array.ndim or any(
         part < 1 or size % part for size, part in zip(array.shape, parts, strict=True)
     ):
@@ -202,7 +202,7 @@ def _in_parts(array: Array, parts: tuple[int, ...]) -> Array:
 
 
 def to_bfloat16(array: Array) -> NDArray[np.uint16]:
-    """Rounded to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
+    """Round to the nearest bfloat16, ties to even, as raw bits. NaNs stay NaNs."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = bits + (0x7FFF + ((bits >> 16) & 1))
     rounded = np.where(np.isnan(array), bits | 0x0040_0000, rounded)
@@ -210,13 +210,13 @@ def to_bfloat16(array: Array) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: Array) -> NDArray[np.float32]:
-    """The numbers of raw bits: each is the upper half of a float32."""
+    """The numbers for raw bits: each is the upper half of a float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @cache
 def bfloat16_type() -> np.dtype | None:
-    """NumPy's type for bfloat16 where ml_dtypes is installed, which gives it one."""
+    """NumPy's type for bfloat16 from ml_dtypes; None if that is not installed."""
     try:
         from ml_dtypes import bfloat16
     except ImportError:
@@ -243,9 +243,9 @@ def _interior(shape: tuple[int, ...], halo: Halo) -> tuple[slice, ...]:
 def _even_split(
     shape: tuple[int, ...], layout: Layout, halo: Halo
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Padded shape, its split shape and the order of the splits in memory.
+    """The padded shape, its split shape and the order of the splits in memory.
 
-    None where factors do not tile their axis exactly once (ring buffers, unused elements).
+    None if factors do not tile their axis exactly once (ring buffers, unused elements).
     """
     factors = layout.resolved(len(shape))
     if any(factor.pad for factor in factors):
@@ -268,7 +268,7 @@ def _even_split(
 
 
 def _tiles_axis(factors: list[Factor]) -> bool:
-    """Whether the factors of one axis, coarse to fine, are digits of its index."""
+    """Whether the factors of one axis, coarse to fine, form a mixed-radix number of its index."""
     if factors[0].mod is not None or factors[-1].div != 1:
         return False
     return all(fine.mod and fine.div * fine.mod == coarse.div for coarse, fine in pairwise(factors))

@@ -1,4 +1,4 @@
-"""What a user decides about the thread pool that all executables of a process share."""
+"""Processor affinity of the thread pool that all executables of a process share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tilewright.compiler.runtime.native import MAX_THREADS, native
 
 
 def bind_workers(processors: Sequence[int]) -> None:
-    """Bind the pool's workers to processors, or with none let them run everywhere again.
+    """Bind the pool's workers to processors; without processors, remove the binding.
 
-    A run on n threads uses the calling thread and the workers 1 to n - 1; worker w goes to
-    `processors[(w - 1) % len(processors)]`. The calling thread is the caller's own:
+    A run on n threads uses the calling thread and the workers 1 to n - 1; worker w is bound to
+    `processors[(w - 1) % len(processors)]`. The calling thread is not changed:
     `os.sched_setaffinity` binds it. By default, workers run on the processors allowed to the thread
     that first ran a model on several threads.
 
     Args:
-        processors: numbers as the system counts them, each that this process may run on.
+        processors: the system's processor numbers; this process must be allowed to use each.
 
     Raises:
         InvalidArgumentError: naming a processor that does not exist, or if the system (any but
-            Linux) does not bind threads.
+            Linux) cannot bind threads.
     """
     chosen = list(processors)
     if len(chosen) >= MAX_THREADS or not all(type(p) is int and 0 <= p < 1 << 16 for p in chosen):

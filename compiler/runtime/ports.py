@@ -1,4 +1,4 @@
-"""Inputs and outputs whose dimensions may be open, and sizes for those."""
+"""Inputs and outputs with dynamic dimensions, and sizes for those."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.compiler.runtime.kernel import OpenRanges
 from tilewright.compiler.sizes import Dimension, dimensions, is_open
 
 Dims = tuple[int | str, ...]
-"""A port's dimensions; a string names an open one."""
+"""A port's dimensions; a string names a dynamic one."""
 
 Sizes = tuple[tuple[str, int], ...]
 """A size for each named dimension, sorted by name."""
@@ -27,10 +27,9 @@ class OpenPort:
 
     Attributes:
         name: its name in the model.
-        dtype: of its elements; None for texts, dictionaries and lists, and in an artifact of an
-            earlier release.
-        shape: a number for each fixed dimension and a name for each open one; -1 where the sizes
-            decide in a way that has no name.
+        dtype: element type; None for texts, dictionaries and lists, and in an artifact of an earlier release.
+        shape: a number for each fixed dimension and a name for each dynamic one; -1 for an extent
+            that depends on the sizes in an unnamed way.
     """
 
     name: str
@@ -44,12 +43,13 @@ class OpenPorts(JsonValue):
 
     Attributes:
         inputs: dimensions of each input.
-        outputs: of each output; -1 is a dimension that depends on the sizes in an unknown way.
-        pad: whether inputs may be padded with zeros to the next served sizes. Only right for models
-            that ignore what is padded, as transformers with a mask input do.
-        ranges: of dimensions that a program expresses by others, so that it has none for them.
+        outputs: dimensions of each output; -1 depends on the sizes in an unknown way.
+        pad: whether inputs may be padded with zeros to the next served sizes. This is correct only
+            for models that ignore the padding, such as transformers with a mask input.
+        ranges: ranges of dimensions that a program expresses by others, and therefore does not
+            have.
         hints: the sizes at which dimensions with a range were tuned, by name.
-        dtypes: of inputs and outputs, by name; texts and lists have none.
+        dtypes: types of inputs and outputs, by name; texts and lists have none.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("ports", sparse=("ranges", "hints", "dtypes"))
@@ -63,7 +63,7 @@ class OpenPorts(JsonValue):
 
     @property
     def open(self) -> tuple[str, ...]:
-        """The names of the inputs' open dimensions, each once, in order."""
+        """The names of the inputs' dynamic dimensions, each once, in order."""
         names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
         return tuple(dict.fromkeys(names))
 
@@ -72,7 +72,8 @@ class OpenPorts(JsonValue):
         return tuple(OpenPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
     def fixed(self, sizes: Mapping[str, int]) -> OpenPorts:
-        """With some open dimensions given a size, by name or by input and position (`x[0]`)."""
+        """The ports with some dynamic dimensions fixed, by name or by input and position
+        (`x[0]`)."""
         inputs = {
             name: tuple(
                 sizes.get(f"{name}[{position}]", sizes.get(dim, dim))
@@ -89,7 +90,7 @@ class OpenPorts(JsonValue):
         return replace(self, inputs=inputs, outputs=outputs)
 
     def check_padding(self) -> None:
-        """Raises InvalidArgumentError if outputs of padded inputs cannot be cut back."""
+        """Raise InvalidArgumentError if outputs of padded inputs cannot be cropped."""
         for name, dims in self.outputs.items():
             unknown = [d for d in dims if d == -1 or (isinstance(d, str) and d not in self.open)]
             if self.pad and unknown:
@@ -100,10 +101,11 @@ class OpenPorts(JsonValue):
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes by name as a caller gives them, as plain integers.
+    """A caller's sizes by name, as plain integers.
 
     Raises:
-        InvalidArgumentError: if they are no mapping, a name is no text, or a size no integer.
+        InvalidArgumentError: if they are not a mapping, a name is not a text, or a size not an
+            integer.
     """
     if not isinstance(sizes, Mapping):
         raise InvalidArgumentError(f"sizes are a mapping such as {{'batch': 1}}, not {sizes!r}")
@@ -124,7 +126,7 @@ def sizes_text(sizes: Sizes) -> str:
 
 
 def ranges_text(dimensions: Iterable[Dimension]) -> str:
-    """`batch 1..64, sequence 1..512`; empty where there are none."""
+    """`batch 1..64, sequence 1..512`; empty without dimensions."""
     return ", ".join(f"{dimension.name} {dimension.range_text}" for dimension in dimensions)
 
 
@@ -134,8 +136,8 @@ def dims_text(dims: Dims) -> str:
 
 
 def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
-    """An element of a list as an output of its own: `boxes[0]`, primed where one of the model's
-    outputs has this name."""
+    """The name of a list's element as an output: `boxes[0]`, primed if one of the model's outputs
+    has this name."""
     name = f"{listed}[{number}]"
     while name in outputs:
         name += "'"
@@ -143,12 +145,12 @@ def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
 
 
 def open_dims(shape: tuple[int, ...]) -> Dims:
-    """A port's dimensions from its shape: an open size is named by its text."""
+    """A port's dimensions from its shape: a dynamic size is named by its text."""
     return tuple(size_text(extent) if is_open(extent) else extent for extent in shape)
 
 
 def size_text(size: int) -> str:
-    """An open size as people read it: a dimension by its name, whatever it is a multiple of."""
+    """A dynamic size for people: a dimension by its name, without its multiple."""
     text = str(size)
     for dimension in dimensions(size):
         if dimension.multiple > 1:
@@ -158,5 +160,5 @@ def size_text(size: int) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """`(4, 3)` as Python writes it, `(batch, 3)` with open sizes."""
+    """`(4, 3)` as Python writes it, `(batch, 3)` with dynamic sizes."""
     return dims_text(open_dims(shape)) if any(map(is_open, shape)) else str(shape)

@@ -1,12 +1,12 @@
 """Programs: the serialised list of instructions that an executable runs.
 
-A program is data. It names memory by space and offset, kernels by index and functions by symbol, so
-that the same program runs kernels that were loaded into memory and kernels of an artifact. The
-arena is planned ahead: running allocates nothing but the outputs.
+A program is data. It refers to memory by space and offset, to kernels by index and to functions by
+symbol, so that the same program runs kernels in memory and kernels of an artifact. The arena is
+planned ahead of time: a run allocates only the outputs.
 
-Numbers of a program may be open sizes (`compiler.sizes`): shapes of ports, bytes, extents,
-parameters, places. Then it runs with all sizes of its dimensions. Where a part of the arena starts
-follows from those that lie before it (`Slot`); `Program.at` gives the program with numbers.
+Numbers of a program may be dynamic sizes (`compiler.sizes`): shapes of ports, bytes, extents,
+parameters, places. Such a program runs with all sizes of its dimensions. The start of an arena part
+follows from the parts before it (`Slot`); `Program.at` returns the program with numbers.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from tilewright.compiler.sizes import (
 T = TypeVar("T")
 
 NESTING_LIMIT = 200
-"""Loops and branches within each other: the interpreter calls itself for each."""
+"""Maximum nesting of loops and branches: the interpreter recurses for each."""
 
 LARGEST_NUMBER = 1 << 62
-"""Every number of bytes, elements or tiles is below."""
+"""Exclusive upper limit for every number of bytes, elements or tiles."""
 
 ENDLESS = (1 << 63) - 1
-"""The most steps of a loop that nothing bounds."""
+"""The maximum number of steps of an unbounded loop."""
 
 
 class BufferSpace(StrEnum):
-    """Where a buffer lies."""
+    """The memory space of a buffer."""
 
     ARENA = "arena"
     """Work memory of one run."""
@@ -62,16 +62,18 @@ class BufferSpace(StrEnum):
     INPUT = "input"
     """The caller's input arrays: row-major, no halo."""
     OUTPUT = "output"
-    """The output arrays, made anew for each run: row-major, no halo."""
+    """The output arrays, allocated for each run: row-major, no halo."""
     COUNT = "count"
-    """How many elements a counted output has along its counted dimension, one int64 an output."""
+    """Numbers of elements of counted outputs along their counted dimension, one int64 per
+    output."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """A place. `offset` is in bytes; for an input, output or count it is the index of the port.
+    """A place in memory. `offset` is in bytes; for an input, output or count it is the index of the
+    port.
 
-    In a slot of the arena it is `slot_start(i)` and what follows.
+    In a slot of the arena, the offset is `slot_start(i)` plus an offset in the slot.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -82,10 +84,10 @@ class BufferRef:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A part of the arena of a program with open sizes.
+    """A part of the arena of a program with dynamic sizes.
 
     It starts where the last of the slots `after` ends, in multiples of `ALIGNMENT`. Those have
-    lower numbers. Two slots share memory, unless one is after the other or after others that are.
+    lower numbers. Two slots may overlap unless one is, directly or indirectly, after the other.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
@@ -96,16 +98,16 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """How a run with a large batch is done in several, each of the whole program on a slice.
+    """Division of a run with a large batch into several runs of the whole program, each on a slice.
 
-    Elements along a dimension, which leads every input that has it and every output, have no part
-    in each other's results.
+    Elements along the dimension, which is the first of every output and of every input that has it,
+    do not influence each other's results.
 
     Attributes:
         dimension: its name.
-        bytes: what one element takes of a cache, over the other dimensions.
-        budget: how many bytes of it a slice may take.
-        least: a slice has so many elements, whatever they take.
+        bytes: cache bytes that one element needs, over the other dimensions.
+        budget: maximum cache bytes per slice.
+        least: minimum number of elements per slice, regardless of the budget.
     """
 
     dimension: str
@@ -114,22 +116,22 @@ class Slices:
     least: Natural
 
     def most(self, sizes: Mapping[str, int]) -> int:
-        """Elements of a slice, for sizes of the dimensions by name."""
+        """Maximum elements of a slice, for sizes of the dimensions by name."""
         return max(self.least, self.budget // max(1, at(self.bytes, sizes)))
 
 
 def slot_start(number: int) -> int:
-    """Where a slot starts: bytes after the start of the arena, known when a program runs."""
+    """The start of a slot: bytes after the start of the arena, known when a program runs."""
     return open_size(slot_dimension(number))
 
 
 def slot_dimension(number: int) -> Dimension:
-    """What `slot_start` is, as a dimension."""
+    """The dimension of `slot_start`."""
     return Dimension(f"@{number}", 0, None, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
-    """Where the slots begin that are after this one."""
+    """The start of slots that come after this one."""
     return slot_start(number) + aligned_bytes(slot.bytes)
 
 
@@ -137,11 +139,11 @@ def slot_end(number: int, slot: Slot) -> int:
 class Port:
     """An input or output of a program: a row-major array.
 
-    `counted` is the dimension of an output whose extent is known only at run time; `shape` has the
-    most that it can be. `labels` are what its numbers stand for. `room` is a dimension
-    and its extent in memory where the array lies at the start of that dimension of a larger one.
-    `part_of` is the output of the model that is a list, of which this is the next element. Random
-    numbers of an input begin with the first of `integers` and end before the second.
+    `counted` is the dimension of an output whose extent is known only at run time; `shape` has its
+    maximum. `labels` are the meanings of its numbers. `room` is a dimension and its extent in
+    memory, if the array is the start of a larger buffer along that dimension (slack capacity).
+    `part_of` is the output of the model that is a list with this port as its next element. Random
+    test data for an input lies from the first of `integers` up to, but excluding, the second.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -160,7 +162,7 @@ class Port:
     integers: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Raises ValueError if it is said to be counted along a dimension that it does not have."""
+        """Raise ValueError if the counted dimension does not exist."""
         if self.counted is not None and not 0 <= self.counted < len(self.shape):
             raise ValueError(f"'{self.name}' has no dimension {self.counted}")
 
@@ -173,7 +175,7 @@ class Port:
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
     def is_longer_by(self, room: Dimension) -> bool:
-        """Whether it has as many more rows in memory as a room says."""
+        """Whether its extra rows in memory equal a slack capacity."""
         if self.room is None:
             return False
         axis, extent = self.room
@@ -194,7 +196,7 @@ def described(port: Port) -> OpenPort:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output of the model: one of the program's, or a list of some that follow each other.
+    """An output of the model: one output of the program, or a list of consecutive ones.
 
     `places` are their numbers.
     """
@@ -204,7 +206,7 @@ class Result:
     is_list: bool
 
     def of(self, outputs: Sequence[T]) -> T | list[T]:
-        """It, of the program's outputs."""
+        """The result, selected from the program's outputs."""
         return [outputs[k] for k in self.places] if self.is_list else outputs[self.places[0]]
 
 
@@ -212,7 +214,7 @@ class Result:
 class KernelCall:
     """Run kernel `kernel` of the program; `buffers` are in the order of its specification.
 
-    `sizes` are what the kernel's open dimensions are (`KernelSpec.sizes`), in sizes of the program.
+    `sizes` gives the kernel's dynamic dimensions (`KernelSpec.sizes`), as sizes of the program.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(sparse=("sizes",))
@@ -239,7 +241,8 @@ class Copy:
 class NativeCall:
     """Run a function of the C runtime; see `native_functions`.
 
-    `buffers` are its inputs and its output, then the count of that output where it writes one.
+    `buffers` are its inputs and its output, then the count of that output if the function writes
+    one.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
@@ -250,7 +253,7 @@ class NativeCall:
 
 
 def _deeper(scope: SizeScope) -> SizeScope:
-    """The scope of instructions within one of this scope."""
+    """The scope of instructions nested in an instruction of this scope."""
     if scope.depth == NESTING_LIMIT:
         raise ValueError(f"an instruction lies within more than {NESTING_LIMIT} others")
     return scope._replace(depth=scope.depth + 1)
@@ -266,7 +269,7 @@ def _known_dimension(name: str, scope: SizeScope) -> Dimension:
 class Loop:
     """Run a body for `counter` = 0, 1, ..., below `trips` and `most`, while `going` is true.
 
-    `counter` and `trips` are int64, `going` is one byte. The body may write `going`; the loop sets
+    `counter` and `trips` are int64, `going` is one byte. The body may write `going`. The loop sets
     `counter` before each step, and to the number of steps after the last.
     """
 
@@ -283,7 +286,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Run `then` if the byte at `condition` is not 0, `otherwise` if it is."""
+    """Run `then` if the byte at `condition` is not 0, else `otherwise`."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"condition": "branch"}, scope=_deeper)
 
@@ -294,9 +297,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SizeBranch:
-    """Run `below` if a dimension of the program is at most `last`, `above` if it is more.
+    """Run `below` if a dimension of the program is at most `last`, else `above`.
 
-    `last` is a number of the dimension's `multiple`, within its range.
+    `last` counts in the dimension's `multiple`, and is within its range.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(scope=_deeper)
@@ -308,13 +311,13 @@ class SizeBranch:
 
     @property
     def size(self) -> int:
-        """What is compared with `last`."""
+        """The size that is compared with `last`."""
         return open_size(self.dimension) // self.dimension.multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """End the run with an error that says why."""
+    """End the run with this error message."""
 
     json_form: ClassVar[JsonForm] = JsonForm(names={"message": "refusal"})
 
@@ -325,7 +328,7 @@ Instruction = KernelCall | Copy | NativeCall | Loop | Branch | SizeBranch | Refu
 
 
 def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Every instruction, before those within it, in the order of the code."""
+    """Every instruction, before its nested ones, in the order of the code."""
     for instruction in instructions:
         yield instruction
         match instruction:
@@ -340,7 +343,7 @@ def walk(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
 
 
 def places(instruction: Instruction) -> tuple[BufferRef, ...]:
-    """The places that an instruction itself names, in the order of the code."""
+    """The places that an instruction itself refers to, in the order of the code."""
     match instruction:
         case KernelCall(_, buffers) | NativeCall(_, _, buffers):
             return buffers
@@ -359,7 +362,7 @@ def places(instruction: Instruction) -> tuple[BufferRef, ...]:
 def _decided(
     instructions: Iterable[Instruction], known: Mapping[str, int]
 ) -> Iterator[Instruction]:
-    """Instructions with those that sizes choose in place of the choice."""
+    """Instructions, with branches on sizes replaced by the selected instructions."""
     for instruction in instructions:
         match instruction:
             case SizeBranch(dimension, last, below, above):
@@ -384,13 +387,13 @@ class Program:
 
     Attributes:
         name: the graph's.
-        inputs, outputs: what the caller gives and gets, in order.
+        inputs, outputs: the caller's arguments and results, in order.
         kernels: each distinct kernel once.
         instructions: run one after the other.
-        arena_bytes: work memory of one run; `slots` are beside it.
+        arena_bytes: work memory of one run, excluding `slots`.
         weight_bytes: size of the packed constants.
-        slots: parts of the arena, of which a program with open sizes has all of its arena.
-        slices: how large batches are run; None in one piece.
+        slots: parts of the arena; in a program with dynamic sizes, they are the whole arena.
+        slices: division of large batches; None runs them in one piece.
     """
 
     name: str
@@ -405,19 +408,19 @@ class Program:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The open dimensions, by name: those of the inputs."""
+        """The dynamic dimensions, by name: the dimensions of the inputs."""
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
     def rooms(self) -> tuple[Dimension, ...]:
-        """The dimensions that ports are longer by in memory than for their callers, by name. A run
-        has no room but what it is told."""
+        """The slack capacities of ports, as dimensions by name. They are 0 in a run unless the
+        caller passes them."""
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
         return tuple(each for each in found if each not in self.dimensions)
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """What a run gives its caller, in order."""
+        """The values that a run returns to its caller, in order."""
         whole = [(port.part_of or port.name, port.part_of is not None) for port in self.outputs]
         return tuple(
             Result(name, tuple(places), is_list)
@@ -426,10 +429,10 @@ class Program:
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory of one thread: the most that any kernel or native function needs.
+        """Scratch memory per thread: the maximum over all kernels and native functions.
 
         Raises:
-            OpenSizeError: if the sizes decide which that is.
+            OpenSizeError: if the maximum depends on the sizes.
         """
         return max(self.scratch_sizes(), default=0)
 
@@ -446,8 +449,8 @@ class Program:
         return list(dict.fromkeys(sizes))
 
     def at(self, values: Mapping[str, int]) -> Program:
-        """The program with a number in place of each open size, for dimensions by name. There is
-        no room that is not named.
+        """The program with a number for each dynamic size, for dimensions by name. Slack capacities
+        without a value are 0.
 
         Raises:
             KeyError: if a dimension has no value.
@@ -479,7 +482,8 @@ class Program:
 
     @property
     def borders(self) -> Mapping[str, tuple[int, ...]]:
-        """By the names of dimensions, the last sizes of intervals with kernels of their own."""
+        """Split points by the names of dimensions: the last sizes of intervals with their own
+        kernels."""
         found: dict[str, set[int]] = {}
         for each in self.walk():
             if isinstance(each, SizeBranch):
@@ -492,13 +496,13 @@ class Program:
         return walk(self.instructions)
 
     def in_place(self) -> dict[int, int]:
-        """The outputs that may lie on an input, each with that input: (output, input), by number.
+        """The outputs that may share memory with an input: (output, input), by number.
 
-        A native function writes such an output over the input (`NativeSignature.over`). No
-        instruction before it names the output, none after it the input, and of its own buffers only
-        that one is the input. So what is read is the same, whether the two share memory or not. The
-        two have one shape in memory, and nothing refuses the run later: a refused run leaves its
-        inputs as they are.
+        A native function writes such an output over the input (`NativeSignature.over`). No earlier
+        instruction refers to the output, no later one to the input, and the input is only one of
+        the function's own buffers. The values read are therefore the same, whether the two share
+        memory or not. Both have one shape in memory. No later instruction refuses the run: a
+        refused run leaves its inputs unchanged.
         """
         first: dict[BufferRef, int] = {}
         last: dict[BufferRef, int] = {}
@@ -529,7 +533,7 @@ class Program:
         return found
 
     def sources(self) -> dict[Dimension, tuple[int, int]]:
-        """Which input has a dimension as one of its extents, and at which position: the first."""
+        """For each dimension, the first input that has it as an extent, and its position."""
         found: dict[Dimension, tuple[int, int]] = {}
         for index, port in enumerate(self.inputs):
             for position, extent in enumerate(port.shape):

@@ -1,4 +1,4 @@
-"""Whether a program is sound: what an executable, and whoever reads an artifact, asks first."""
+"""Validation of programs, for executables and readers of artifacts."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _T = TypeVar("_T")
 
 
 def check_program(program: Program) -> None:
-    """Check that running stays within memory and leaves no output unwritten.
+    """Check that a run stays within memory and writes every output.
 
-    Instructions in a loop or a branch may not run, and so count as writing nothing. Of those that a
-    size chooses between one list runs: what both write is written, and each is checked for the
-    sizes that choose it.
+    Instructions in a loop or a branch may not run, and count as writing nothing. Of a branch on a
+    size, one list always runs: an output counts as written if both lists write it, and each list is
+    checked for the sizes that select it.
 
-    A program with open sizes is checked for all of them.
+    A program with dynamic sizes is checked for all of them.
 
     Raises:
-        ValueError: naming the instruction that does not, or of which the ranges of the dimensions
-            do not say that it does.
+        ValueError: naming the instruction that violates this, or that the ranges of the dimensions
+            do not prove valid.
     """
     _check_numbers(program)
     _check_sizes(program)
@@ -78,7 +78,7 @@ def check_program(program: Program) -> None:
 
 
 class _Instructions:
-    """The instructions of a program, within the memory that it says it has."""
+    """The instructions of a program, checked against the memory that it declares."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -89,7 +89,8 @@ class _Instructions:
     def check(
         self, instructions: Sequence[Instruction], within: str, depth: int
     ) -> tuple[set[int], set[int]]:
-        """The outputs that the instructions write and count for sure, if they are sound."""
+        """Check the instructions; returns the outputs that they certainly write, and certainly
+        count."""
         if depth > NESTING_LIMIT:
             raise ValueError(f"{within} lies within more than {NESTING_LIMIT} others")
         written: set[int] = set()
@@ -148,7 +149,7 @@ class _Instructions:
                     written |= kept[0][0] & kept[1][0]
                     counted |= kept[0][1] & kept[1][1]
                 case Refuse():
-                    pass  # it touches nothing
+                    pass  # it accesses nothing
                 case _:
                     assert_never(instruction)
         return written, counted
@@ -157,7 +158,7 @@ class _Instructions:
         return ", ".join(f"{name} {d.range_text}" for name, d in self._ranges.items())
 
     def narrowed(self, value: _T) -> _T:
-        """A part of the program at the sizes that are left."""
+        """A part of the program, for the remaining sizes."""
 
         def unit(dimension: Dimension) -> int:
             size = open_size(self._ranges.get(dimension.name, dimension))
@@ -168,7 +169,7 @@ class _Instructions:
     def _parts(
         self, branch: SizeBranch, where: str
     ) -> list[tuple[tuple[Instruction, ...], _Instructions]]:
-        """Both lists of instructions, each with what checks it at the sizes that choose it."""
+        """Both lists of instructions, each with a checker for the sizes that select it."""
         whole = self._ranges.get(branch.dimension.name)
         if whole is None or whole.multiple != branch.dimension.multiple:
             raise ValueError(f"{where}: dimension '{branch.dimension}' is none of the program")
@@ -181,7 +182,7 @@ class _Instructions:
                 inner = copy(self)
                 inner._ranges = {**self._ranges, own.name: own}
                 inner._within_ranges = {}
-                # Kernels count dimensions of their own, which may have the names of the program's.
+                # Kernels have their own dimensions, whose names may coincide with the program's.
                 memory = replace(self._program, instructions=(), kernels=())
                 kernels = self._program.kernels
                 inner._program = replace(inner.narrowed(memory), kernels=kernels)
@@ -190,7 +191,7 @@ class _Instructions:
         return found
 
     def _native(self, call: NativeCall, where: str) -> NativeSignature:
-        """What the call's function touches, after a check that its buffers fit."""
+        """The memory that a native call accesses, after a check that its buffers fit."""
         try:
             signature = native_signature(call.function, call.parameters)
         except ValueError as error:
@@ -209,8 +210,7 @@ class _Instructions:
         return signature
 
     def _within(self, ref: BufferRef) -> tuple[int, int]:
-        """Where a place lies in what it is a part of, a slot or a whole space, and the bytes of
-        that."""
+        """The position of a place within its slot or space, and the bytes of that slot or space."""
         program = self._program
         if (number := _slot(ref)) is not None:
             return ref.offset - slot_start(number), program.slots[number].bytes
@@ -224,9 +224,10 @@ class _Instructions:
     def _apart(
         self, spec: KernelSpec, refs: Sequence[BufferRef], sizes: tuple[int, ...], where: str
     ) -> None:
-        """Check that no two outputs of a kernel share memory, and what its threads share nothing.
+        """Check that the outputs of a kernel do not overlap, and that its threads' shared buffer
+        overlaps nothing.
 
-        An output may lie where an input does: such kernels are planned in place.
+        An output may overlap an input: such kernels are planned in place.
         """
         for (one, ref), (other, other_ref) in combinations(zip(spec.buffers, refs, strict=True), 2):
             shared = BufferRole.SHARED in (one.role, other.role)
@@ -250,7 +251,7 @@ class _Instructions:
         return disjoint((start, start + size), (other_start, other_start + other_size))
 
     def _follows(self, slot: int, other: int) -> bool:
-        """Whether a slot lies after another one, of a lower number, or after others that do."""
+        """Whether a slot comes, directly or indirectly, after another one with a lower number."""
         found = {slot}
         for number in range(slot, other, -1):
             if number in found:
@@ -290,7 +291,7 @@ class _Instructions:
 
 
 def _slot(ref: BufferRef) -> int | None:
-    """The number of the slot that a place lies in, if it lies in one."""
+    """The number of the slot that a place lies in; None if it is in no slot."""
     if ref.space is not BufferSpace.ARENA:
         return None
     starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
@@ -298,7 +299,7 @@ def _slot(ref: BufferRef) -> int | None:
 
 
 def _check_numbers(program: Program) -> None:
-    """Check that what has a size at all can have it: addresses and counts are 64 bits."""
+    """Check that numbers fit their types: addresses and counts have 64 bits."""
     numbers = [
         program.arena_bytes,
         program.weight_bytes,
@@ -316,7 +317,7 @@ def _check_numbers(program: Program) -> None:
 
 
 def _check_room(program: Program, port: Port) -> None:
-    """Check that an array lies within the larger one that has room for it."""
+    """Check that an array fits the larger buffer that contains it."""
     if port.room is None:
         return
     axis, extent = port.room
@@ -326,8 +327,8 @@ def _check_room(program: Program, port: Port) -> None:
 
 
 def _check_slices(program: Program) -> None:
-    """Check that what is run in slices has a batch, which leads each output and all inputs that
-    have it."""
+    """Check that a program with slices has a batch dimension, which is the first of each output and
+    of all inputs that have it."""
     slices = program.slices
     if slices is None:
         return
@@ -347,7 +348,8 @@ def _check_slices(program: Program) -> None:
 
 
 def _check_sizes(program: Program) -> None:
-    """Check that inputs say what all open sizes are, and that slots lie after others."""
+    """Check that inputs determine all dynamic sizes, and that slots come after slots with lower
+    numbers."""
     if program.slots and program.arena_bytes:
         raise ValueError(
             f"program '{program.name}' has slots, and {program.arena_bytes} bytes beside"

@@ -1,4 +1,4 @@
-"""Programs as the C interpreter takes them: words of 64 bits."""
+"""Programs in the C interpreter's form: 64-bit words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import is_open
 
 
 class Opcode(IntEnum):
-    """First word of an instruction, as in native/tilewright.h. New kinds of instructions take the
+    """First word of an instruction, as in native/tilewright.h. New kinds of instructions get the
     next numbers."""
 
     KERNEL = 0
@@ -41,13 +41,13 @@ class Opcode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedProgram:
-    """A program as the C interpreter takes it.
+    """A program in the C interpreter's form.
 
     `code`: words of the instructions; `starts[i]`: the first word of instruction i in the order of
-    `Program.walk`. `refs[i]`: the place that argument i of the code points to;
-    a kernel's arguments are consecutive. `symbols[i]`: the name of function i of the code; after
-    the kernels' functions come `natives`, which the C library holds. `open`: the words that are
-    open sizes, by their number; they are 0 in `code`.
+    `Program.walk`. `refs[i]`: the place that argument i of the code points to; a kernel's arguments
+    are consecutive. `symbols[i]`: the name of function i of the code; after the kernels' functions
+    come `natives`, which the C library contains. `open`: the words that are dynamic sizes, by their
+    number; they are 0 in `code`.
     """
 
     code: NDArray[np.int64]
@@ -59,7 +59,7 @@ class EncodedProgram:
 
 
 def encode(program: Program) -> EncodedProgram:
-    """Translate instructions into words; `native/tilewright.h` says what they mean."""
+    """Translate instructions into words, whose meaning `native/tilewright.h` defines."""
     encoder = _Encoder(program)
     encoder.add(program.instructions)
     open_words = {i: word for i, word in enumerate(encoder.words) if is_open(word)}
@@ -74,7 +74,7 @@ def encode(program: Program) -> EncodedProgram:
 
 
 class _Encoder:
-    """The parts of an encoded program as they grow."""
+    """The parts of an encoded program under construction."""
 
     def __init__(self, program: Program) -> None:
         self.words: list[int] = []
@@ -90,7 +90,7 @@ class _Encoder:
             self.symbols += [stage.symbol for stage in kernel.stages]
 
     def add(self, instructions: Sequence[Instruction]) -> int:
-        """Add instructions; returns how many words they take."""
+        """Add instructions; returns the number of words added."""
         words, refs, before = self.words, self.refs, len(self.words)
         for instruction in instructions:
             start = len(words)

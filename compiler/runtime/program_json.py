@@ -1,6 +1,6 @@
-"""Programs as JSON: how artifacts keep them and workers get them.
+"""Programs as JSON, in artifacts and in messages to workers.
 
-Open sizes are texts; `dimensions` and the `sizes` of kernels say what they are over.
+Dynamic sizes are texts over the `dimensions` of the program and the `sizes` of kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.program_check import check_program
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """The instructions of a program. They alone name slots of the arena."""
+    """The instructions of a program. Only instructions refer to slots of the arena."""
 
     json_form: ClassVar[JsonForm] = JsonForm("program")
 
@@ -33,7 +33,8 @@ class _Code:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A program as it is stored: one with open sizes says their ranges, and always its slots."""
+    """A program as it is stored. A program with dynamic sizes has their ranges, and always its
+    slots."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         "program",
@@ -56,7 +57,7 @@ class _Stored:
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
-    """What `program_from_json` reads."""
+    """The JSON form that `program_from_json` reads."""
     is_open = bool(program.dimensions)
     stored: dict[str, Any] = encode(
         _Stored(
@@ -77,10 +78,10 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def program_from_json(data: object) -> Program:
-    """Read what `program_to_json` wrote, and check it.
+    """Read the output of `program_to_json`, and check it.
 
     Raises:
-        ValueError: if it is malformed, or would reach outside its memory.
+        ValueError: if it is malformed, or would access memory out of bounds.
     """
     stored = decode(_Stored, data)
     slots = stored.slots or ()

@@ -1,11 +1,11 @@
-"""Sessions: runs that follow each other, with values that stay between them.
+"""Sessions: consecutive runs with values that are kept between them.
 
-A state is an output that the next run takes as an input. The session holds its memory, and no step
-copies it. Where a program changes the input in place (`Program.in_place`: a cache to which rows are
-added), both are the same memory. A cache that grows by its new rows lies in a buffer with room
-behind it (`Port.room`), and is copied only when that is full, into one twice as large. Elsewhere
-there are two buffers: a run reads one and writes the other, and they change places. If a step runs
-several programs, since the model is cut, the states are the arrays that the run returned.
+A state is an output that the next run takes as an input. The session owns its memory, and no step
+copies it. If a program changes the input in place (`Program.in_place`: a cache to which rows are
+added), both share the same memory. A cache that grows by its new rows lies in a buffer with slack
+capacity (`Port.room`). It is copied only when that is full, into a buffer twice as large. Other
+states have two buffers: a run reads one and writes the other, and they are swapped. If a step runs
+several programs, because the model is segmented, the states are the arrays that the run returned.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ if TYPE_CHECKING:
 NO_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({})
 
 STEPS = 64
-"""Shapes of steps that a session remembers what to do for."""
+"""Maximum number of step shapes whose plan a session caches."""
 
 
 class Session:
-    """Runs of one model that follow each other; made by `Model.bind`.
+    """Consecutive runs of one model; created by `Model.bind`.
 
-    A session is one sequence of steps: it takes one step at a time. Sessions of one model share
-    its code and weights, and may run at the same time.
+    A session takes one step at a time. Sessions of one model share its code and weights, and may
+    run at the same time.
 
     Attributes:
-        input_names: what `run` takes: the inputs that are no states.
-        output_names: what `run` gives, in order: the outputs that are no states.
+        input_names: the arguments of `run`: the inputs that are not states.
+        output_names: the results of `run`, in order: the outputs that are not states.
         states: the inputs that are states.
 
     Args:
         inputs: the dimensions of the model's inputs, by name and in order.
         outputs: the names of its outputs, in order.
-        fitting: the executable for these inputs, states among them; None if it takes several.
-        run: runs the model once on all inputs, for steps that no one executable takes.
-        states: for each output that is kept the input that it becomes.
-        initial: first values, by input.
-        dtypes: of inputs whose type is known before the first step, by name.
+        fitting: returns the executable for all inputs, including states; None if a run takes
+            several.
+        run: runs the model once on all inputs, for steps that take several executables.
+        states: maps each output that is kept to the input that it becomes.
+        initial: initial values, by input.
+        dtypes: types of inputs that are known before the first step, by name.
 
     Raises:
-        InvalidArgumentError: if what is given is no mapping, a name is unknown, two outputs
-            become one input, or a first value is missing.
-        InvalidInputError: if a first value has another shape than its input.
-        OutOfMemoryError: if there is no room for the first values.
+        InvalidArgumentError: if an argument is not a mapping, a name is unknown, two outputs become
+            one input, or an initial value is missing.
+        InvalidInputError: if an initial value has another shape than its input.
+        OutOfMemoryError: if memory does not suffice for the initial values.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Session:
         self.output_names = tuple(name for k, name in enumerate(outputs) if k not in self._kept)
         self._steps: dict[object, SessionStep] = {}
         self._checked: set[Executable] = set()
-        self._expected: tuple[int, ...] = ()  # how much room the next step will have
+        self._expected: tuple[int, ...] = ()  # slack capacities of the next step
         self._lock = threading.Lock()
 
     def run(self, inputs: Mapping[str, Array] | Sequence[Array] = ()) -> list[Array]:
@@ -100,12 +101,12 @@ class Session:
             inputs: arrays by name, or in the order of `input_names`.
 
         Returns:
-            The outputs that are no states, in the order of `output_names`, as new arrays. The
-            states are those of the next step.
+            The outputs that are not states, in the order of `output_names`, as new arrays. The
+                states are updated for the next step.
 
         Raises:
             InvalidInputError: if an input is missing, unknown, a state, or of another shape or
-                dtype; the states stay as they are.
+                dtype; the states are unchanged.
             InvalidArgumentError: if another thread is running this session.
             CompilerError: as `Model.run` does.
         """
@@ -134,7 +135,7 @@ class Session:
             return [array for k, array in enumerate(shown) if k not in written]
 
     def _run_whole(self, given: Sequence[Array]) -> list[Array]:
-        """Take a step that runs several programs. No state is copied."""
+        """Take a step that runs several programs. States are not copied."""
         outputs = self._run(self._with_states(given))
         for state in self._states:
             if not isinstance(outputs[state.output], np.ndarray):
@@ -154,17 +155,17 @@ class Session:
         return arrays
 
     def state(self, name: str) -> Array:
-        """A copy of what the next step finds in an input; bfloat16 as its raw bits.
+        """A copy of a state's current value, by its input; bfloat16 as raw bits.
 
         Raises:
-            InvalidArgumentError: if it is no state, another thread is running this session, or
-                nothing has said yet what type it has.
+            InvalidArgumentError: if it is not a state, another thread is running this session, or
+                its type is not known yet.
         """
         with _alone(self._lock):
             return self._named(name).copied()
 
     def reset(self) -> None:
-        """Put the first values back into the states.
+        """Reset the states to their initial values.
 
         Raises:
             InvalidArgumentError: if another thread is running this session.
@@ -178,9 +179,9 @@ class Session:
 
         Raises:
             InvalidArgumentError: if an output cannot become its input: they differ in dtype or
-                shape, the data decide how many elements there are, or it is longer in memory by
-                something else than a room.
-            InvalidInputError: if a first value has another dtype.
+                shape, data determine the number of elements, or its buffer is larger than its slack
+                capacity explains.
+            InvalidInputError: if an initial value has another dtype.
         """
         program = executable.program
         rooms = program.rooms
@@ -193,8 +194,7 @@ class Session:
             state.check(*ports, rooms)
 
     def _step(self, given: Sequence[Array]) -> SessionStep | None:
-        """What runs for inputs of these shapes, and what becomes of the states; None if that is
-        more than one program."""
+        """The plan of a step for inputs of these shapes; None if it takes more than one program."""
         key = (*shapes_of(given, self.input_names), *(state.shape for state in self._states))
         found = self._steps.get(key)
         if found is None:
@@ -239,11 +239,11 @@ def _bound_states(
     states: Mapping[str, str],
     initial: Mapping[str, Array],
 ) -> dict[str, str]:
-    """The output that becomes each input that is a state.
+    """Map each input that is a state to the output that becomes it.
 
     Raises:
-        InvalidArgumentError: if what is given is no mapping, a name is unknown, two outputs become
-            one input, or what has a first value is no state.
+        InvalidArgumentError: if an argument is not a mapping, a name is unknown, two outputs become
+            one input, or an initial value belongs to no state.
     """
     for what, given in (("states", states), ("initial", initial)):
         if not isinstance(given, Mapping):

@@ -1,7 +1,7 @@
-"""How the numbers of a program follow from the sizes of a run: rules that the C runtime follows.
+"""Rules by which the C runtime computes the numbers of a program from the sizes of a run.
 
-A run with sizes that were never seen costs a few microseconds more than one with known ones: C
-makes all numbers in one call, from rules that are written once (`native/sizing.c`).
+A run with new sizes costs only a few microseconds more than a run with known ones: C computes all
+numbers in one call, from rules that are encoded once (`native/sizing.c`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.compiler.sizes import Atom, Dimension, Size
 
 
 class SizingStruct(ctypes.Structure):
-    """`tw_sizing`: rules, and the numbers that they make."""
+    """`tw_sizing`: rules, and the numbers that they compute."""
 
     _fields_ = (
         ("rules", ctypes.c_void_p),
@@ -46,8 +46,8 @@ def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPoint
 
 
 class Rules:
-    """Numbers by their place: those of the dimensions first, which a run gives, divided by their
-    `multiple`, then one for each rule."""
+    """Numbers by index: first the dimensions, which a run provides, divided by their `multiple`;
+    then one number per rule."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self.given = len(dimensions)
@@ -57,14 +57,14 @@ class Rules:
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """The number of numbers."""
         return self._count
 
     def number(self, size: int) -> int:
-        """Where a size stands.
+        """The index of a size's number.
 
         Raises:
-            KeyError: if it is over a dimension that is not known.
+            KeyError: if it refers to an unknown dimension.
         """
         found = self._numbers.get(size)
         if found is None:
@@ -72,16 +72,16 @@ class Rules:
         return found
 
     def largest(self, numbers: Iterable[int]) -> int:
-        """Where the largest of numbers stands, which is at least 0; they are given by place."""
+        """The index of the maximum of numbers, at least 0; they are given by index."""
         listed = list(numbers)
         return self._rule([0, len(listed), *listed])
 
     def define(self, dimension: Dimension, number: int) -> None:
-        """A dimension that follows from others: `number` says where its size stands."""
+        """Define a dimension that follows from others: `number` is the index of its size."""
         self._numbers[dimension] = self._rule([dimension.multiple, 0, 1, 1, 1, number])
 
     def encoded(self) -> NDArray[np.int64]:
-        """The rules as the C runtime takes them."""
+        """The rules in the C runtime's form."""
         return np.array(self.words, np.int64)
 
     def _sum(self, size: int, divisor: int) -> int:

@@ -1,4 +1,5 @@
-"""Large batches in slices: which parts of its inputs each run of a program takes."""
+"""Division of large batches into slices: the parts of its inputs that each run of a program
+takes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tilewright.compiler.sizes import open_size
 
 
 class Slicing:
-    """How the runs of a program with `slices` are divided."""
+    """Divides the runs of a program with `slices`."""
 
     def __init__(self, program: Program, sizes: InputSizes) -> None:
         assert program.slices is not None
@@ -21,12 +22,12 @@ class Slicing:
         self._leads = tuple(port.shape[:1] == (open_size(batch),) for port in program.inputs)
 
     def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        """The inputs of each run; none where one run does it all.
+        """The inputs of each run; empty if one run suffices.
 
         The last slice may be smaller.
 
         Raises:
-            InvalidInputError: if a dimension is outside of its range.
+            InvalidInputError: if a dimension is outside its range.
         """
         sizes = self._sizes.named(arrays)
         count, most = sizes[self._slices.dimension], self._slices.most(sizes)

@@ -1,6 +1,6 @@
-"""Stages in artifacts: which program runs behind which cut, as JSON, checked, and loaded.
+"""Stages in artifacts: the program behind each cut, as JSON, checked, and loaded.
 
-A tree of cuts, whose programs are the numbers of those in the artifact.
+A tree of cuts, whose programs are numbers of programs in the artifact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import parse_range
 
 ValueKind = tuple[DType, int, bool]
-"""Of a value: its type, its rank, and whether it is text."""
+"""A value's type, its rank, and whether it is text."""
 
 
 _Ranges = Annotated[
@@ -45,7 +45,7 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 
 @dataclass(frozen=True, slots=True)
 class _StoredStage:
-    """The facts that a stage is for, and the stage."""
+    """The facts that a stage serves, and the stage."""
 
     sizes: tuple[tuple[str, int], ...]
     known: tuple[tuple[str, _Hexadecimal, tuple[Natural, ...]], ...]
@@ -69,7 +69,7 @@ class _StoredCut:
 
 
 def stages_to_json(cut: DataCut[int]) -> dict[str, Any]:
-    """What `stages_from_json` reads."""
+    """The JSON form that `stages_from_json` reads."""
     written: dict[str, Any] = encode(_stored(cut))
     return written
 
@@ -92,7 +92,7 @@ def _stored(cut: DataCut[int]) -> _StoredCut:
 
 
 def stages_from_json(data: object) -> DataCut[int]:
-    """Read what `stages_to_json` gives.
+    """Read the output of `stages_to_json`.
 
     Raises:
         ValueError: naming the field that is malformed.
@@ -113,10 +113,11 @@ def _cut(stored: _StoredCut) -> DataCut[int]:
 
 
 def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPorts) -> None:
-    """Check that every way through the stages makes what is read, and all outputs at its end.
+    """Check that on every path, the stages compute the values that later stages read, and all
+    outputs.
 
     Raises:
-        ValueError: naming what does not fit.
+        ValueError: naming the mismatch.
     """
     stated = {crossing.name: crossing.dims for crossing in first.reads.crossings}
     if list(stated) != list(ports.inputs) or stated != dict(ports.inputs):
@@ -172,7 +173,8 @@ def _check_cut(
 
 
 def _check_inputs(program: Program, reads: Reads, facts: Facts) -> None:
-    """Raises ValueError unless a program takes no more than what is read behind its cut."""
+    """Raise ValueError unless a program's inputs are among the values that are read behind its
+    cut."""
     names = [dimension.name for dimension in facts.open]
     given: dict[str, ValueKind] = {}
     for crossing in reads.crossings:
@@ -217,7 +219,7 @@ class _LoadedCut(DataCut[Executable]):
 def load_stages(
     first: DataCut[int], ports: OpenPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
-    """The stages as a model; `load` gives a program by its number."""
+    """The stages as a model; `load` returns a program by its number."""
 
     def make(
         cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]

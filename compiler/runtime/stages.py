@@ -1,10 +1,11 @@
-"""Programs with guards: which program of a model serves which sizes, and what runs behind it.
+"""Programs with guards: the program of a model that serves given sizes, and the segment that
+follows.
 
-A model is the first cut. Where the data decide a size or a branch, it is cut again, and a run goes
-from cut to cut: what the data decide is known at each. Behind a cut one program serves all sizes
-above 0; sizes of 0, truth values and numbers that are not sizes have programs of their own. In a
-process that has the compiler they are made when a run first needs them (`compiler.specialise.jit`);
-an artifact holds a closed list (`stage_tree`).
+A model is the first cut. Where data determine a size or a branch, the model has a further cut, and
+a run proceeds from cut to cut. At each cut, the values that data determine are known. Behind a cut,
+one program serves all sizes above 0; sizes of 0, truth values and numbers that are not sizes have
+their own programs. In a process that has the compiler, a program is compiled when a run first needs
+it (`compiler.specialise.jit`); an artifact holds a fixed list (`stage_tree`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from tilewright.compiler.sizes.ranges import default_range
 P = TypeVar("P")
 
 LARGEST_SIZE = 1 << 30
-"""Larger numbers are no sizes: the ends of slices that reach to the last element."""
+"""Larger numbers are not sizes, but ends of slices that extend to the last element."""
 
 MOST_OPEN = 16
-"""So many elements of one value stay open: they are the extents of one array."""
+"""Maximum elements of one value that stay dynamic: they are the extents of one array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that is read behind a cut. A text among `dims` names an open dimension there.
+    """A live-in: a value that is read behind a cut. A text in `dims` names a dynamic dimension.
 
-    If it is `deciding`, sizes depend on its elements, and what is behind is imported for them;
-    `label` is what their names start with. A `text` is an array of `str`.
+    If it is `deciding` (shape-determining), sizes depend on its elements, and the continuation is
+    imported for their values; `label` is the prefix of the elements' names. A `text` is an array of
+    `str`.
     """
 
     name: str
@@ -54,11 +56,11 @@ class Crossing:
 
     @property
     def sizes_input(self) -> str:
-        """The name of the input whose extents are the elements of a deciding value."""
+        """The name of the input whose extents are the elements of a shape-determining value."""
         return f"{self.name}//sizes"
 
     def taken(self, array: Array) -> Array:
-        """An array as programs take it.
+        """An array in the form that programs take.
 
         Raises:
             InvalidInputError: if it has another type.
@@ -76,10 +78,11 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the values that are read behind a cut.
+    """The facts about the live-ins of a cut: the guard of a stage, and its specialisation key.
 
-    `sizes` are dimensions and deciding elements with one value, `known` the bytes of deciding
-    values that are no sizes. `open` are those that stay open, with their ranges.
+    `sizes` are dimensions and shape-determining elements with one value, `known` the bytes of
+    shape-determining values that are not sizes. `open` are the dimensions that stay dynamic, with
+    their ranges.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -87,7 +90,7 @@ class Facts:
     open: tuple[Dimension, ...] = ()
 
     def holds(self, exact: Facts) -> bool:
-        """Whether a program for these facts serves what is known of one run."""
+        """Whether a program for these facts serves the exact facts of a run."""
         if self.known != exact.known:
             return False
         sizes = dict(exact.sizes)
@@ -101,7 +104,7 @@ class Facts:
 
     @property
     def text(self) -> str:
-        """`count_0=0, element_1_0 1..4096` for people."""
+        """The facts for people, such as `count_0=0, element_1_0 1..4096`."""
         parts = [f"{name}={size}" for name, size in self.sizes]
         parts += [f"{name} of {len(data)} bytes, shape {shape}" for name, data, shape in self.known]
         return ", ".join([*parts, *filter(None, [ranges_text(self.open)])]) or "nothing"
@@ -113,10 +116,10 @@ class Reads:
 
     Attributes:
         crossings: the values.
-        ranges: of the dynamic dimensions of extents, by name: a run has no other sizes. Elements
-            have none.
-        defaults: ranges that are tried first for dimensions without a given one, by name.
-        derived: dimensions that the model expresses by others, by name: these say their sizes.
+        ranges: ranges of the extents' dynamic dimensions, by name, which limit the sizes of a run.
+            Shape-determining elements have no ranges.
+        defaults: ranges that are tried first for dimensions without a given range, by name.
+        derived: dimensions that the model expresses by others, by name.
     """
 
     crossings: tuple[Crossing, ...]
@@ -142,7 +145,7 @@ class Reads:
         return Facts(tuple(sizes.items()), tuple(known))
 
     def at(self, sizes: Mapping[str, int]) -> Facts:
-        """As `exact`, for these sizes of the dimensions, where no value decides."""
+        """Like `exact`, for these sizes of the dimensions, without shape-determining values."""
         names = (dim for c in self.crossings for dim in c.dims if isinstance(dim, str))
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
         return Facts(tuple((name, sizes[name]) for name in ordered))
@@ -150,13 +153,12 @@ class Reads:
     def around(
         self, exact: Facts, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
     ) -> Facts:
-        """The facts of a program that also serves other sizes: all above 0 stay open.
+        """The facts of a program that also serves other sizes: all sizes above 0 stay dynamic.
 
         Args:
-            exact: what is known of a run that it serves.
-            ends: the sizes that a range must not reach across, by name.
-            steps: ranges have multiples of these numbers alone, by name; other sizes have programs
-                of their own.
+            exact: the facts of a run that the program must serve.
+            ends: split points, which a range must not cross, by name.
+            steps: required multiples of ranges, by name; other sizes have their own programs.
         """
         opened = self._open(dict(exact.sizes))
         fixed: list[tuple[str, int]] = []
@@ -173,7 +175,7 @@ class Reads:
         return Facts(tuple(fixed), exact.known, tuple(ranges))
 
     def parted(self, inputs: Mapping[str, Dims]) -> Reads:
-        """The same values with other dimensions, which have the ranges of the old ones."""
+        """The same values with other dimensions, which keep the ranges of the old ones."""
         ranges = dict(self.ranges)
         for crossing in self.crossings:
             for dim, old in zip(inputs[crossing.name], crossing.dims, strict=True):
@@ -183,8 +185,8 @@ class Reads:
         return Reads(crossings, ranges)
 
     def inputs(self, facts: Facts, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """What a program for these facts takes: values, and for deciding ones an array without
-        elements that has those as its extents."""
+        """The inputs of a program for these facts: values, and for each shape-determining one an
+        array without elements that has the value's elements as extents."""
         found: dict[str, Array] = {}
         names = {dimension.name for dimension in facts.open}
         for crossing in self.crossings:
@@ -199,24 +201,24 @@ class Reads:
         return found
 
     def _open(self, sizes: Mapping[str, int]) -> set[str]:
-        """The sizes that a range of them can stand for, by name."""
+        """The names of sizes for which a range can be used."""
         found = {n for n, size in sizes.items() if size > 0 or self._range(n).low == 0}
         for crossing in self.crossings:
             if crossing.deciding:
                 elements = {n for n in found if n.startswith(f"{crossing.label}_")}
                 few = {n for n in elements if sizes[n] <= LARGEST_SIZE}
-                # NumPy has no array of more elements, even if one of its extents is 0
+                # NumPy cannot create larger arrays, even if one of the extents is 0
                 if len(few) > MOST_OPEN or prod(int(sizes[n]) for n in few) > LARGEST_SIZE**2:
                     few = set()
                 found -= elements - few
         return found
 
     def _range(self, name: str) -> Dimension:
-        """The sizes of a dimension that a first program is for."""
+        """The range of a dimension for its first program."""
         return self.ranges.get(name) or self.defaults.get(name) or default_range(name)
 
     def _around(self, name: str, size: int, ends: Sequence[int], step: int) -> Dimension:
-        """The largest range that holds a size and does not reach across the ends."""
+        """The largest range that contains a size and crosses no split point."""
         whole = self._range(name)
         if size not in whole:
             whole = Dimension(name, 1)
@@ -231,10 +233,10 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class DataStage(Generic[P]):
-    """A program between two cuts, None where nothing is to be computed, and what is behind it.
+    """A program between two cuts, None if there is nothing to compute, and the cut behind it.
 
-    `makes` are the names of its outputs in the model; the program's own differ where an output is
-    an input or a constant.
+    `makes` are the model's names of its outputs. The program's own names differ if an output is an
+    input or a constant.
     """
 
     program: P | None
@@ -244,20 +246,21 @@ class DataStage(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class DataCut(Generic[P]):
-    """What is left of a model, with the programs that there are for it.
+    """The continuation of a model, with its compiled programs.
 
     Attributes:
         reads: the values that are read behind the cut.
-        ends: sizes that no range reaches across, by name: a question of the compiler about a size
-            has one answer up to there and another one from there on.
-        steps: ranges have multiples of these numbers alone, by name.
-        made: the stages, by what they are for.
-        reason: why no program serves ranges of sizes; empty while one may.
-        refused: ranges that no program serves, and why: each of their sizes may have one.
-        own: sizes that get programs of their own, within the range of another program or not.
-        served: what an artifact has stages for; None if others can be compiled.
-        whole: whether each stage is the whole model: none has a cut behind it.
-        ranged: whether new stages are for ranges; else each is for one combination of sizes.
+        ends: split points, which no range crosses, by name: a condition of the compiler on a size
+            has one answer below and another one from there on.
+        steps: required multiples of ranges, by name.
+        made: the stages, by the facts that they serve.
+        reason: why no program serves ranges of sizes; empty as long as one may.
+        refused: ranges that no program serves, with the errors: each of their sizes may have a
+            program.
+        own: sizes that get their own programs, within the range of another program or not.
+        served: the facts for which an artifact has stages; None if others can be compiled.
+        whole: whether each stage is the whole model, without a cut behind it.
+        ranged: whether new stages serve ranges; else each serves one combination of sizes.
     """
 
     reads: Reads
@@ -273,18 +276,18 @@ class DataCut(Generic[P]):
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why sizes that the model takes have programs of their own."""
+        """The reasons why accepted sizes have their own programs."""
         undecided = (e for e in self.refused.values() if not isinstance(e, InvalidModelError))
         return [*filter(None, [self.reason]), *map(str, undecided)]
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
-        """The facts of the stage that serves these values, or of the stage to make for them."""
+        """The facts of the stage that serves these values, or of the stage to compile for them."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
     def serving(self, exact: Facts) -> Facts | None:
-        """The facts of the stage that serves one run: a stage for its sizes alone before one for
-        ranges. None if no stage does."""
+        """The facts of the stage that serves one run: preferably a stage for its exact sizes, else
+        a stage for ranges. None if no stage serves it."""
         if exact in self.made or exact in self.own or exact in (self.served or ()):
             return exact
         known = tuple(self.made) if self.served is None else self.served
@@ -298,7 +301,7 @@ class DataCut(Generic[P]):
         return exact if facts in self.refused else facts
 
     def walk(self) -> Iterator[DataCut[P]]:
-        """This cut and all behind it, each before those behind it."""
+        """This cut and all later ones, each before its successors."""
         waiting = [self]
         while waiting:
             cut = waiting.pop(0)
@@ -307,5 +310,5 @@ class DataCut(Generic[P]):
 
 
 Make = Callable[[DataCut[P], Facts, Mapping[str, Array]], "DataStage[P] | None"]
-"""Makes the stage for these facts, which the values have; None if none serves these ranges: the cut
-has new ends, or a reason."""
+"""Compiles the stage for these facts, which the values satisfy; None if no program serves these
+ranges: the cut then has new split points, or a reason."""

@@ -1,4 +1,4 @@
-"""States of sessions: what one step leaves for the next, and the memory that it lies in."""
+"""States of sessions: the values that one step leaves for the next, and their memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from tilewright.compiler.runtime.program import Port
 
 GROWTH = 2
-"""A state that grows gets room for so many times as much, so that few steps need new memory."""
+"""Factor by which a growing state's capacity exceeds its rows, so that few steps need new
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBuffer:
-    """Memory of a state, which may be more than it takes, and the array at its start.
+    """Memory of a state, with optional slack capacity, and the array at its start.
 
-    With `room`, a dimension and its extent in memory, the array is the first part of a larger one.
+    `room` is a dimension and its extent in memory, if the array is the first part of a larger one.
     """
 
     memory: Bytes
@@ -37,7 +38,7 @@ class StateBuffer:
     room: tuple[int, int] | None = None
 
     def with_rows(self, shape: tuple[int, ...]) -> StateBuffer:
-        """The same room for an array with another number of rows."""
+        """The same memory for an array with another number of rows."""
         assert self.room is not None
         array, (axis, extent) = self.placed.array, self.room
         whole = np.ndarray((*shape[:axis], extent, *shape[axis + 1 :]), array.dtype, self.memory)
@@ -46,11 +47,12 @@ class StateBuffer:
 
 
 class SessionState:
-    """One input, and the output that becomes it.
+    """The state of one input, and the output that becomes it.
 
-    `_now` is what the next step finds; None before the first, and after a step that left an array
-    of its own, which is `_held`. `_spare` is what a step writes to that cannot work in place.
-    `dtype` is that of the input, if it is known before the first step.
+    `_now` is the input of the next step; it is None before the first step, and after a step that
+    returned a separate array, which is then `_held`. `_spare` is the buffer for the output of a
+    step that cannot work in place. `dtype` is the type of the input, if it is known before the
+    first step.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class SessionState:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of what the next step finds."""
+        """The shape of the input of the next step."""
         return self.value().shape
 
     def begin_with(self, first: Array | None) -> None:
-        """Set the first value; None is zeros."""
+        """Set the initial value; None for zeros."""
         if first is None:
             if self._grows:
                 raise InvalidArgumentError(
@@ -97,21 +99,21 @@ class SessionState:
         self._first, self._dtype = array, array.dtype
 
     def hold(self, array: Array) -> None:
-        """Be an array that a step left: nobody else writes to it."""
+        """Use an array that a step returned and no other code writes to."""
         self._now, self._held, self._dtype = None, _bits(array), _bits(array).dtype
 
     def reset(self) -> None:
         self._held = self._now = self._next = self._spare = None
 
     def value(self) -> Array:
-        """What the next step finds; while the type is not known, zeros of any."""
+        """The input of the next step; while its type is not known, boolean zeros."""
         found = self._known()
         if found is not None:
             return found
         return np.broadcast_to(np.zeros((), self._dtype or np.bool_), _closed(self._dims))
 
     def _known(self) -> Array | None:
-        """What the next step finds, unless that is zeros."""
+        """The input of the next step; None for zeros."""
         if self._now is not None:
             return self._now.placed.array
         return self._first if self._held is None else self._held
@@ -142,8 +144,8 @@ class SessionState:
         self._dtype = port.dtype.numpy
 
     def of(self, port: SizedPort, *, roomy: bool) -> Placed:
-        """What the next step finds, in memory that steps may write to; `have_room` came before
-        where it is `roomy`."""
+        """The input of the next step, in memory that steps may write to. With `roomy`, `have_room`
+        must be called first."""
         if self._now is None or (self._now.room is not None and not roomy):
             old = self._known()
             self._now = _placed(self._memory(port.bytes, zeros=old is None), port)
@@ -152,12 +154,12 @@ class SessionState:
         return self._now.placed
 
     def room(self, axis: int) -> int:
-        """How many rows there is memory for along a dimension, where it has any room."""
+        """The number of rows that the memory holds along a dimension; 0 without slack capacity."""
         room = self._now.room if self._now is not None else None
         return room[1] if room is not None and room[0] == axis else 0
 
     def have_room(self, port: SizedPort, axis: int, extent: int) -> None:
-        """Lie in a buffer for so many rows."""
+        """Move the state to a buffer with `extent` rows."""
         if self._now is not None and self._now.room == (axis, extent):
             return
         old = self.value()
@@ -168,7 +170,7 @@ class SessionState:
         self._now.placed.array[...] = old
 
     def next(self, port: SizedPort, *, in_place: bool, roomy: bool) -> Placed:
-        """Where a step writes what comes next."""
+        """The memory to which a step writes the next value."""
         spare = self._spare
         if roomy:
             assert self._now is not None
@@ -184,7 +186,7 @@ class SessionState:
         return spare.placed
 
     def advance(self) -> None:
-        """The step is done."""
+        """Make the output of the finished step the current value."""
         assert self._now is not None
         assert self._next is not None
         if self._next.memory is not self._now.memory:
@@ -206,8 +208,8 @@ def _placed(memory: Bytes, port: SizedPort) -> StateBuffer:
 
 
 class StateMove(NamedTuple):
-    """What a program makes of a state: the ports that it is, whether both are one buffer, and
-    whether that has room for more rows."""
+    """Use of a state by a program: its input and output port, whether both share one buffer, and
+    whether that buffer has slack capacity."""
 
     state: SessionState
     before: SizedPort
@@ -216,7 +218,8 @@ class StateMove(NamedTuple):
     roomy: bool = False
 
     def among(self, roomy: Collection[SessionState]) -> StateMove:
-        """The same, if these states have room. What would need it is not in place without."""
+        """The same move, if exactly these states have slack capacity. A move that needs slack and
+        has none is not in place."""
         has_room = self.state in roomy
         needs_room = self.after.stored is not self.after.shape
         in_place = self.in_place and (has_room or not needs_room)
@@ -224,14 +227,14 @@ class StateMove(NamedTuple):
 
 
 class StateRoom(NamedTuple):
-    """States whose buffers are longer by the same number of rows: each with the port that it is and
-    its dimension of rows. `rows` is how many there are after the step."""
+    """States whose buffers share one slack capacity: each with its input port and its dimension of
+    rows. `rows` is the number of rows after the step."""
 
     members: Sequence[tuple[SessionState, SizedPort, int]]
     rows: int
 
     def made(self) -> int:
-        """Have memory for the rows; returns how much room is behind them."""
+        """Allocate memory for the rows; returns the slack capacity after them."""
         extent = min([state.room(axis) for state, _, axis in self.members])
         if extent < self.rows:
             extent = GROWTH * self.rows
@@ -240,13 +243,14 @@ class StateRoom(NamedTuple):
         return extent - self.rows
 
     def left(self, room: int) -> int:
-        """How much is left after a further step of as many rows, if that is known to be enough."""
+        """The slack capacity after a further step that adds as many rows; 0 if it would not
+        suffice."""
         _, port, axis = self.members[0]
         return max(room - (self.rows - port.shape[axis]), 0)
 
 
 class SessionStep(NamedTuple):
-    """What runs, what becomes of the states, and the rooms that it is told of."""
+    """The plan of a step: the executable, the moves of states, and slack capacities."""
 
     executable: Executable
     moves: Sequence[StateMove]
@@ -254,7 +258,7 @@ class SessionStep(NamedTuple):
 
 
 def with_rooms(executable: Executable, moves: Sequence[StateMove]) -> SessionStep:
-    """The step with rooms, if all that has any are states in place; else it is run without."""
+    """The step with slack capacities, if all ports with slack are states in place; else without."""
     by_output = {move.state.output: move for move in moves if move.in_place}
     rooms: list[StateRoom] = []
     if by_output.keys() >= {output for room in executable.rooms for output in room}:
@@ -282,7 +286,7 @@ def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
 
 
 def _bits(array: Array) -> Array:
-    """The array, with the raw bits of bfloat16."""
+    """The array; bfloat16 as raw bits."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 

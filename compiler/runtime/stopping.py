@@ -1,4 +1,4 @@
-"""A flag that ends runs which have begun."""
+"""A flag that ends runs in progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from ctypes import addressof, c_uint8
 
 
 class StopFlag:
-    """A byte that the interpreter of programs reads before each instruction.
+    """A byte that the program interpreter reads before each instruction.
 
-    Any thread may set it. A run that was given the flag then ends after the kernel at hand, with a
+    Any thread may set it. A run with this flag then ends after its current kernel, with a
     StoppedError.
 
     Attributes:
@@ -23,7 +23,7 @@ class StopFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether runs with this flag end."""
+        """Whether the flag is set."""
         return bool(self._byte.value)
 
     @is_set.setter

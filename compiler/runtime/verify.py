@@ -1,7 +1,7 @@
-"""Is an output right? The comparison and how much it may differ.
+"""Comparison of an output with its expected value, and the tolerances.
 
-Errors are measured against the largest expected value: a sum of products that nearly cancel has a
-small value with the rounding errors of large terms, so its own size says nothing.
+Errors are relative to the largest expected value: a sum of products that nearly cancel is small,
+but has the rounding errors of large terms, so that its own size is meaningless as a scale.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TOLERANCES = {
 def compare(output: Array, expected: Array) -> float:
     """The largest |output - expected|, divided by the largest finite |expected|.
 
-    Infinite if the shapes differ, or if NaNs or infinities are not at the same places. Where all
-    that is expected is zero the error is absolute. bfloat16 arrays are to be widened before.
+    Infinite if the shapes differ, or if NaNs or infinities are at different positions. If all
+    expected values are zero, the error is absolute. bfloat16 arrays must be widened first.
     """
     if output.shape != expected.shape:
         return math.inf
@@ -58,13 +58,14 @@ def _relative(output: Doubles, expected: Doubles) -> float:
 
 
 def tolerance_for(dtype: DType) -> float:
-    """The relative error up to which an output of this type, in memory, counts as right.
+    """The maximum relative error of a correct output with this type in memory.
 
-    1e-4 for float32. The roundings of a sum of K terms add up like a random walk, to about
-    u * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152), twice that
-    with one level of Strassen and twelve times with Winograd's F(6x6) (14e-6). So 1e-4 is far above
-    what rounding does and far below a wrong kernel: one missing term of K is an error of about
-    1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of float16 and bfloat16 are accumulated in float32,
-    and only the result is rounded. Integers and booleans must agree exactly.
+    1e-4 for float32. The rounding errors of a sum of K terms add up like a random walk, to about u
+    * sqrt(K) of the largest output (u = 2**-24: 1.2e-6 was measured for K = 1152). They are twice
+    that with one level of Strassen and twelve times that with Winograd's F(6x6) (14e-6). So 1e-4 is
+    far above rounding errors and far below the error of a wrong kernel: one missing term of K is an
+    error of about 1 / (4 * sqrt(K)), 4e-3 for K = 4608. Sums of float16 and bfloat16 are
+    accumulated in float32, and only the result is rounded. Integers and booleans must agree
+    exactly.
     """
     return _TOLERANCES.get(dtype, 0.0)

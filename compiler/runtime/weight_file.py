@@ -1,4 +1,4 @@
-"""Packed constants in a file, written and hashed while the next are packed."""
+"""Packed constants in a file, written and hashed while the next ones are packed."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from tilewright.compiler.runtime.packing import (
 from tilewright.compiler.runtime.weights import PackedWeights
 
 AHEAD_BYTES = 32 << 20
-"""Most bytes of packed weights that wait to be written and hashed; a single larger one may wait
+"""Maximum bytes of packed weights waiting to be written and hashed; a single larger weight may wait
 too."""
 
 LEAST_BUFFER_BYTES = 1 << 20
-"""Least size of a buffer, so that it serves weights of several sizes."""
+"""Minimum size of a buffer, so that it can be reused for weights of several sizes."""
 
 
 SPARE_SHARE = 8
-"""A mapping has room for this part of the file more: the programs of a model with many stages would
-map the whole file each."""
+"""A mapping has this fraction of the file as spare capacity: otherwise, the programs of a model
+with many stages would each map the whole file again."""
 
 
 class WeightFile(PackedWeights):
     """Weights in a file. One thread writes them, another hashes them.
 
-    Memory never holds all of them: a weight is packed into one of a few buffers, and what is in the
-    file is mapped. A weight whose packed form is the model's own array is written from there.
+    Memory never holds all of them: a weight is packed into one of a few buffers, and the written
+    part of the file is mapped. A weight whose packed form equals the model's own array is written
+    from that array.
 
     Args:
-        path: the file to make.
+        path: the file to create.
 
     Raises:
         OSError: here, and from every method, if the file cannot be written.
@@ -54,13 +55,13 @@ class WeightFile(PackedWeights):
         self._path = path
         self._file = path.open("wb")
         self._digest = hashlib.sha256()
-        # One thread each, so that both work in the order of the weights.
+        # One thread each, so that both process the weights in order.
         self._writer = ThreadPoolExecutor(1, "tilewright-writer")
         self._hasher = ThreadPoolExecutor(1, "tilewright-digest")
         self._waiting: deque[tuple[list[Future[None]], int, Bytes | None]] = deque()
         self._idle: list[Bytes] = []
         self._used: Bytes | None = None
-        """The buffer that was packed into last; None: it is the model's own array."""
+        """The last buffer that was packed into; None if the model's own array was used."""
         self._synced: Future[None] | None = None
         self._mapped: Bytes = aligned_empty(0)
 
@@ -72,14 +73,15 @@ class WeightFile(PackedWeights):
         return self._at(0, self._end)
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all is written; returns the file's size and checksum. The flush goes on."""
+        """Wait until all data is written; returns the file's size and checksum. The flush to disk
+        continues."""
         self._settle()
         os.ftruncate(self._file.fileno(), self._end)
         self._synced = self._writer.submit(os.fsync, self._file.fileno())
         return {"bytes": self._end, "sha256": self._digest.hexdigest()}
 
     def close(self) -> None:
-        """Wait for the threads, and for the flush if it was finished."""
+        """Wait for the threads, and for the flush after `finish`."""
         try:
             if self._synced is not None:
                 self._synced.result()
@@ -129,12 +131,12 @@ class WeightFile(PackedWeights):
         self._digest.update(padding)
 
     def _settle(self) -> None:
-        """Wait until all that was added can be read."""
+        """Wait until all added weights can be read."""
         self._land(0)
         self._file.flush()
 
     def _land(self, limit: int) -> None:
-        """Wait until no more than so many bytes are to be written."""
+        """Wait until at most `limit` bytes remain to be written."""
         while sum(size for _, size, _ in self._waiting) > limit:
             done, _, buffer = self._waiting.popleft()
             for each in done:
@@ -154,7 +156,7 @@ class WeightFile(PackedWeights):
 
 
 def _is_packed(spec: BufferSpec, source: Array) -> bool:
-    """Whether a constant's packed form is the constant as it lies in memory."""
+    """Whether a constant's packed form equals the constant's memory."""
     return (
         not (spec.einsum or spec.parts or spec.halo)
         and spec.parsed_layout() == ROW_MAJOR

@@ -1,4 +1,4 @@
-"""Which parts of its weights a program reads."""
+"""Ranges of the packed weights that a program reads."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tilewright.compiler.runtime.program import (
 def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
     """Offsets and sizes, in bytes, of the packed weights that a program reads, in order.
 
-    Each packed weight is a range of its own; those that overlap, because a weight is a part of
-    another, are one. Bytes in none of them may hold anything.
+    Each packed weight is one range; overlapping ones (a weight that is a part of another) are
+    merged. Bytes outside all ranges may have any value.
     """
     found: list[tuple[int, int]] = []
     read = {
@@ -42,7 +42,8 @@ def weight_ranges(program: Program) -> tuple[tuple[int, int], ...]:
 
 
 def _touched(program: Program) -> Iterator[tuple[BufferRef, int]]:
-    """Every place that an instruction names, and how many bytes from there it may touch."""
+    """Every place that an instruction refers to, and the number of bytes it may access from
+    there."""
     for instruction in program.walk():
         match instruction:
             case KernelCall(kernel, buffers):

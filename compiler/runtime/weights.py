@@ -1,4 +1,4 @@
-"""The packed constants of programs: each distinct one once, aligned, one after the other."""
+"""Packed constants of programs: each distinct one once, aligned, one after the other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tilewright.compiler.runtime.packing import (
 )
 
 SAMPLED_BYTES = 4096
-"""Bytes of a packed weight that are compared with others of its size before all of it is."""
+"""Bytes of a packed weight that are compared with others of equal size before a full comparison."""
 
 
 class PackedWeights(ABC):
-    """Packs weights one after the other, and gives each its offset.
+    """Packs weights one after the other, and assigns each an offset.
 
-    What two kernels, or two programs, pack to the same bytes is stored once.
+    Equal packed bytes of two kernels, or of two programs, are stored once.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class PackedWeights(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Bytes that are free."""
+        """Free bytes."""
 
     @abstractmethod
     def built(self) -> Bytes:
-        """All weights so far: a view, which later additions leave as it is."""
+        """A view of all weights so far, which later additions do not change."""
 
     def add(self, spec: BufferSpec, source: Array) -> int:
         """Pack a weight; returns its offset in bytes.
 
         Raises:
-            ValueError: if the source does not fit the buffer, or there is no room for it.
+            ValueError: if the source does not fit the buffer, or free memory does not suffice.
         """
         key = id(source), replace(spec, name="", source=-1)
         known = self._known.get(key)
@@ -66,7 +66,7 @@ class PackedWeights(ABC):
         return offset
 
     def _store(self, name: str, form: Bytes) -> int:
-        """The offset of a packed weight, which is new or there already."""
+        """The offset of a packed weight, stored now or before."""
         sample = form[:: form.nbytes // SAMPLED_BYTES | 1].tobytes()
         alike = self._stored.setdefault((form.nbytes, sample), [])
         for offset in alike:
@@ -83,28 +83,28 @@ class PackedWeights(ABC):
 
     @abstractmethod
     def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
-        """The packed form of a weight, of so many bytes."""
+        """The packed form of a weight, of `size` bytes."""
 
     @abstractmethod
     def _keep(self, form: Bytes) -> None:
-        """Store a form at the end, and zeros up to the next offset."""
+        """Append a form, and zeros up to the next aligned offset."""
 
     @abstractmethod
     def _drop(self, form: Bytes) -> None:
-        """Forget a form."""
+        """Discard a form."""
 
     @abstractmethod
     def _at(self, offset: int, size: int) -> Bytes:
-        """What is stored there."""
+        """The stored bytes at an offset."""
 
 
 class WeightBlock(PackedWeights):
-    """Weights in one block of memory that never moves.
+    """Weights in one block of memory with a fixed address.
 
-    The block's pages take memory when they are first written, so that room to spare costs nothing.
+    Pages of the block take memory on the first write, so that unused capacity costs nothing.
 
     Args:
-        capacity: bytes that it can hold.
+        capacity: maximum bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -119,13 +119,14 @@ class WeightBlock(PackedWeights):
         return self._block[: self._end]
 
     def _pack(self, spec: BufferSpec, source: Array, size: int) -> Bytes:
-        # A weight without room is packed apart: an equal one may be in the block already.
+        # A weight that exceeds the free memory is packed in separate memory: an equal one may
+        # already be in the block.
         form = self._at(self._end, size) if size <= self.room else aligned_zeros(size)
         make_weight(spec, source, form)
         return form
 
     def _keep(self, form: Bytes) -> None:
-        """It was packed where it belongs."""
+        """The form was packed in its final place."""
 
     def _drop(self, form: Bytes) -> None:
         form[...] = 0
