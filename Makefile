@@ -11,7 +11,9 @@
 #   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
 #   release       sdist and wheels of the commit's version into dist/, each checked in a new environment
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
-#   check         formatter, linter, type checker, tests: what .ci/run runs
+#   check         formatter, linter, English, type checker, tests: .ci/run runs it
+#   prose         check the English of the paths in deploy/prose.toml and of changed passages
+#                 (ARGS=docs/tuning.md lists the candidates of a file)
 #   fuzz          property tests and random graphs with other examples, and many (ARGS=tests/unit/loops);
 #                 what fails is kept in tests/cases
 #   format        rewrite the sources as the formatter and the linter want them
@@ -45,7 +47,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-all test-devices check fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-all test-devices check prose fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -89,6 +91,7 @@ test-devices: $(STAMPS)/test
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(PY) -m deploy.prose
 	@# mypy keeps one core busy: beside it, the tests become bytecode, which each of JOBS processes would make
 	@echo $(BIN)/mypy; $(PY) -m pytest -q --collect-only >/dev/null & $(BIN)/mypy; found=$$?; wait; exit $$found
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
@@ -96,6 +99,9 @@ check: $(STAMPS)/test
 fuzz: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "hypothesis or graphs" --hypothesis-profile=fuzz \
 	  --timeout=3600 $(ARGS)
+
+prose: $(STAMPS)/test
+	$(PY) -m deploy.prose $(ARGS)
 
 format: $(STAMPS)/test
 	$(BIN)/ruff format .

@@ -1,0 +1,306 @@
+"""Check the English of documentation, docstrings and comments: `make prose`.
+
+The check searches for phrases that readers misread in earlier reviews of this repository, such as
+a sentence that starts with "What was found". A match is a candidate, not an error: rewrite the
+sentence, or accept the phrase with a reason in deploy/prose.toml. A text without candidates may
+still be unclear.
+
+Two rules fail the check. The paths in deploy/prose.toml have at most `limit` candidates per
+thousand words. A passage with lines added since the compared commit has no candidate.
+
+    python -m deploy.prose                      both rules
+    python -m deploy.prose --since v0.1.0       the second rule since another commit
+    python -m deploy.prose docs compiler/plan   list all candidates below these paths
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = ROOT / "deploy" / "prose.toml"
+GENERATED = ("docs/reference", "benchmarks/results", "tests/golden", "CHANGELOG.md")
+"""Paths that are not checked: generated pages, and the history of changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A pattern that readers misread, and a hint for the rewrite."""
+
+    name: str
+    pattern: re.Pattern[str]
+    hint: str
+
+
+def _phrase(name: str, pattern: str, hint: str) -> Phrase:
+    return Phrase(name, re.compile(pattern), hint)
+
+
+def _word(words: str, hint: str) -> Phrase:
+    """Match one of several forms of a word that has another meaning in common English."""
+    return _phrase(f"private word: {words.split('|')[0]}", rf"\b(?:{words})\b", hint)
+
+
+_SENTENCE = r"(?:^|(?<=[.!?:] )|(?<=\n\n))"
+_FIXED = "longer|more|less|fewer|such|way|need|reason|doubt|later|earlier|match|change|limit"
+_UNITS = "operator|file|family|target|table|model|kernel|job|task|worker|device|pass|process"
+
+PHRASES = (
+    _phrase(
+        "headless relative clause as subject",
+        _SENTENCE + r"(?:What|Who|Whoever|Whichever) (?!is \w+\?|does?\b|are\b[^.]*\?)[^?.]*[.;]",
+        "name the thing: 'The records found ...'",
+    ),
+    _phrase(
+        "headless relative clause as object",
+        r"\b(?:than|as|of|by|with|for) what \w+",
+        "name the thing: 'for the files that ...'",
+    ),
+    _phrase(
+        "is no X",
+        rf"\b(?:is|are|was|were|be) no (?!(?:{_FIXED}|difference|guarantee)\b)[a-z]+",
+        "'is not a ...'",
+    ),
+    _phrase("there is none", r"\bthere (?:is|are) none\b", "'none exists', or the consequence"),
+    _phrase("made of", r"\bmade of (?!steel|wood)", "'generated from', 'consists of'"),
+    _phrase("by itself", r"\b(?:by|of) (?:itself|themselves)\b", "'automatically', or nothing"),
+    _phrase(
+        "distributive article",
+        rf"\b(?:one|two|three|each) \w+ an? (?:{_UNITS}|area|concern|run)\b",
+        "'per'",
+    ),
+    _phrase(
+        "so many as",
+        r"\bso (?:many|much|often|large|long) (?:as|times|bytes|of)\b",
+        "'as many as', 'n times'",
+    ),
+    _phrase("is over", r"\b(?:is|are|was|were) over\b", "'has expired', 'has ended'"),
+    _phrase("stands", r"\bstands?\b(?! for|-|alone)", "'is', 'remains', 'lies'"),
+    _phrase("apart", r"\bapart\b(?! from)", "'separate', 'in a separate process'"),
+    _word("beside", "'next to', 'along with'"),
+    _word("foresee|foresees|foreseen|foreseeing|foresaw", "'enumerated ahead of time'"),
+    _word("draw|draws|drawn", "'random', 'sampled'"),
+    _word("tell|tells|told", "'states', 'reports', 'is specified'"),
+    _word("spell|spells|spelled|spelling", "'expanded', 'unrolled', 'written'"),
+    _word("dear|dearer|dearest", "'expensive', 'slowest'"),
+    _word("ill|sick", "'faulty'"),
+    _word("roof|roofs", "'roofline', 'peak'"),
+    _word("settle|settles|settled|settling", "'resolve', 'decide'"),
+    _word("nobody|somebody", "name the actor, or use the passive"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A paragraph of Markdown, a docstring or a block of comments."""
+
+    path: str
+    first: int
+    """Number of its first line."""
+    last: int
+    text: str
+
+    @property
+    def words(self) -> int:
+        """Count of the words, separated by white space."""
+        return len(self.text.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A phrase found in a passage."""
+
+    passage: Passage
+    phrase: Phrase
+    around: str
+    """The match with the text around it, on one line."""
+
+    def __str__(self) -> str:
+        place = f"{self.passage.path}:{self.passage.first}"
+        return f"{place}: {self.phrase.name} -> {self.phrase.hint}\n    {self.around}"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The content of deploy/prose.toml."""
+
+    limit: float
+    """Accepted candidates per thousand words."""
+    paths: tuple[str, ...]
+    """Files and folders that must not exceed the limit."""
+    accepted: Mapping[str, tuple[str, ...]]
+    """Accepted phrases by path."""
+
+    @classmethod
+    def read(cls, path: Path = CONFIGURATION) -> Configuration:
+        """Read a configuration file."""
+        content = tomllib.loads(path.read_text())
+        accepted: dict[str, tuple[str, ...]] = {}
+        for entry in content.get("accepted", []):
+            accepted[entry["path"]] = (*accepted.get(entry["path"], ()), entry["phrase"])
+        return cls(content["limit"], tuple(content["paths"]), accepted)
+
+    def accepts(self, candidate: Candidate) -> bool:
+        """Whether the list of exceptions contains the candidate."""
+        phrases = self.accepted.get(candidate.passage.path, ())
+        return any(phrase in candidate.around for phrase in phrases)
+
+
+def passages(path: Path, root: Path = ROOT) -> Iterator[Passage]:
+    """Yield the passages of a Markdown or Python file."""
+    name, source = path.relative_to(root).as_posix(), path.read_text()
+    split = _paragraphs if path.suffix == ".md" else _docstrings_and_comments
+    for line, text in split(source):
+        shown = re.sub(r"`[^`]*`", "`x`", text)
+        yield Passage(name, line, line + text.count("\n"), shown)
+
+
+def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each paragraph and table row outside of code blocks."""
+    prose = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), source, flags=re.DOTALL)
+    line = 1
+    for block in re.split(r"(\n\s*\n)", prose):
+        if block.startswith("|"):
+            yield from enumerate(block.split("\n"), line)
+        elif block.strip():
+            yield line, block
+        line += block.count("\n")
+
+
+def _docstrings_and_comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring and of each block of comments."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for child in body if isinstance(body, list) else ():
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
+                value = child.value.value
+                if isinstance(value, str):
+                    yield child.lineno, value
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    numbered = enumerate(comments)
+    for _, block in groupby(numbered, key=lambda each: each[1].start[0] - each[0]):
+        lines = [token for _, token in block]
+        yield lines[0].start[0], "\n".join(token.string.lstrip("#").strip() for token in lines)
+
+
+def files(paths: Iterable[Path], root: Path = ROOT) -> Iterator[Path]:
+    """Yield the Markdown and Python files below some paths, without generated ones."""
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            name = file.relative_to(root).as_posix()
+            hidden = any(part.startswith((".", "build")) for part in name.split("/"))
+            if file.suffix in (".md", ".py") and not hidden and not name.startswith(GENERATED):
+                yield file
+
+
+def candidates(passage: Passage) -> Iterator[Candidate]:
+    """Yield each match of a phrase in a passage."""
+    text = re.sub(r"[ \t]*\n[ \t]*(?!\n)", " ", passage.text)
+    for phrase in PHRASES:
+        for match in phrase.pattern.finditer(text):
+            around = text[max(0, match.start() - 40) : match.end() + 60]
+            yield Candidate(passage, phrase, " ".join(around.split()))
+
+
+def found(texts: Iterable[Passage], configuration: Configuration) -> tuple[list[Candidate], int]:
+    """Return the candidates that are not accepted, and the number of words searched."""
+    result, words = [], 0
+    for passage in texts:
+        words += passage.words
+        result += [each for each in candidates(passage) if not configuration.accepts(each)]
+    return result, words
+
+
+def over_limit(configuration: Configuration, root: Path = ROOT) -> Iterator[str]:
+    """Yield a message, with the candidates, per configured path that exceeds the limit."""
+    for path in configuration.paths:
+        texts = (each for file in files([root / path], root) for each in passages(file, root))
+        result, words = found(texts, configuration)
+        if 1000 * len(result) > configuration.limit * words:
+            listed = "\n".join(map(str, result))
+            yield f"{path}: {len(result)} candidates in {words} words\n{listed}"
+
+
+def added_lines(revision: str, root: Path = ROOT) -> dict[str, list[range]]:
+    """Return the line numbers added since a commit, per file.
+
+    Raises:
+        subprocess.CalledProcessError: Git does not have the commit.
+    """
+    command = ["git", "diff", "-U0", "--no-color", "-M", revision, "--", "*.py", "*.md"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    result: dict[str, list[range]] = {}
+    name = ""
+    for line in shown.stdout.splitlines():
+        if line.startswith("+++ "):
+            name = line.removeprefix("+++ b/")
+        elif header := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(header[1]), int(header[2] or 1)
+            result.setdefault(name, []).append(range(first, first + count))
+    return result
+
+
+def in_added_lines(
+    added: Mapping[str, Sequence[range]], configuration: Configuration, root: Path = ROOT
+) -> list[Candidate]:
+    """Return the candidates in passages that have an added line."""
+    changed = [root / name for name in added if (root / name).is_file()]
+    texts = [
+        passage
+        for file in files(changed, root)
+        for passage in passages(file, root)
+        if any(r.start <= passage.last and passage.first < r.stop for r in added[passage.path])
+    ]
+    return found(texts, configuration)[0]
+
+
+def compared_commit(root: Path = ROOT) -> str | None:
+    """Return the commit that changes are compared with: where the branch left main.
+
+    On main itself it is the previous commit. A clone without either has None.
+    """
+
+    def commit(*command: str) -> str | None:
+        shown = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
+        return shown.stdout.strip() or None if shown.returncode == 0 else None
+
+    head, base = commit("rev-parse", "HEAD"), commit("merge-base", "HEAD", "main")
+    return base if base != head and base else commit("rev-parse", "--verify", "HEAD~1")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the check, and return the exit status: 1 if a rule fails."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.prose")
+    parser.add_argument("paths", nargs="*", type=Path, help="list the candidates below these")
+    parser.add_argument("--since", help="commit to compare with (default: where main was left)")
+    options = parser.parse_args(arguments)
+    configuration = Configuration.read()
+    if options.paths:
+        texts = (p for f in files(map(Path.resolve, options.paths)) for p in passages(f))
+        result, words = found(texts, configuration)
+        print(*result, sep="\n")
+        print(f"{len(result)} candidates in {words} words")
+        return 0
+    failures = list(over_limit(configuration))
+    since = options.since or compared_commit()
+    if since is not None:
+        failures += map(str, in_added_lines(added_lines(since), configuration))
+    print(*failures, sep="\n")
+    print(f"{len(failures)} failures; changes are compared with {since or 'nothing'}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
