@@ -19,9 +19,9 @@ from tilewright.tuner.tasks import Task, make_task
 
 NAME = "mean 384x1030"
 METHODS = (
-    "epsilon-greedy+xgboost",
-    "epsilon-greedy+xgboost-estimate",
-    "epsilon-greedy+none-estimate",
+    "evolutionary+xgboost",
+    "evolutionary+xgboost-estimate",
+    "evolutionary+none-estimate",
 )
 
 
@@ -84,7 +84,7 @@ def test_a_method_without_estimates_starts_from_nothing(tmp_path: Path, task: Ta
     table = read_table(path, NAME)
     found = {m: [search(table, m, seed, 6).regrets for seed in range(4)] for m in METHODS}
     assert found[METHODS[0]] != found[METHODS[1]]
-    assert found[METHODS[1]] == found["epsilon-greedy+none-estimate"], "untrained, it is chance"
+    assert found[METHODS[1]] == found["evolutionary+none-estimate"], "untrained, it is chance"
 
 
 def test_regrets_and_trials_to_the_best(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_comparisons_end_with_the_time_and_begin_with_what_matters(
     assert all(again.records) and again.trials_done == 60
 
 
-@pytest.mark.parametrize("strategy", ["bayesian", "epsilon-greedy", "evolutionary", "portfolio"])
+@pytest.mark.parametrize("strategy", ["bayesian", "evolutionary", "portfolio"])
 def test_a_search_stops_between_two_candidates_when_the_time_is_over(
     world: World, gemm: Any, strategy: str
 ) -> None:

@@ -158,18 +158,17 @@ def _regret(
     return sum(curve) / len(curve) / min(seconds(s) for s in possible) - 1
 
 
-LEARNING = ("bayesian", "epsilon-greedy", "evolutionary", "portfolio")
+LEARNING = ("bayesian", "evolutionary", "portfolio")
 """Strategies that claim to do better than chance within a few batches."""
 
 SEEDS = range(6)
 
 
 def test_those_that_learn_are_all_that_are_not_blind() -> None:
-    assert {*LEARNING, "annealing", "random", "grid"} == set(strategies())
+    assert {*LEARNING, "random", "grid"} == set(strategies())
 
 
-@pytest.mark.parametrize("name", ["annealing", "bayesian"])
-def test_the_bottom_of_a_bowl_is_found_sooner_than_by_chance(name: str, gemm: Any) -> None:
+def test_the_bottom_of_a_bowl_is_found_sooner_than_by_chance(gemm: Any) -> None:
     """Each knob has a best value and is worse step by step; chance needs half of the space."""
     values = {knob.name: knob.values for knob in gemm.space.subspaces[0].knobs}
     bottom = {"mr": 4, "nv": 3, "unroll": 4}
@@ -187,8 +186,8 @@ def test_the_bottom_of_a_bowl_is_found_sooner_than_by_chance(name: str, gemm: An
                 return tried
         return len(gemm.space)
 
-    found = {n: sum(trials_to(n, seed) for seed in range(8)) for n in (name, "random")}
-    assert found[name] < 0.5 * found["random"]
+    found = {n: sum(trials_to(n, seed) for seed in range(8)) for n in ("bayesian", "random")}
+    assert found["bayesian"] < 0.5 * found["random"]
 
 
 def _bred(seed: int) -> float:
@@ -255,20 +254,6 @@ def test_an_untrusted_estimate_is_believed_where_times_bear_it_out(sign: int, ge
     chosen = [estimates[suggestion.schedule] ** sign for suggestion in search.suggest(4)]
     others = sorted(value**sign for s, value in estimates.items() if s not in measured)
     assert sorted(chosen)[1] < others[len(others) // 4]
-
-
-def test_a_walk_goes_back_from_where_it_is_much_slower(gemm: Any) -> None:
-    """One schedule is fast and all others take twice as long: every step starts from it."""
-    search = make_strategy("annealing", gemm.context())
-    fast = Schedule.of("columns", mr=4, nv=3, unroll=4)
-    search.update([Observed(fast, 1.0)])
-    for _ in range(12):
-        for suggestion in search.suggest(2):
-            schedule = suggestion.schedule
-            turned = [n for n in ("mr", "nv", "unroll") if schedule[n] != fast[n]]
-            near = schedule.algorithm == fast.algorithm and len(turned) <= 2
-            assert near or suggestion.origin == "random"
-            search.update([Observed(schedule, 2.0)])
 
 
 @pytest.mark.parametrize("name", LEARNING)
