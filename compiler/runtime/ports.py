@@ -27,7 +27,7 @@ class OpenPort:
 
     Attributes:
         name: its name in the model.
-        dtype: element type; None for texts, dictionaries and lists, and in an artifact of an earlier release.
+        dtype: element type; None for texts, dictionaries and lists.
         shape: a number for each fixed dimension and a name for each dynamic one; -1 for an extent
             that depends on the sizes in an unnamed way.
     """

@@ -3,7 +3,8 @@
 One certificate decides, step by step (`service.jobs.evidence.certificate`): at each value that the
 program writes, the float64 reference of the operators since the last such values is compared with
 it, and goes on with the program's own value. Rounding ties and choices that fall the
-other way take nothing else elsewhere, so that one rule serves floats, 16 bits, integers and choices.
+other way take nothing else elsewhere, so that one rule serves floats, 16 bits, integers and
+choices.
 Bodies of loops and
 branches are part of such a step: nobody looks into them. A value behind them that rounding may take
 as far as it differs, on every draw of the inputs, is called unverified.
