@@ -92,9 +92,13 @@ check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(PY) -m deploy.prose
-	@# mypy keeps one core busy: beside it, the tests become bytecode, which each of JOBS processes would make
-	@echo $(BIN)/mypy; $(PY) -m pytest -q --collect-only >/dev/null & $(BIN)/mypy; found=$$?; wait; exit $$found
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
+	@# mypy keeps one core busy for a minute: beside it, the tests become bytecode, which each of JOBS processes would
+	@# make, and start. Its errors come after the summary of the tests.
+	@echo $(BIN)/mypy; $(BIN)/mypy >$(STAMPS)/mypy.txt 2>&1 & types=$$!; \
+	  $(PY) -m pytest -q --collect-only >/dev/null; \
+	  echo $(PY) -m pytest -q -n $(JOBS) --dist worksteal; \
+	  $(PY) -m pytest -q -n $(JOBS) --dist worksteal; tests=$$?; \
+	  wait $$types || { cat $(STAMPS)/mypy.txt; exit 1; }; exit $$tests
 
 fuzz: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "hypothesis or graphs" --hypothesis-profile=fuzz \

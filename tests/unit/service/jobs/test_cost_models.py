@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from tilewright.service.jobs.pipeline import tuning
 from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.service.jobs.pipeline.tuning import tune_tasks
 from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.cost_model import xgboost
 from tilewright.tuner.cost_model.metrics import Scores
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
 from tilewright.tuner.measure.measurement import (
@@ -68,18 +70,31 @@ def seconds(schedule: Schedule) -> float:
     return 1e-5 * (1 + 4 / held + 0.2 * (values.get("order") == "lanes-inner"))
 
 
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training ends early: how well more trees predict is tested with the models."""
+    monkeypatch.setattr(xgboost, "MOST_ROUNDS", 12)
+
+
+@cache
+def drawn(target: Target, number: int) -> tuple[Workload, list[Schedule]]:
+    """A product, and some of its schedules on the target."""
+    workload = product(8 + 3 * number)
+    points = list(schedule_space(workload, Mode(target)).points)
+    return workload, random.Random(number).sample(points, TRIALS)
+
+
 def fill(
     storage: Storage, target: Target, tasks: range, chance: random.Random | None = None
 ) -> None:
     """Trials of some products; with `chance` their times mean nothing."""
     storage.workloads.put_target(target.key, target.name, target.to_json())
     for number in tasks:
-        workload = product(8 + 3 * number)
+        workload, schedules = drawn(target, number)
         storage.workloads.put_workloads({workload.key: workload.text()})
         key = RecordKey(workload.key, target.key)
-        points = list(schedule_space(workload, Mode(target)).points)
         trials = []
-        for schedule in random.Random(number).sample(points, TRIALS):
+        for schedule in schedules:
             time = chance.uniform(1e-5, 2e-5) if chance else seconds(schedule)
             measured = Measurement(Status.OK, samples_seconds=(time,))
             name = trial_id(key, schedule.digest, Phase.SCREEN, "job")
