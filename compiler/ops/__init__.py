@@ -1,4 +1,4 @@
-"""The operator set: one file an operator family; `contrib` has those of other domains."""
+"""The operator set: one file per operator family; `contrib` has the operators of other domains."""
 
 from tilewright.compiler.ops.registry import (
     Operator,

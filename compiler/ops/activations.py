@@ -177,7 +177,8 @@ OPERATORS = (
 
 
 def _onnx_celu(node: OnnxNode) -> str:
-    """alpha * elu(x / alpha); a scalar stays one, which the function body makes a vector"""
+    """alpha * elu(x / alpha); keeps a scalar's shape (), which the schema's function body turns
+    into a vector"""
     x = node.input(0)
     alpha = node.scalar(node.number("alpha", 1.0), node.type(x).dtype)
     inner = node.emit("elu", [node.emit("div", [x, alpha])], alpha=1.0)

@@ -1,7 +1,8 @@
-"""AffineGrid by a rule: the body that its schema gives drops a batch of one, and then fails.
+"""AffineGrid by a rule: the function body of its schema drops a batch dimension of 1, and then
+fails.
 
-A size that is known at run time only is left to that body, which divides by an extent less 1 where
-corners are aligned.
+A dynamic size is left to that function body, which divides by an extent minus 1 if corners are
+aligned.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewright.compiler.sizes import OpenSizeError, is_open
 
 
 def _onnx_affine_grid(node: OnnxNode) -> str:
-    """The places of a regular grid from -1 to 1, each times a matrix."""
+    """The coordinates of a regular grid from -1 to 1, each multiplied by a matrix."""
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)
     if size is None or any(map(is_open, (*size, *kind.shape))):

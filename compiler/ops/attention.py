@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: softmax(scale * Q K^T + mask) V, one softmax a query."""
+"""Scaled dot-product attention: softmax(scale * Q K^T + mask) V, with one softmax per query."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _LOWEST = {
     DType.FLOAT32: -3.4028234663852886e38,
     DType.FLOAT64: -3.4028234663852886e38,
 }
-"""Finite, and no finite score is lower (float64: none that a mask of float32 makes)."""
+"""Finite, and not above any finite score (for float64, any score from a float32 mask)."""
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Operands and attributes as ONNX's Attention (opset 23) has them in four dimensions.
+    """Operands and attributes are those of ONNX's Attention (opset 23) in four dimensions.
 
     query: (batch, heads, queries, size); key: (batch, key heads, keys, size); value: (batch, key
     heads, keys, value size); optional mask, added to the scores: broadcasts to (batch, heads,
     queries, keys). Each key head serves `heads / key heads` neighbouring heads (Ainslie et al.,
-    "GQA", 2023). A `softcap` c bends scores to c tanh(score / c) before the mask. With `causal`,
-    query i sees keys 0 to `past + i` alone. The result is (batch, heads, queries, value size):
-    zeros for a query all of whose keys a mask of -inf hides.
+    "GQA", 2023). A `softcap` c maps scores to c tanh(score / c) before the mask. With `causal`,
+    query i attends to keys 0 to `past + i` only. The result is (batch, heads, queries, value size).
+    It is zero for a query whose keys are all hidden by a mask of -inf.
     """
     operand_count(types, 3, 4)
     dtype = computed_type(types, attrs, 3)
@@ -75,7 +75,8 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """So many queries at a time that their scores need no more memory than the operands."""
+    """Computes a block of queries at a time, so that the scores need no more memory than the
+    operands."""
     query, key, value = exactly(arrays[:3], attrs)
     group = query.shape[1] // key.shape[1]
     if group > 1:
@@ -100,7 +101,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 def _scores(
     query: np.ndarray, key: np.ndarray, mask: np.ndarray | None, start: int, attrs: Attrs
 ) -> np.ndarray:
-    """What is made powers of, for queries from `start` on."""
+    """The masked scores (arguments of exp) for queries from `start` on."""
     scores: np.ndarray = np.matmul(query, key.swapaxes(2, 3))
     scores = scores * query.dtype.type(number(attrs, "scale"))
     softcap = query.dtype.type(number(attrs, "softcap", 0.0))
@@ -155,7 +156,8 @@ def _expression(
     value = operands[2]((batch, key_head, j, element))
     mixed = Reduce(Combiner.SUM, (keys,), power * widened(value, dtype))
     if len(types) == 4:
-        total = maths.maximum(total, 1.0)  # the largest power is 1, so less means all are hidden
+        # the largest power is 1, so a smaller total means that all keys are hidden
+        total = maths.maximum(total, 1.0)
     return mixed * (Const(1.0, total.dtype) / total)
 
 

@@ -38,7 +38,7 @@ def number(attrs: Attrs, key: str, default: float | None = None) -> float:
 
 
 def optional(attrs: Attrs, key: str) -> float | None:
-    """A number, or None where there is none; an integer stays one, exact at any size."""
+    """A number, or None if it is missing; an integer stays an integer, exact at any size."""
     value = attr(attrs, key)
     if value is not None and not isinstance(value, int | float):
         raise InvalidModelError(f"attribute '{key}' is not a number")
@@ -63,7 +63,7 @@ def dimension(axis: int, rank: int) -> int:
 
     Raises:
         InvalidModelError: if it is out of range.
-        OpenSizeError: if it is known at run time only.
+        OpenSizeError: if it is dynamic.
     """
     if not -rank <= axis < rank:
         raise InvalidModelError(f"axis {axis} is out of range for rank {rank}")

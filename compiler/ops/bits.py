@@ -46,8 +46,8 @@ def _bitwise(
 
 
 def _shift(name: str, function: np.ufunc, scalar: Callable[[Expr, Expr], Expr]) -> Operator:
-    """A shift; by a negative amount, or by more bits than there are, it leaves the sign or
-    nothing."""
+    """A shift; by a negative amount, or by more bits than the type has, it leaves only the sign, or
+    0."""
 
     def reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
         x, amount = arrays
@@ -89,7 +89,7 @@ def _bitcast_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Raises ValueError: a view has no expression, its bytes are its operand's."""
+    """Raises ValueError: a view has no expression, because its bytes are its operand's."""
     raise ValueError("a view has no expression")
 
 

@@ -1,13 +1,13 @@
-"""Products with weights of 2, 4 or 8 bits that have a scale for each block of a column's elements.
+"""Products with weights of 2, 4 or 8 bits and one scale per block of a column's elements.
 
     y[m, n] = sum over b of scale[n, b] * sum over k in b of x[m, k] * (w[n, k] - zero[n, b])
 
-Weights stay packed: one uint32 holds `32 // bits` neighbours along k, of which each byte has one of
-the first four in its low bits, one of the next four above them, and so on: a shift and a mask leave
-four bytes side by side. K is a whole number of blocks.
+Weights stay packed: one uint32 holds `32 // bits` consecutive elements along k. Its four bytes hold
+the first four elements in their low bits, the next four in the bits above, and so on: a shift and a
+mask extract four adjacent bytes. K is a multiple of the block.
 
-`x` is of float32, or quantised: then an int32 holds four neighbours of int8, and two operands
-follow it, for each `Packing.chunk` of its elements a scale and the sum of what they stand for. The
+`x` is float32, or quantised: then an int32 holds four consecutive int8 elements. Two more operands
+hold, for each `Packing.chunk` elements, a scale and the sum of the dequantised elements. The
 products of bytes are then exact, and scaled chunk by chunk.
 """
 
@@ -36,21 +36,22 @@ BITS = (2, 4, 8)
 LEAST_BLOCK = 16
 _CHUNK = 32
 _FEW_ROWS = 3
-"""More of them than these share weights that are centred before they are multiplied."""
+"""With more rows than this, weights are centred before the multiplication, and the rows share
+them."""
 
 _EACH_BYTE = 0x01010101
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How weights lie in words: their bits, and the elements of a block."""
+    """The packing of weights in words: their bits, and the elements per block."""
 
     bits: int
     block: int
 
     @classmethod
     def of(cls, attrs: Attrs) -> Packing:
-        """That of a node; raises InvalidModelError where `checked` raises ValueError."""
+        """The packing of a node; raises InvalidModelError if `checked` raises ValueError."""
         try:
             return cls.checked(integer(attrs, "bits"), integer(attrs, "block"))
         except ValueError as error:
@@ -58,7 +59,7 @@ class Packing:
 
     @classmethod
     def checked(cls, bits: int, block: int) -> Packing:
-        """Raises ValueError for what kernels do not read."""
+        """The packing; raises ValueError if kernels do not support it."""
         if bits not in BITS:
             raise ValueError(f"weights of {bits} bits, not 2, 4 or 8")
         if block < LEAST_BLOCK or block & (block - 1):
@@ -67,32 +68,32 @@ class Packing:
 
     @property
     def word(self) -> int:
-        """Elements in a word."""
+        """Elements per word."""
         return 32 // self.bits
 
     @property
     def chunk(self) -> int:
-        """Neighbours of a quantised x that share a scale."""
+        """Consecutive elements of a quantised x that share a scale."""
         return min(self.block, _CHUNK)
 
     @property
     def middle(self) -> int:
-        """The zero point of weights that have none of their own."""
+        """The default zero point."""
         return 1 << (self.bits - 1)
 
     @property
     def fields(self) -> range:
-        """Where the elements of a byte start: its lowest bits, and those above them."""
+        """Bit positions at which the elements of a byte start, lowest first."""
         return range(0, 8, self.bits)
 
     def elements(self, rows: np.ndarray) -> np.ndarray:
-        """The elements of bytes that hold them one after the other along their last dimension, low
-        bits first."""
+        """Extract the elements from bytes that pack them along their last dimension, low bits
+        first."""
         split = [rows >> low & ((1 << self.bits) - 1) for low in self.fields]
         return np.stack(split, axis=-1).reshape(*rows.shape[:-1], -1)
 
     def packed(self, elements: np.ndarray) -> np.ndarray:
-        """Words of elements (N, K), which are bytes."""
+        """Pack elements (N, K), given as bytes, into words."""
         split = elements.reshape(len(elements), -1, len(self.fields), 4)
         words = np.zeros((len(elements), split.shape[1], 4), np.uint8)
         for number, low in enumerate(self.fields):
@@ -100,7 +101,7 @@ class Packing:
         return words.reshape(len(elements), -1).view("<u4").astype(np.uint32)
 
     def unpacked(self, words: np.ndarray) -> np.ndarray:
-        """The elements (N, K) of words, as bytes."""
+        """Extract the elements (N, K) from words, as bytes."""
         split = np.ascontiguousarray(words).astype("<u4").view(np.uint8)
         split = split.reshape(len(words), -1, 1, 4)
         low = np.array(self.fields, np.uint8).reshape(-1, 1)
@@ -112,7 +113,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Operands(Generic[T]):
-    """The operands by name; those that a form does not have are None."""
+    """The operands by name; None for absent operands."""
 
     x: T
     weight: T
@@ -123,7 +124,7 @@ class Operands(Generic[T]):
 
     @classmethod
     def of(cls, items: Sequence[T], types: Sequence[TensorType]) -> Operands[T]:
-        """Raises InvalidModelError where there are too few or too many."""
+        """The operands of a node; raises InvalidModelError if their number is wrong."""
         extra = 2 if types and types[0].dtype is DType.INT32 else 0
         operand_count(types, 3 + extra, 4 + extra)
         x_scale, x_sum = items[1:3] if extra else (None, None)
@@ -189,7 +190,7 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum over blocks and their parts; a part is a word, or a chunk of a quantised x."""
+    """Sum over blocks and their parts; a part is a word, or a chunk of a quantised x."""
     packing, given = Packing.of(attrs), Operands.of(operands, types)
     row, column = index
     size = packing.word if given.x_scale is None else packing.chunk
@@ -220,7 +221,7 @@ def _expression(
 
 
 def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
-    """The elements of a word, four bytes of an int32 at a time."""
+    """The elements of a word, as int32 values that hold four bytes each."""
     if packing.bits == 8:
         return [Cast(word, DType.INT32)]
     mask = Const(_EACH_BYTE * ((1 << packing.bits) - 1), DType.UINT32)
@@ -232,8 +233,8 @@ def _bytes_of(packing: Packing, word: Expr) -> list[Expr]:
 
 
 def _products(elements: list[Expr], factors: list[Expr], zero: Expr, *, many: bool) -> Expr:
-    """The products of a word's elements, less the zero point: of the elements, which `many` rows
-    share, or of the sum, which all columns share."""
+    """The products of a word's elements, minus the zero point. It is subtracted from the elements
+    if `many` rows share them, else from the sum, which all columns share."""
     if many:
         elements = [element + zero for element in elements]
         total: Expr = op(Operation.MUL, elements[0], factors[0])

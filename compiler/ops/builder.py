@@ -1,4 +1,4 @@
-"""Building graphs node by node: types are inferred, names stay unique, constants fold."""
+"""Construction of graphs node by node: types are inferred, names stay unique, constants fold."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from tilewright.compiler.runtime.labels import LABELLED, Labels
 from tilewright.compiler.sizes import Asking, OpenSizeError, bounds, is_open, open_sizes
 
 FOLD_LIMIT_BYTES = 1 << 20
-"""Nodes of constants fold when their result is no larger than this or than their operands."""
+"""Nodes on constants fold if their result is not larger than this or than their operands."""
 
 VALUE_LIMIT_BYTES = 1 << 36
-"""No value may be larger: such a shape is a mistake, and nothing must be allocated for it."""
+"""Maximum size of a value: a larger shape is an error, and nothing is allocated for it."""
 
 
 GENERATED_LIMIT_BYTES = 1 << 30
-"""Most bytes of all constants together that a model states in a few bytes each."""
+"""Maximum total size of constants that a model generates from a few bytes each."""
 
 SMALL_BYTES = 1 << 12
-"""Results that are no larger (shapes, scalars) always fold."""
+"""Results up to this size (shapes, scalars) always fold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """A value that is the first `count` (a value too) places of `source` along `axis`."""
+    """A value that consists of the first `count` (a value too) positions of `source` along
+    `axis`."""
 
     source: str
     count: str
@@ -47,9 +48,9 @@ class Trim:
 class GraphBuilder:
     """A graph under construction.
 
-    Values get temporary names that are unique; `finish` gives each the name that it should have.
-    `sizes` are values known but for open sizes, as arrays of objects: shapes, and what is computed
-    of them. They become nodes where data are computed from them.
+    Values get unique temporary names; `finish` assigns the final ones. `sizes` are values that
+    depend only on constants and dynamic sizes, as arrays of objects: shapes, and results of shape
+    arithmetic. They become nodes if data are computed from them.
     """
 
     def __init__(self, reserved: Collection[str] = ()) -> None:
@@ -58,11 +59,12 @@ class GraphBuilder:
         self.sizes: dict[str, np.ndarray] = {}
         self.narrow: set[str] = set()
         self.labels: dict[str, Labels] = {}
-        """What values stand for that are no plain numbers."""
+        """The labels of values that represent texts or dictionaries."""
         self.sequences: dict[str, tuple[str, ...]] = {}
-        """The values of each sequence; its name is that of no value."""
+        """The values of each sequence; its name differs from all values' names."""
         self.limits: dict[tuple[int, int], str] = {}
-        """Values that no run has in which a size is above a limit (`ops.refusals`)."""
+        """Checked values by (size, limit): runs in which the size exceeds the limit are refused
+        (`ops.refusals`)."""
         self._inputs: list[str] = []
         self._nodes: dict[str, Node] = {}  # by output
         self._reserved = set(reserved)
@@ -93,11 +95,11 @@ class GraphBuilder:
         narrow: bool = False,
         labels: Labels | None = None,
     ) -> str:
-        """Add a constant; with `exact` under exactly this name, else under one like it.
+        """Add a constant; with `exact` under exactly this name, else under a similar one.
 
-        `dtype` is needed where NumPy's type does not say it (bfloat16's raw bits). The elements of
-        a `narrow` one had four bits in the file, which only some operators can make up for. With
-        `labels` they are positions of those.
+        `dtype` is needed if NumPy's type does not determine it (bfloat16's raw bits). `narrow` says
+        that elements had four bits in the file, which only some operators support. With `labels`,
+        elements are positions of labels.
         """
         kind = dtype or DType(array.dtype.name)
         name = hint if exact else self._fresh(hint)
@@ -111,7 +113,7 @@ class GraphBuilder:
         return name
 
     def numbers(self, array: np.ndarray, dtype: DType, hint: str) -> str:
-        """Add an array of integers, some of which may be open sizes."""
+        """Add an array of integers, some of which may be dynamic sizes."""
         known = size_arithmetic.numbers(array, dtype)
         if known is not None:
             return self.constant(known, hint, dtype)
@@ -121,10 +123,10 @@ class GraphBuilder:
         return name
 
     def reserve(self, label: str, size: int) -> None:
-        """Count a constant of `size` bytes that the model does not hold, before it is made.
+        """Count the `size` bytes of a generated constant, before it is allocated.
 
         Raises:
-            InvalidModelError: if there is too much of them, or the size is negative.
+            InvalidModelError: if the total is too large, or the size is negative.
         """
         if size < 0:
             raise InvalidModelError(f"{label}: a constant of {size} bytes")
@@ -147,7 +149,7 @@ class GraphBuilder:
     ) -> str:
         """Add a node and return its output, or the constant that it folds to.
 
-        With `keep` it does not fold: a pass reads the operands.
+        With `keep` it does not fold, because a pass needs the operands.
 
         Raises:
             InvalidModelError: if the operands contradict each other; `label` names the node.
@@ -183,7 +185,7 @@ class GraphBuilder:
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Put the nodes that are made meanwhile, which read no others, before all others."""
+        """Within this context, new nodes without operands are placed before all others."""
         others, self._nodes = self._nodes, {}
         try:
             yield
@@ -197,7 +199,7 @@ class GraphBuilder:
         return name
 
     def known(self, value: str) -> np.ndarray | None:
-        """A value that is known at import: a constant, or one without elements."""
+        """The array of a value that is known at import: a constant, or a value without elements."""
         kind = self.types[value]
         empty = (
             None
@@ -207,7 +209,7 @@ class GraphBuilder:
         return self.constants.get(value, empty)
 
     def undecided(self, value: str) -> OpenSizeError | None:
-        """Why a value is not known, if it is computed of constants and open sizes alone."""
+        """The reason why a value that depends only on constants and dynamic sizes is not known."""
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
         if not set(found).isdisjoint(self._inputs):
@@ -216,27 +218,28 @@ class GraphBuilder:
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
-        """What a value is trimmed from, if a dimension's extent is known only at run time.
+        """The source of a trimmed value, whose extent along one dimension is known only at run
+        time.
 
-        Its type has the largest extent that it can have.
+        The value's type has the largest possible extent.
         """
         return self._trims.get(value)
 
     def is_made(self, value: str) -> bool:
-        """Whether a node makes the value: it is no input and no constant."""
+        """Whether a node computes the value: it is not an input or a constant."""
         return value not in self.constants and value not in self._inputs
 
     def maker(self, value: str) -> Node | None:
-        """The node that makes a value, if one does."""
+        """The node that computes a value, if any."""
         return self._nodes.get(value)
 
     def inputs_of(self, value: str) -> tuple[str, ...]:
-        """The graph inputs that a value is computed from, in their order."""
+        """The graph inputs that a value depends on, in their order."""
         found = {*self._computed_from(value)}
         return tuple(name for name in self._inputs if name in found)
 
     def _computed_from(self, value: str) -> list[str]:
-        """The value, and those that it is computed from, as they are met on the way back."""
+        """The value and its transitive operands, in backward order."""
         seen, stack, found = {value}, [value], list[str]()
         while stack:
             found.append(stack.pop())
@@ -253,12 +256,12 @@ class GraphBuilder:
         names: Mapping[str, str],
         node_names: Mapping[str, str],
     ) -> Graph:
-        """The graph, without what its outputs do not need.
+        """The graph, without nodes that its outputs do not need.
 
         Args:
             name: the graph's name.
-            outputs: pairs of a value and the name that it must have as an output.
-            names: final names of values, where they should differ from the temporary ones.
+            outputs: pairs of a value and its name as an output.
+            names: final names of values, if they should differ from the temporary ones.
             node_names: final names of nodes by the temporary name of their output.
         """
         for value, _ in outputs:
@@ -283,7 +286,7 @@ class GraphBuilder:
         return self._graph(name, results, renames, node_names)
 
     def _copied(self, value: str, copy: str) -> Node:
-        """A node that makes a value again under another name."""
+        """An identity node that copies a value to another name."""
         if self.trim(value) is None:
             return Node(copy, "identity", (value,), (copy,), ())
         return replace(self._nodes[value], name=copy, outputs=(copy,))
@@ -315,7 +318,7 @@ class GraphBuilder:
         kind: TensorType,
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
-            return None  # a body may run for any time, or never end
+            return None  # a body may run for any time, or forever
         if any(map(is_open, kind.shape)):
             return None
         if 0 in kind.shape and operator.name not in ("trim", LABELLED):
@@ -329,13 +332,13 @@ class GraphBuilder:
         given = self._constant_bytes - self._folded_bytes
         limit = max(GENERATED_LIMIT_BYTES, 2 * given)
         if kind.bytes > SMALL_BYTES and self._folded_bytes + kind.bytes > limit:
-            return None  # all folded values are in memory at once, and this would be too much
+            return None  # all folded values are in memory at once, which would exceed the limit
         operands = [
             from_memory(array, self.types[value].dtype)
             for value, array in zip(inputs, arrays, strict=True)
         ]
         if kind.dtype is DType.FLOAT16 and operator.name != "bitcast":
-            # as `passes.widen` has it: sums are float32
+            # as in `passes.widen`: sums are float32
             operands = [a.astype(np.float32) if a.dtype == np.float16 else a for a in operands]
         with np.errstate(all="ignore"):
             result = np.asarray(operator.reference(operands, attrs))
@@ -344,7 +347,7 @@ class GraphBuilder:
         with np.errstate(over="ignore"):
             stored = to_memory(result, kind.dtype).reshape(kind.shape)
         if kind.dtype is DType.FLOAT16 and np.isinf(stored).any() and np.isfinite(result).all():
-            return None  # such as squares whose root is a number
+            return None  # for example, squares whose root is an open size
         self._folded_bytes += kind.bytes
         return stored
 
@@ -355,7 +358,7 @@ class GraphBuilder:
         attrs: tuple[tuple[str, AttrValue], ...],
         dtype: DType,
     ) -> np.ndarray | None:
-        """The result of shape arithmetic; raises OpenSizeError where it depends on the run."""
+        """The result of shape arithmetic; raises OpenSizeError if it depends on the run."""
         operands = []
         for value in inputs:
             array, kind = self.sizes.get(value), self.types[value]
@@ -368,7 +371,7 @@ class GraphBuilder:
         return size_arithmetic.folded(op, operands, attrs, dtype)
 
     def _as_data(self, value: str) -> str:
-        """The value, made by nodes where it holds open sizes."""
+        """The value, computed by nodes if it holds dynamic sizes."""
         array = self.sizes.get(value)
         if array is None or value in self._as_nodes:
             return value

@@ -35,7 +35,7 @@ ONNX_TYPES = {
 
 
 def onnx_type_name(number: int) -> str:
-    """How ONNX calls the element type of this number: "FLOAT8E4M3FN" for 17."""
+    """ONNX's name of the element type with this number: "FLOAT8E4M3FN" for 17."""
     from onnx import TensorProto
 
     known = number in TensorProto.DataType.values()
@@ -43,7 +43,7 @@ def onnx_type_name(number: int) -> str:
 
 
 _NAMED = {"FLOAT": DType.FLOAT32, "DOUBLE": DType.FLOAT64} | {t.name: t for t in DType}
-"""Element types by their name there."""
+"""Element types by their ONNX name."""
 
 
 def _infer_cast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -77,7 +77,7 @@ def _onnx_cast_like(node: OnnxNode) -> str:
 
 
 def cast_to(node: OnnxNode, value: str, dtype: DType) -> str:
-    """The value in another element type; itself where it has that type."""
+    """The value cast to another element type; unchanged if it has that type."""
     if node.type(value).dtype is dtype:
         return value
     return node.emit("cast", [value], to=dtype.value)

@@ -9,17 +9,17 @@ from tilewright.compiler.graph.verify import verify_graph
 
 
 def verify(graph: Graph) -> None:
-    """Everything that must hold of a graph.
+    """Check all invariants of a graph.
 
     Raises:
-        InvalidModelError: naming the first offender.
+        InvalidModelError: naming the first violation.
     """
     verify_graph(graph)
     check_types(graph)
 
 
 def check_types(graph: Graph) -> None:
-    """Every node's operator exists, and infers the type that the graph states."""
+    """Check that every node's operator exists, and infers the type that the graph states."""
     for types, node in ((part.types, node) for part in graph.walk() for node in part.nodes):
         try:
             operator = ops.get(node.op)

@@ -1,8 +1,8 @@
-"""Tables that follow from sizes: arrays where all sizes are known, nodes where some are open.
+"""Tables computed from sizes: arrays if all sizes are fixed, nodes if some are dynamic.
 
-A rule writes its formula once, in NumPy's operators and functions. On arrays they compute, on a
+A rule states its formula once, in NumPy's operators and functions. On arrays they compute, on a
 `Computed` they add nodes to the graph: `(counting(node, n) + 0.5) / 2` is a constant if n is a
-number, and computed in each run if n is an open size. Computed in float64 and int64, as NumPy does.
+number, and is computed in each run if n is dynamic. Both use float64 and int64, like NumPy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOGIC: _Names = {
 
 
 class Computed(NDArrayOperatorsMixin):
-    """A value of the graph that stands where an array does, and is annotated as one."""
+    """A value of the graph in the role of an array; annotated as an array."""
 
     def __init__(self, node: OnnxNode, value: str) -> None:
         self.node = node
@@ -63,7 +63,7 @@ class Computed(NDArrayOperatorsMixin):
         return self._with(cast_to(self.node, self.value, DType(np.dtype(kind).name)))
 
     def reshape(self, shape: Sequence[int]) -> np.ndarray:
-        """One extent may be -1: what is left of the elements."""
+        """One extent may be -1, which is inferred."""
         whole, known = 1, 1
         for extent in self.shape:
             whole = whole * extent
@@ -129,7 +129,7 @@ class Computed(NDArrayOperatorsMixin):
 
 
 def counting(node: OnnxNode, count: int, step: int = 1) -> np.ndarray:
-    """0, step, 2 step, ...: as many integers as `count`, either of which may be open."""
+    """0, step, 2 step, ...: `count` integers. Both arguments may be dynamic."""
     if is_open(count) or is_open(step):
         return cast(np.ndarray, Computed(node, counted(node, count, 0, step)))
     return np.arange(count, dtype=np.int64) * step
@@ -148,7 +148,7 @@ def is_computed(array: object) -> bool:
 
 
 def table(node: OnnxNode, array: object, dtype: DType) -> str:
-    """The value of the graph for an array, a number or a size, in this type."""
+    """The graph's value for an array, a number or a size, in this type."""
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
     if is_open(array):
@@ -157,16 +157,16 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
 
 
 def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> str:
-    """The same number everywhere, as a value of the graph."""
+    """The graph's value for an array of equal numbers."""
     if any(map(is_open, shape)):
         return node.emit("expand", [node.scalar(value, dtype)], shape=tuple(shape))
     return node.constant(to_memory(np.full(shape, value), dtype), dtype)
 
 
 def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.ndarray:
-    """For each place of `shape`, the sum of its coordinates times their steps.
+    """For each position of `shape`, the sum of its coordinates times their steps.
 
-    It broadcasts to the shape: a dimension without a step has the extent 1.
+    The result broadcasts to the shape: a dimension without a step has the extent 1.
     """
     total: np.ndarray = np.zeros((1,) * len(shape), np.int64)
     for dim, step in steps.items():
@@ -176,7 +176,7 @@ def grid(node: OnnxNode, steps: Mapping[int, int], shape: Sequence[int]) -> np.n
 
 
 def _common(items: Sequence[Any]) -> DType:
-    """The type that NumPy would compute in."""
+    """The type in which NumPy would compute."""
     kinds = [
         item.dtype
         if isinstance(item, Computed)

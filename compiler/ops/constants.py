@@ -1,4 +1,4 @@
-"""ONNX operators that are known at import or that vanish."""
+"""ONNX operators that are known at import or need no node."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _onnx_range(node: OnnxNode) -> str:
 
 
 def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType) -> str:
-    """Whole numbers, of which there are as many as the run's sizes say."""
+    """Integers whose number depends on the run's sizes."""
     parts = [part if is_open(part) else int(part) for part in (start, limit, delta)]
     if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_open(delta):
         raise OpenSizeError(f"how many numbers from {start} to {limit} are {delta} apart")

@@ -1,4 +1,4 @@
-"""Control flow: operators that run graphs, their bodies, as often as values at run time decide.
+"""Control flow: operators that run graphs, their bodies, a number of times that depends on the run.
 
     %1: uint8[256] = loop(n, go, x, w) {body=graph, decides=true, most=10, rows=(1), states=1}
       graph "body"
@@ -10,15 +10,15 @@
       output next
     %2: float32[4] = field(%1) {dtype="float32", offset=128, shape=(4)}
 
-Every operator has one output. The output of these is a block of bytes in which their results lie
-one after the other, each at a multiple of 64. A `field` is one of the results; it is a view and
-costs nothing. What a body reads from outside comes in as an operand of the node; constants are the
-body's own.
+Every operator has one output. The output of a control operator is a block of bytes that holds its
+results one after the other, each at a multiple of 64. A `field` is one of the results; it is a view
+and costs nothing. Values that a body reads from outside are operands of the node; constants belong
+to the body.
 
     %3: float32[4] = refuse(%go) {dtype="float32", message="why", shape=(4)}
 
-`refuse` ends the run with an error: what a branch is that cannot be run. Its operand is any truth
-value, so that nothing folds it.
+`refuse` ends the run with an error. It replaces a branch that cannot be run. Its operand is any
+boolean value, which prevents folding.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ STEP = TensorType(DType.INT64, ())
 GOING = TensorType(DType.BOOL, ())
 
 SLOT_BYTES = 64
-"""Results start at multiples of this, as all values do."""
+"""Alignment of results in bytes, as of all values."""
 
 MANY_STEPS = 1_000_000
-"""More steps are not expected, whatever the bound."""
+"""Upper limit of estimates, whatever the bound of a loop."""
 
 ENDLESS_STEPS = 100_000
-"""The interpreter takes no more steps of a loop that nothing bounds."""
+"""Maximum number of steps that the interpreter runs of an unbounded loop."""
 
 NOT_ENDED = "a loop has not ended"
-"""How the error begins with which it gives up: what a user may do depends on who drew the inputs
+"""Prefix of the error about that limit. The advice to the user depends on the source of the inputs
 (`service.jobs.inputs.random_choices`)."""
 
 ENDLESS = (1 << 63) - 1
-"""The number of steps of a loop that nothing bounds."""
+"""The number of steps of an unbounded loop."""
 
 GUESSED_STEPS = 16
-"""Steps that an estimate of cost takes for a loop of which nothing is known."""
+"""Number of steps that cost estimates assume for a loop without further information."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
-    """A result: its type, and where it starts in the block, in bytes."""
+    """A result: its type, and its start in the block, in bytes."""
 
     type: TensorType
     offset: int
@@ -75,15 +75,15 @@ class ResultSlot:
 class LoopForm:
     """The attributes of a loop.
 
-    The body takes the step's number, the states and the captured values. It gives whether another
+    The body takes the step's number, the states and the captured values. It returns whether another
     step follows (if it decides that), then the next states, then the other outputs, which are rows.
 
     Attributes:
-        decides: whether the body says if another step follows.
-        states: how many values each step hands to the next one.
-        rows: which outputs of the body are collected, by position.
-        most: the most steps there can be; None where nothing bounds them. The rows of all steps are
-            stacked, so rows need a bound.
+        decides: whether the body decides if another step follows.
+        states: number of values that each step passes to the next one.
+        rows: positions of the body's outputs that are collected.
+        most: maximum number of steps; None if unbounded. The rows of all steps are stacked, so that
+            rows require a bound.
     """
 
     body: Graph
@@ -102,12 +102,12 @@ class LoopForm:
 
     @property
     def expected_steps(self) -> int:
-        """How many steps to expect: as many as there can be, or a guess."""
+        """Expected number of steps: the maximum, or a guess."""
         return GUESSED_STEPS if self.most is None else min(typical(self.most), MANY_STEPS)
 
 
 def loop_form(attrs: Attrs) -> LoopForm:
-    """Raises InvalidModelError if an attribute is missing or another one than it should be."""
+    """The attributes of a loop; raises InvalidModelError if an attribute is missing or invalid."""
     most = integer(attrs, "most") if attr(attrs, "most") is not None else None
     decides = bool(integer(attrs, "decides"))
     states, rows = integer(attrs, "states"), ints(attrs, "rows")
@@ -115,7 +115,7 @@ def loop_form(attrs: Attrs) -> LoopForm:
 
 
 def branch_slots(attrs: Attrs) -> tuple[ResultSlot, ...]:
-    """The results of a branch: what either body gives."""
+    """The results of a branch: the outputs of either body."""
     body = _body(attrs, "then")
     return _slots([body.types[value] for value in body.outputs])
 
@@ -227,7 +227,7 @@ def _run_loop(
 
 
 def _stacked(kind: TensorType, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Zeros behind the last row."""
+    """The stacked rows, with zeros after the last one."""
     whole = np.zeros(kind.shape, rows[0].dtype if rows else kind.dtype.numpy)
     whole[: len(rows)] = np.array(rows, whole.dtype).reshape(len(rows), *kind.shape[1:])
     return whole

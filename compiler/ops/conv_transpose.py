@@ -1,10 +1,10 @@
 """Transposed convolution, and the sum of overlapping blocks.
 
-Output o + p = q * s + r takes part in the products of inputs q - j with taps r + j * s. So a
-transposed convolution with stride s is one convolution over j for each remainder r. All of them
-together are one convolution, with s times the filters a dimension and interleaved output. No
-product with an inserted zero is computed. Shi et al., "Is the deconvolution layer the same as a
-convolutional layer?" (2016).
+Output o + p = q * s + r depends on the products of inputs q - j with taps r + j * s. A transposed
+convolution with stride s is therefore one convolution over j for each remainder r. Together they
+are one convolution, with s times the filters per dimension and interleaved output. No product with
+an inserted zero is computed. Shi et al., "Is the deconvolution layer the same as a convolutional
+layer?" (2016).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tilewright.compiler.sizes import equal, same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """How a transposed convolution moves; `before` is cut off the full result, `output` is kept."""
+    """Geometry of a transposed convolution; `before` elements are cropped from the full result,
+    `output` are kept."""
 
     strides: Shape
     dilations: Shape
@@ -43,7 +44,7 @@ def _transposed(node: OnnxNode, x: str, w: str, group: int, steps: _Steps) -> st
     dilations = tuple(d if s == 1 else 1 for d, s in moves)
     reach = node.shape(w)[2:]
     counts = tuple(-(-k // s) for k, s in zip(reach, strides, strict=True))
-    # Remainders beyond the reach are zeros, and not computed.
+    # Remainders beyond the reach are zeros, and are not computed.
     some = tuple(min(k, s) for k, s in zip(reach, strides, strict=True))
     w = window(node, w, {d: (0, c * s) for d, c, s in zip(dims, counts, some, strict=True)})
     channels, filters = node.shape(w)[:2]
@@ -100,7 +101,7 @@ def _onnx_conv_transpose(node: OnnxNode) -> str:
 
 
 def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tuple[Shape, Shape]:
-    """What is cut off before the output, and the output's extents.
+    """The elements cropped before the output, and the output's extents.
 
     `full` are the extents without padding.
     """
@@ -131,7 +132,8 @@ def _placed(node: OnnxNode, full: Shape, strides: Shape, spatial: Shape) -> tupl
 
 
 def _onnx_col2im(node: OnnxNode) -> str:
-    """The sum of overlapping blocks: a transposed convolution whose taps each pick one channel."""
+    """The sum of overlapping blocks: a transposed convolution in which each tap selects one
+    channel."""
     x = node.input(0)
     image, block = node.static_ints(1, "image_shape"), node.static_ints(2, "block_shape")
     if image is None or block is None or len(image) != len(block) or len(node.shape(x)) != 3:

@@ -25,7 +25,7 @@ from tilewright.compiler.ops.windows import lines, reads
 from tilewright.compiler.sizes import equal, same_extents
 
 _IM2COL_CHANNELS = 16
-"""Below as many channels a group, the reference unfolds windows into one matrix product."""
+"""With fewer channels per group, the reference unfolds windows into one matrix product."""
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -64,7 +64,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _unfolded(x: np.ndarray, w: np.ndarray, window: Window, rows: int, result: np.ndarray) -> None:
-    """Add to the result, with one matrix product for so many of its rows."""
+    """Add to the result, with one matrix product for `rows` of its rows."""
     padded = pad(x, window.pads())
     reach = [d * (k - 1) + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
     rank = len(reach)
@@ -94,7 +94,8 @@ def _tap_by_tap(
     for tap, places, elements in reads(lines(window, x.shape[2:])):
         at: list[tuple[Any, ...]] = [(..., *index) for index in (elements, places, tap)]
         image, part = grouped[at[0]], sums[at[1]]
-        factor = np.ascontiguousarray(weights[at[2]])  # or a product copies it for each image
+        # otherwise the product copies it for each image
+        factor = np.ascontiguousarray(weights[at[2]])
         points = image.reshape(batch, group, channels, -1)
         product = factor * points if channels == 1 else factor @ points
         part += product.reshape(part.shape)
@@ -109,7 +110,7 @@ def _expression(
 ) -> Expr:
     """sum over (ic, kh, kw) of x[n, g*ICg + ic, oh*s + kh*d - p, ...] * w[oc, ic, kh, kw], + b.
 
-    The group is oc // OCg. Without the channel axis where a group has one channel.
+    The group is oc // OCg. The channel axis is omitted if a group has one channel.
     """
     weight = types[1].shape
     group = integer(attrs, "group", 1)
@@ -136,7 +137,7 @@ def _onnx(node: OnnxNode) -> str:
 
 
 def convolve(node: OnnxNode, operands: Sequence[str], accumulator: DType | None = None) -> str:
-    """The convolution of an image, a weight and perhaps a bias as the node's attributes say."""
+    """The convolution of an image, a weight and optionally a bias, with the node's attributes."""
     x, w = operands[:2]
     kernel = node.shape(w)[2:]
     stated = node.ints("kernel_shape")

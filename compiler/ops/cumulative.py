@@ -1,4 +1,5 @@
-"""Running sums and products along an axis, which a function of the C runtime makes in one pass."""
+"""Running sums and products along an axis, which a function of the C runtime computes in one
+pass."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _RUNNING = {"add": np.add, "mul": np.multiply}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """Each element and those before it along `axis`, added or multiplied (`reduction`): without
-    the element itself where they are `exclusive`, from the last one on in `reverse`."""
+    """The sum or product (`reduction`) of each element and all elements before it along `axis`;
+    excluding the element itself if `exclusive`, and from the last one on if `reverse`."""
     operand_count(types, 1)
     (x,) = types
     axis_of(attrs, len(x.shape))
@@ -68,7 +69,7 @@ def _onnx(reduction: str) -> Callable[[OnnxNode], str]:
             return value
         if shape[axis] == 1:
             return filled(node, _RUNNING[reduction].identity, shape, dtype)
-        if dtype.is_float and dtype.bytes == 2:  # sums of many are more than it can hold
+        if dtype.is_float and dtype.bytes == 2:  # long sums exceed its range
             value = cast_to(node, value, DType.FLOAT32)
         result = node.emit(
             "accumulate",

@@ -1,9 +1,9 @@
-"""Down decision trees to their leaves, for every row and every tree.
+"""Descent of decision trees to their leaves, for every row and every tree.
 
-Trees are a table of records of 16 bytes: a threshold (float64, or float32 and four bytes that are
-not read), the column of the row that is compared with it, and the first of the two records that may
-follow, which lie side by side. A leaf's threshold is a NaN, and the record that follows it is
-itself. How many comparisons a row takes depends on its values, so this is no loop nest.
+Trees are a table of records of 16 bytes: a threshold (float64, or float32 and four unused bytes),
+the column of the row that is compared with it, and the first of the two successor records, which
+are adjacent. A leaf's threshold is a NaN, and its successor is itself. The number of comparisons
+per row depends on its values, so that this is not a loop nest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.compiler.ops.native import native
 from tilewright.compiler.ops.shapes import operand_count, show
 
 WORDS = 4
-"""Of 32 bits in a record: two of the threshold, the column, the record that follows."""
+"""Number of 32-bit words in a record: two of the threshold, the column, the successor record."""
 
 
 def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) -> np.ndarray:
@@ -34,8 +34,8 @@ def records(thresholds: np.ndarray, columns: np.ndarray, following: np.ndarray) 
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """places (trees,), x (rows, columns), records (records, WORDS); the places of leaves (rows,
-    trees). After `steps` comparisons a row stays where it is."""
+    """places (trees,), x (rows, columns), records (records, WORDS); the result is the places of
+    leaves (rows, trees). The descent ends after `steps` comparisons."""
     operand_count(types, 3)
     places, x, table = types
     if len(places.shape) != 1 or len(x.shape) != 2:
@@ -52,7 +52,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """All places and columns are in range: `contrib.ml.tree_tables` makes the table."""
+    """All places and columns are in range, as `contrib.ml.tree_tables` ensures."""
     places, x, table = arrays
     words = integer(attrs, "bytes") // 4
     stored = np.float64 if words == 2 else np.float32

@@ -14,11 +14,11 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 SIZE_LIMIT = 64
-"""Steps are spelled out: a larger matrix would make a graph too large to compile."""
+"""Steps are unrolled: a larger matrix would make a graph too large to compile."""
 
 
 def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
-    """The first input (..., size, size), how many matrices it holds, and their size.
+    """The first input (..., size, size), the number of its matrices, and their size.
 
     Raises:
         InvalidModelError, UnsupportedOperatorError: if they are not square, or too large.
@@ -33,7 +33,7 @@ def square_matrices(node: OnnxNode) -> tuple[str, int, int]:
 
 
 def _onnx_det(node: OnnxNode) -> str:
-    """The product of the pivots; each exchange of rows turns the sign."""
+    """The product of the pivots; each exchange of rows negates it."""
     x, batch, size = square_matrices(node)
     shape, dtype = node.shape(x), node.type(x).dtype
     one, nothing = node.scalar(1, dtype), node.scalar(0, dtype)
@@ -55,7 +55,7 @@ def _onnx_det(node: OnnxNode) -> str:
         if left == 1:
             break
         below = part(node, rest, 1, 1, left - 1)
-        singular = node.emit("equal", [pivot, nothing])  # then all below is 0 too
+        singular = node.emit("equal", [pivot, nothing])  # then all elements below are 0 too
         divisor = node.emit("where", [singular, one, pivot])
         share = node.emit("div", [part(node, below, 2, 0, 1), divisor])
         taken = node.emit("mul", [share, part(node, pivot_row, 2, 1, left - 1)])
@@ -64,7 +64,7 @@ def _onnx_det(node: OnnxNode) -> str:
 
 
 def first_largest(node: OnnxNode, size: str, count: int) -> str:
-    """Sizes (batch, count, 1) -> the same shape: true at the first one that is the largest."""
+    """Sizes (batch, count, 1) -> the same shape: true at the first position of the maximum."""
     largest = node.emit("reduce_max", [size], axes=(1,), keepdims=1)
     numbers = node.constant(np.arange(count, dtype=np.int32).reshape(count, 1))
     equal = node.emit("equal", [size, largest])

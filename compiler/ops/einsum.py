@@ -60,7 +60,7 @@ def _parse(
 
 
 def _diagonal(node: OnnxNode, term: _Term) -> _Term:
-    """Of dimensions under one label, the elements whose positions are equal."""
+    """For dimensions with one label, the elements whose positions are equal."""
     value, labels = term.value, list(term.labels)
     repeated = next((label for label in labels if labels.count(label) > 1), None)
     if repeated is None:
@@ -84,7 +84,7 @@ def _diagonal(node: OnnxNode, term: _Term) -> _Term:
 
 
 def _summed(node: OnnxNode, term: _Term, kept: set[str]) -> _Term:
-    """Without the labels that nothing else has."""
+    """Sum over the labels that no other term has."""
     axes = tuple(d for d, label in enumerate(term.labels) if label not in kept)
     if not axes:
         return term
@@ -93,7 +93,7 @@ def _summed(node: OnnxNode, term: _Term, kept: set[str]) -> _Term:
 
 
 def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
-    """Without dimensions of extent 1 that the other term has in full: they are broadcast."""
+    """Remove dimensions of extent 1 that are larger in the other term: they are broadcast."""
     extents = dict(zip(other.labels, node.shape(other.value), strict=True))
     shape = node.shape(term.value)
     kept = [d for d, x in enumerate(term.labels) if shape[d] != 1 or extents.get(x, 1) == 1]
@@ -102,7 +102,7 @@ def _without_ones(node: OnnxNode, term: _Term, other: _Term) -> _Term:
 
 
 def _spread(node: OnnxNode, term: _Term, labels: Sequence[str]) -> str:
-    """The term's dimensions in the order of the labels, of extent 1 where it has no such label."""
+    """The term's dimensions in the order of the labels, with extent 1 for missing labels."""
     order = [term.labels.index(label) for label in labels if label in term.labels]
     value = transposed(node, term.value, order)
     extents = iter(node.shape(value))
@@ -112,7 +112,7 @@ def _spread(node: OnnxNode, term: _Term, labels: Sequence[str]) -> str:
 
 
 def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
-    """The two terms multiplied, summed over the labels of both that nothing else has."""
+    """The product of two terms, summed over the labels of both that no other term has."""
     a, b = _without_ones(node, a, b), _without_ones(node, b, a)
     shared = [label for label in a.labels if label in b.labels]
     batch = [label for label in shared if label in kept]
@@ -141,8 +141,8 @@ def _product(node: OnnxNode, a: _Term, b: _Term, kept: set[str]) -> _Term:
 
 
 def _onnx_einsum(node: OnnxNode) -> str:
-    """Products between products are float32: what two of them have between is no value of the
-    model, and may be beyond float16."""
+    """Intermediate products are float32: they are not values of the model, and may exceed
+    float16."""
     return _terms(node) if len(node.inputs) < 3 else str(in_wide_type(_terms)(node))
 
 
@@ -151,7 +151,7 @@ def _terms(node: OnnxNode) -> str:
     inputs, output = _parse(node, [node.shape(value) for value in values])
     terms = [_diagonal(node, _Term(v, labels)) for v, labels in zip(values, inputs, strict=True)]
     result, *rest = terms
-    # how many of the result and the terms to come have a label
+    # number of occurrences of a label in the result and the remaining terms
     wanted = Counter(output)
     wanted.update(label for term in rest for label in term.labels)
     for term in rest:

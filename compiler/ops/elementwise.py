@@ -1,4 +1,4 @@
-"""Elementwise operators: how they are declared, and the arithmetic ones."""
+"""Declaration of elementwise operators, and the arithmetic ones."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def pointwise(
 ) -> Operator:
     """An operator that acts on each element, its operands broadcast.
 
-    Without `infer`, all operands and the result have one element type. What follows it is as in
-    `Operator`.
+    Without `infer`, all operands and the result have one element type. The remaining arguments are
+    those of `Operator`.
     """
 
     def default_infer(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -81,12 +81,13 @@ def pointwise(
 
 
 def jumping(operator: Operator) -> Operator:
-    """An operator whose floats jump where an operand hardly moves."""
+    """The operator, marked as discontinuous: its float results jump for a tiny change of an
+    operand."""
     return replace(operator, jumps=True)
 
 
 def floats_only(types: Sequence[TensorType]) -> None:
-    """Raises InvalidModelError unless all operands are floats."""
+    """Raise InvalidModelError unless all operands are floats."""
     for t in types:
         if not t.dtype.is_float:
             raise InvalidModelError(f"element type {t.dtype} where a float is needed")
@@ -128,7 +129,7 @@ def _extremum(operation: Operation) -> Scalar:
         joined = op(operation, left, right)
         if not left.dtype.is_float:
             return joined
-        # The native operation gives the second operand if either is NaN.
+        # The native operation returns the second operand if either is NaN.
         return maths.select(op(Operation.NE, left, left), left, joined)
 
     return scalar
@@ -151,7 +152,7 @@ def _pow_reference(arrays: Sequence[np.ndarray], _attrs: Attrs) -> np.ndarray:
     base, exponent = arrays
     if base.dtype.kind != "i":
         return np.asarray(np.power(base, exponent))
-    # NumPy refuses negative exponents of integers. 1 and -1 keep a magnitude of 1, others give 0.
+    # NumPy rejects negative exponents of integers. 1 and -1 keep a magnitude of 1, others give 0.
     units = np.where(np.abs(base) == 1, np.where(exponent % 2 == 0, 1, base), 0)
     return np.where(exponent < 0, units, np.power(base, np.maximum(exponent, 0))).astype(base.dtype)
 

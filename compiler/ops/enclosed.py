@@ -1,8 +1,8 @@
-"""Bodies as graphs of their own, for control flow that is decided at run time.
+"""Bodies as graphs of their own, for control flow at run time.
 
-A body reads values of the graph around it: each becomes an input of the body's graph, once, and an
-operand of the node that runs it. A constant becomes one of the body's own, and so do numbers that
-follow from sizes.
+A body may read values of the enclosing graph. Each becomes an input of the body's graph, once, and
+an operand of the node that runs the body. Constants are copied into the body, and so are numbers
+that follow from sizes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 class Enclosure:
-    """A body under construction: `builder` makes its graph, `node` sees what it may emit there.
+    """A body under construction: `builder` builds its graph, and `node` emits into it.
 
-    `captured` are the values of the graph around it that it reads. The inputs that stand for them
-    have the same order, and come after those that `input` made.
+    `captured` are the values of the enclosing graph that the body reads. The corresponding inputs
+    have the same order, and come after those from `input`.
     """
 
     def __init__(self, node: OnnxNode) -> None:
@@ -39,7 +39,7 @@ class Enclosure:
         return tuple(v for v, inner in self._inner.items() if inner not in known)
 
     def input(self, name: str, kind: TensorType, origin: str | None = None) -> str:
-        """An input of the body; `origin` is the value around it that it starts with."""
+        """An input of the body; `origin` is the enclosing graph's value that it starts with."""
         while name in self.builder.types:
             name += "_"
         if origin is not None:
@@ -47,7 +47,7 @@ class Enclosure:
         return self.builder.input(name, kind)
 
     def capture(self, value: str) -> str:
-        """The body's value for one of the graph around it.
+        """The body's value for a value of the enclosing graph.
 
         Raises:
             UnsupportedOperatorError: if its size is known only at run time, or if it is text.
@@ -68,7 +68,7 @@ class Enclosure:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Errors of the body name inputs of the graph around it."""
+        """Within this context, errors of the body refer to inputs of the enclosing graph."""
         try:
             yield
         except UnsupportedOperatorError as error:
@@ -102,7 +102,7 @@ class Enclosure:
 
 
 def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
-    """Raises UnsupportedOperatorError for what bodies hold no values of."""
+    """Raise UnsupportedOperatorError for kinds of values that bodies do not support."""
     for value in values:
         if value in node.builder.sequences:
             raise node.unsupported("a sequence across a body")
@@ -111,7 +111,7 @@ def _refuse_others(node: OnnxNode, values: Sequence[str]) -> None:
 
 
 class Outside(MutableMapping[str, str | None]):
-    """ONNX names of the graph around a body, as the body sees them: looking one up captures it."""
+    """ONNX names of the enclosing graph, for the body: looking up a name captures its value."""
 
     def __init__(self, values: Mapping[str, str | None], enclosure: Enclosure) -> None:
         self._values = values
@@ -142,7 +142,8 @@ class Outside(MutableMapping[str, str | None]):
 
 
 def inlined(builder: GraphBuilder, body: Graph, operands: Sequence[str]) -> list[str]:
-    """The nodes of a body as nodes of the graph under construction; the values of its outputs."""
+    """Copy the nodes of a body into the graph under construction; returns the values of its
+    outputs."""
     values = dict(zip(body.inputs, operands, strict=True))
     for name, array in body.constants.items():
         values[name] = builder.constant(array, name, body.types[name].dtype)

@@ -1,9 +1,9 @@
 """Discrete Fourier transforms, as products with constant matrices.
 
-Real and imaginary parts of a row are one vector, so that a short transform is a single matrix
-product. A long one of n = a * b points is two: a-point transforms of every b-th value, times n-th
-roots of one, then b-point transforms of the results (Cooley and Tukey 1965). Its work grows with
-n * (a + b); if n is a prime, with the square of n.
+Real and imaginary parts of a row form one vector, so that a short transform is a single matrix
+product. A long one of n = a * b points takes two: a-point transforms of every b-th value, times
+n-th roots of one, then b-point transforms of the results (Cooley and Tukey 1965). Its work is
+proportional to n * (a + b), and to the square of n if n is a prime.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tilewright.compiler.sizes import is_open
 
 
 def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) -> np.ndarray:
-    """(given * parts, kept * 2): what each input gives to each output.
+    """(given * parts, kept * 2): the contribution of each input to each output.
 
     Args:
-        given: inputs of a row.
-        length: points of the transform; what is not given is zero.
+        given: inputs per row.
+        length: points of the transform; missing inputs are zero.
         parts: 1 for real inputs, 2 for complex ones.
-        kept: outputs of a row.
+        kept: outputs per row.
         inverse: whether frequencies become values; that divides by the length.
     """
     turns = np.outer(np.arange(given), np.arange(kept)) % length
@@ -43,7 +43,7 @@ def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) ->
 
 
 def _half_matrix(given: int, length: int) -> np.ndarray:
-    """(given * 2, length): half of the frequencies of a real row to its values."""
+    """(given * 2, length): from half of the frequencies of a real row to its values."""
     count = np.full((given, 1), 2.0)
     count[0] = 1
     if length % 2 == 0 and given == length // 2 + 1:
@@ -56,7 +56,7 @@ def _half_matrix(given: int, length: int) -> np.ndarray:
 def _constant(
     node: OnnxNode, shape: tuple[int, ...], dtype: DType, made: Callable[[], np.ndarray]
 ) -> str:
-    """A constant that is made once there is known to be room for it."""
+    """A constant that is computed only after its size is known to be within limits."""
     node.reserve(f"a transform {show(shape)}", prod(shape) * dtype.bytes)
     return node.constant(to_memory(made().reshape(shape).astype(np.float64), dtype), dtype)
 
@@ -91,7 +91,7 @@ def _onnx_dft(node: OnnxNode) -> str:
     real = inverse and onesided
     length = _length(node, 1, "dft_length", 2 * (shape[dim] - 1) if real else shape[dim])
     if not is_open(length) and length * dtype.bytes > GENERATED_LIMIT_BYTES:
-        # its matrices have more elements; also, the search for a factor takes long
+        # its matrices would have more elements; also, the search for a factor would take long
         raise node.invalid(f"a transform of {length} points")
     whole = length // 2 + 1 if real else length
     values = window(node, values, {rank - 2: (0, min(shape[dim], whole))})
@@ -111,10 +111,10 @@ def _onnx_dft(node: OnnxNode) -> str:
 
 
 def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, onesided: bool) -> str:
-    """(..., given, parts) to (..., frequencies or values, 2); what is not given is zero."""
+    """(..., given, parts) to (..., frequencies or values, 2); missing inputs are zero."""
     *lead, given, parts = node.shape(rows)
     dtype, kept = node.type(rows).dtype, length // 2 + 1 if onesided else length
-    # Elements of 16 bits would be rounded between two steps.
+    # 16-bit elements would be rounded between two steps.
     first = _factor(given, length, parts, onesided=onesided) if dtype.bytes >= 4 else 0
     if first:
         rows = window(node, rows, {len(lead): (0, length)})
@@ -127,12 +127,12 @@ def _transform(node: OnnxNode, rows: str, length: int, *, inverse: bool, oneside
 
 
 _FEWER = 2
-"""Two products replace one that has so many times their multiplications: they are small, and beside
-them values are moved."""
+"""Two products replace one that needs more than this number times their multiplications: they are
+small, and values are moved between them."""
 
 
 def _factor(given: int, length: int, parts: int, *, onesided: bool) -> int:
-    """The points of the first of two steps; 0 where one product is better."""
+    """The points of the first of two steps; 0 if one product is better."""
     kept = length // 2 + 1 if onesided else length
 
     def work(first: int) -> int:
@@ -194,14 +194,14 @@ def _in_two_steps(
 
 
 def _real(factors: np.ndarray, parts: int) -> np.ndarray:
-    """(2, outputs, parts, inputs): complex factors as those of real and imaginary parts."""
+    """(2, outputs, parts, inputs): complex factors as factors of real and imaginary parts."""
     cosine, sine = factors.real, factors.imag
     rows = [[cosine, -sine], [sine, cosine]]
     return np.stack([np.stack(row[:parts], axis=1) for row in rows])
 
 
 def _onnx_stft(node: OnnxNode) -> str:
-    """Transforms of pieces of a signal, each times a window."""
+    """Transforms of segments of a signal, each times a window."""
     signal, weights = node.input(0), node.optional(2)
     shape = node.shape(signal)
     if len(shape) == 2:
@@ -226,7 +226,7 @@ def _onnx_stft(node: OnnxNode) -> str:
 
 
 def _onnx_mel_weight_matrix(node: OnnxNode) -> str:
-    """(frequencies, bins): triangles whose corners are evenly apart on the mel scale."""
+    """(frequencies, bins): triangles whose corners are equidistant on the mel scale."""
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     numbers = [node.static(position, name) for position, name in enumerate(names)]
     known = [float(number.item()) for number in numbers if number is not None and number.size == 1]

@@ -35,7 +35,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Negative indices count from the end; what is out of range reads the nearest element."""
+    """Negative indices count from the end; an index out of range reads the nearest element."""
     data, indices = arrays
     axis = axis_of(attrs, data.ndim, 0)
     extent = data.shape[axis]
@@ -50,7 +50,7 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """data[..., indices[...], ...], wrapped and clamped as the reference does."""
+    """data[..., indices[...], ...], wrapped and clamped like the reference."""
     data, indices = types
     axis = axis_of(attrs, len(data.shape), 0)
     rank = len(indices.shape)
@@ -79,11 +79,11 @@ def _onnx(node: OnnxNode) -> str:
 
 
 def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
-    """Elements at the indices; of an empty table zeros, as many as there are indices: none, in a
-    valid run.
+    """Elements at the indices. For an empty table the result is zeros; a valid run then has no
+    indices.
 
     Raises:
-        OpenSizeError: if whether the table is empty depends on the run.
+        OpenSizeError: if it depends on the run whether the table is empty.
     """
     shape = node.shape(data)
     if shape[axis] > 0:
@@ -99,12 +99,13 @@ def row_strides(shape: Sequence[int]) -> list[int]:
 
 
 def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
-    """int64 indices from 0 on; negative ones count from the end of their dimension.
+    """Non-negative int64 indices; negative ones count from the end of their dimension.
 
-    The extent of that, or one for each element of the indices' last dimension.
+    `extents` is the extent of that dimension, or one for each element of the indices' last
+    dimension.
 
     Raises:
-        OpenSizeError: if whether one is out of range depends on the run.
+        OpenSizeError: if it depends on the run whether an index is out of range.
     """
     indices = cast_to(node, indices, DType.INT64)
     known = node.builder.constants.get(indices)
@@ -120,8 +121,8 @@ def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
 
 
 def elements_along(node: OnnxNode, data: str, places: str, axis: int) -> str:
-    """data[..., places[...], ...]: each place (int64, from 0 on) picks along one axis at its own
-    place, by a gather from the flat data."""
+    """data[..., places[...], ...]: each place (int64, not negative) selects along one axis at its
+    own position, by a gather from the flat data."""
     shape, picked = node.shape(data), node.shape(places)
     strides = row_strides(shape)
     steps = {dim: step for dim, step in enumerate(strides) if dim != axis}
@@ -171,7 +172,7 @@ def _onnx_gather_nd(node: OnnxNode) -> str:
 
 
 def _onnx_reverse_sequence(node: OnnxNode) -> str:
-    """The first elements of each batch's sequence, as many as it says, in reverse."""
+    """The leading elements of each batch's sequence, as many as its length, reversed."""
     x, lengths = node.input(0), node.input(1)
     shape, rank = node.shape(x), len(node.shape(x))
     batch_axis, time_axis = node.integer("batch_axis", 1), node.integer("time_axis", 0)

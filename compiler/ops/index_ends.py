@@ -1,4 +1,4 @@
-"""How far positions reach that are counted from sizes: what a gather of them may read."""
+"""Bounds of indices that are computed from sizes: the positions that a gather of them may read."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from tilewright.compiler.sizes import (
 )
 
 _SAME = frozenset({"cast", "concat", "expand", "identity", "reshape", "slice", "transpose"})
-"""Operators whose results are elements of their operands."""
+"""Operators whose results consist of elements of their operands."""
 
 _DEPTH = 8
-"""Positions are computed in a few steps."""
+"""Maximum number of steps of an index computation that are analysed."""
 
 _ENDS = 64
-"""Sums of more ends are not looked at."""
+"""Sums of more end points are not analysed."""
 
 
 def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int, ...]:
-    """Sizes that a run must have at most `extent` of, so that it reads no position beyond: those of
-    which the ranges do not say so.
+    """Sizes that must be at most `extent` in a run, so that no index is out of range. Only sizes
+    are returned for which the ranges do not prove it.
 
-    They are sums of dimensions that only a run knows, `past + tokens`; each dimension by itself
-    keeps them within. Positions that depend on data are not known here, and clamped when they are
-    read. So are those that a condition chooses: it may be what keeps them within.
+    They are sums of dimensions that are known only at run time, such as `past + tokens`, where each
+    single dimension is within the extent. Indices that depend on data are not analysed, and are
+    clamped when they are read. The same holds for indices under a condition, which may ensure that
+    they are in range.
 
     Raises:
-        OpenSizeError: if one dimension by itself reaches a position that is not there, or whether
-            one before the first is read depends on the run.
+        OpenSizeError: if a single dimension makes an index exceed the extent, or if it depends on
+            the run whether an index is before the first element.
     """
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
     beyond = _holds(before_end, indices, _DEPTH)
@@ -56,8 +57,8 @@ def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int
 
 
 def check_alone(item: int, extent: int) -> None:
-    """Raises OpenSizeError if one dimension reaches a position that is not there although all
-    others are as small as they can be."""
+    """Raise OpenSizeError if one dimension makes an index out of range while all others are
+    minimal."""
     for dimension in dimensions(item, extent):
 
         def smallest(other: Dimension, own: Dimension = dimension) -> int:
@@ -74,15 +75,15 @@ def _out_of_range(item: int, extent: int) -> OpenSizeError:
 
 
 _Answer = bool | tuple[int, ...] | None
-"""Whether it is so for all elements: True, the positions of which it is not known, None if nothing
-is known, and False if numbers alone say that it is not, which are not looked at here."""
+"""Whether the condition holds for all elements: True; or the positions for which it is unknown;
+None if nothing is known; False if it fails for plain numbers, which are not analysed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Whether positions lie on the right side of one end of `extent` elements.
+    """Whether indices lie on the right side of one end of `extent` elements.
 
-    Of the operands of `enough`, one that does is enough.
+    For operators in `enough`, one operand that satisfies the condition suffices.
     """
 
     builder: GraphBuilder
@@ -116,7 +117,7 @@ def _holds(question: _Question, value: str, depth: int) -> _Answer:
 
 
 def _ends(builder: GraphBuilder, value: str, depth: int) -> tuple[int, ...] | None:
-    """Sizes between which all elements lie; None where they are not known."""
+    """Sizes between which all elements lie; None if unknown."""
     sizes, known = builder.sizes.get(value), builder.known(value)
     if sizes is not None:
         return tuple(sizes.flat)

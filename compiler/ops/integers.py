@@ -1,4 +1,4 @@
-"""Integer arithmetic that no instruction does: powers, and shifts by run-time amounts."""
+"""Integer arithmetic without a native instruction: powers, and shifts by run-time amounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tilewright.compiler.loops.expr import Const, Expr, Operation, op
 def power(base: Expr, exponent: Expr) -> Expr:
     """base ** exponent for integers, by squaring; it wraps around.
 
-    With a negative exponent, as with integer division, 1 and -1 stay and all else becomes 0.
+    With a negative exponent, as with integer division, 1 and -1 keep a magnitude of 1 and all
+    others become 0.
     """
     one, zero = Const(1, base.dtype), Const(0, base.dtype)
     result: Expr = one
@@ -31,12 +32,12 @@ def power(base: Expr, exponent: Expr) -> Expr:
 
 
 def shift_left(x: Expr, amount: Expr) -> Expr:
-    """x * 2**amount; 0 where the amount is negative or all bits leave."""
+    """x * 2**amount; 0 if the amount is negative or all bits are shifted out."""
     return _shift(x, amount, Operation.MUL)
 
 
 def shift_right(x: Expr, amount: Expr) -> Expr:
-    """x // 2**amount, rounded down; the sign alone where the amount is negative or too large."""
+    """x // 2**amount, rounded down; only the sign if the amount is negative or too large."""
     if not x.dtype.is_signed:
         return _shift(x, amount, Operation.DIV)
     negative = op(Operation.LT, x, Const(0, x.dtype))
@@ -46,7 +47,7 @@ def shift_right(x: Expr, amount: Expr) -> Expr:
 
 
 def _shift(x: Expr, amount: Expr, operation: Operation) -> Expr:
-    """Steps of 1, 2, 4, ... bits, each where its bit of the amount is set."""
+    """Steps of 1, 2, 4, ... bits, each applied if its bit of the amount is set."""
     width = 8 * x.dtype.bytes
     zero = Const(0, x.dtype)
     for bit in range(width.bit_length() - 1):

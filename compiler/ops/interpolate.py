@@ -60,7 +60,7 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """sum[a] v[a, i] * (sum[b] w[b, j] * x[..., p[a, i], q[b, j]]), each sum written out."""
+    """sum[a] v[a, i] * (sum[b] w[b, j] * x[..., p[a, i], q[b, j]]), with each sum unrolled."""
     axes = _axes(types, attrs)
     direct = tuple(Affine() if dim in axes else i for dim, i in enumerate(index))
 

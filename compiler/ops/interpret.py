@@ -1,4 +1,5 @@
-"""The graph interpreter: it runs every operator's NumPy reference. The oracle for compiled code."""
+"""The graph interpreter: it runs every operator's NumPy reference, as the oracle for compiled
+code."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops.attributes import integer
 
 NodeHook = Callable[[Node, Sequence[np.ndarray], np.ndarray], np.ndarray]
-"""(node, operands, result of the reference) -> the result to go on with."""
+"""(node, operands, result of the reference) -> the result to continue with."""
 
 
 def run_graph(
@@ -49,9 +50,9 @@ def run_graph(
 def _run(
     graph: Graph, inputs: Iterable[np.ndarray], float64: bool, chosen: NodeHook | None = None
 ) -> list[np.ndarray]:
-    """The outputs, inputs and outputs in the types that are computed in.
+    """The outputs; inputs and outputs have the types used for computation.
 
-    A value is held from its first use, or the node that makes it, to its last use.
+    A value is kept from its definition, or the first use of an input, to its last use.
     """
     values = dict(zip(graph.inputs, inputs, strict=True))
     blocks: dict[str, Mapping[int, np.ndarray]] = {}
@@ -98,7 +99,7 @@ def _result(
     float64: bool,
     chosen: NodeHook | None,
 ) -> np.ndarray:
-    """What a node makes of its operands, rounded to its type."""
+    """The result of a node for its operands, rounded to its type."""
     operator, kind = ops.get(node.op), graph.types[node.output]
     with np.errstate(all="ignore"):
         result = np.asarray(operator.reference(operands, node.attrs))
@@ -110,7 +111,7 @@ def _result(
 
 
 def check_inputs(graph: Graph, inputs: Mapping[str, np.ndarray]) -> None:
-    """Raises InvalidInputError, naming the first input that does not fit the graph."""
+    """Raise InvalidInputError, naming the first input that does not fit the graph."""
     for value in graph.inputs:
         if value not in inputs:
             raise InvalidInputError(f"input '{value}' is missing")

@@ -1,4 +1,4 @@
-"""Numbers that follow from positions and sizes alone: counting, and a size as data."""
+"""Numbers that follow from positions and sizes only: counting, and a size as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.compiler.ops.shapes import operand_count, show
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """`start + i * step`, i the position along dimension `axis` of `shape`; a scalar is `start`."""
+    """`start + i * step` for position i along dimension `axis` of `shape`; a scalar is `start`."""
     operand_count(types, 0)
     name, shape = word(attrs, "dtype"), ints(attrs, "shape")
     if name not in set(DType) or any(extent < 0 for extent in shape):
@@ -61,7 +61,7 @@ def _expression(
 def counted(
     node: OnnxNode, count: int, start: int = 0, step: int = 1, dtype: DType = DType.INT64
 ) -> str:
-    """`start`, `start + step`, ...: as many numbers as `count`, which may be an open size."""
+    """`start`, `start + step`, ...: `count` numbers, which may be a dynamic size."""
     return node.emit("iota", [], dtype=dtype.value, shape=(count,), start=start, step=step)
 
 

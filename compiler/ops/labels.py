@@ -1,11 +1,12 @@
-"""Labels: numbers that stand for texts, columns that have names, tensors that are in a list.
+"""Labels: numbers that represent texts, columns with names, tensors that belong to a list.
 
     %2: int64[8] = labelled(%1) {labels="{\\"columns\\": false, \\"keys\\": [\\"ash\\"]}"}
     %boxes[0]: float32[8, 4] = labelled(%3) {list="boxes"}
 
-A text is the position of its label; operators that move elements move positions. What an output
-stands for is said by the `labelled` that makes it, a view that costs nothing and never folds. The
-executable looks the texts up (`compiler.runtime.labels`), and puts the elements of a list together.
+A text is represented by the position of its label; operators that move elements move positions. The
+`labelled` node of an output states the output's meaning. It is a view that costs nothing and never
+folds. The executable looks up the texts (`compiler.runtime.labels`), and collects the elements of a
+list.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from tilewright.compiler.runtime.labels import LABELLED, Key, Labels
 
 
 def labels_of(node: Node | None) -> Labels | None:
-    """The labels of what a node makes; None where it makes plain numbers."""
+    """The labels of a node's output; None for plain numbers."""
     if node is None or node.op != LABELLED or node.attr("labels") is None:
         return None
     return Labels.from_json(json.loads(word(node.attrs, "labels")))
 
 
 def list_of(node: Node | None) -> str | None:
-    """The list of which a node makes an element; None where it makes an output of its own."""
+    """The list to which a node's output belongs; None for a separate output."""
     if node is None or node.op != LABELLED or node.attr("list") is None:
         return None
     return word(node.attrs, "list")
@@ -78,7 +79,7 @@ def _zip_map(node: OnnxNode) -> str:
     if len(keys) != shape[-1] or len(set(keys)) != len(keys):
         raise node.invalid(f"{len(keys)} labels for {shape[-1]} classes, or one of them twice")
     rows = x if len(shape) == 2 else node.reshape(x, (1, *shape))
-    made = node.keep("identity", [rows])  # a value of its own, which is nothing but labelled
+    made = node.keep("identity", [rows])  # a separate value, which is only used as labelled
     node.builder.labels[made] = Labels(keys, columns=True)
     return made
 

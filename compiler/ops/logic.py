@@ -82,7 +82,7 @@ def _logical(
 
 
 def _onnx_trilu(node: OnnxNode) -> str:
-    """Zeros beyond a diagonal: a choice by a constant mask."""
+    """Zeros beyond a diagonal: a selection by a constant mask."""
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
     if len(shape) < 2:
@@ -99,7 +99,7 @@ def _onnx_trilu(node: OnnxNode) -> str:
 
 
 def _counted_triangle(node: OnnxNode, shape: tuple[int, ...], offset: int) -> str:
-    """Where column j is at or after row i + offset, or for the lower part at or before it."""
+    """True if column j is at or after row i + offset, or for the lower part at or before it."""
     rows, columns = shape
     row = node.reshape(counted(node, columns), (1, columns))
     column = node.reshape(counted(node, rows, start=offset), (rows, 1))

@@ -1,4 +1,4 @@
-"""A function of a byte, as a table of its 256 values."""
+"""A function of one byte, as a table of its 256 values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _expression(
     index: tuple[Affine, ...],
     _fresh: Fresh,
 ) -> Expr:
-    """table[x[...]]; int8 as the byte that it lies in memory as."""
+    """table[x[...]]; int8 is indexed by its byte in memory."""
     x = operands[0](index)
     position = x if types[0].dtype is DType.UINT8 else Cast(x, DType.UINT8)
     return operands[1]((Affine(),), ((0, position),))

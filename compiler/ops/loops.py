@@ -21,30 +21,30 @@ from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
 from tilewright.compiler.sizes import always_smaller, is_open, larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
-"""Makes the body of a loop from the step's number and its states, values of the enclosure's graph.
-It gives whether another step follows, the next states, and the rows of the step."""
+"""Builds the body of a loop from the step's number and its states, values of the enclosure's graph.
+It returns whether another step follows, the next states, and the rows of the step."""
 
 BranchBuilder = Callable[[Enclosure], Sequence[str]]
-"""Makes a branch and gives its outputs: values of the enclosure's graph."""
+"""Builds a branch and returns its outputs: values of the enclosure's graph."""
 
 NO_LIMIT = (1 << 31) - 1
-"""A trip count from here on is what exporters write where they know none."""
+"""Exporters write a trip count of at least this if they know none."""
 
 COLLECTED_BYTES = 1 << 30
-"""What steps collect may take so much where a condition alone bounds their number."""
+"""Maximum bytes of collected rows if only a condition bounds the number of steps."""
 
 CHEAP_ELEMENTS = 1 << 12
-"""If the branches compute fewer elements, both are computed: so they fuse with what is around
-them."""
+"""If the branches compute fewer elements, both are computed, so that they fuse with surrounding
+nodes."""
 
 CHEAP = (OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 
 
 @dataclass(frozen=True, slots=True)
 class Looped:
-    """States after the last step, the stacked rows of all steps, and how many steps there were.
+    """States after the last step, the stacked rows of all steps, and the number of steps.
 
-    `exact` says that there are as many as there can be.
+    `exact` says that the maximum number of steps is always reached.
     """
 
     states: list[str]
@@ -59,10 +59,10 @@ def looped(
     """A loop that runs its body step by step.
 
     Args:
-        node: what the loop is of.
-        trips: the number of steps, the value that holds it, or None where nothing bounds it.
+        node: the node that the loop belongs to.
+        trips: the number of steps, the value that holds it, or None for an unbounded loop.
         begin: a value that says whether there is a first step.
-        states: the values that the first step gets.
+        states: the initial states.
         body: imports a step.
 
     Raises:
@@ -154,7 +154,7 @@ def looped(
 
 
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
-    """Whether a bound that a condition gives says something: memory is taken for all its rows."""
+    """Whether memory for all rows of a bound that comes from a condition is affordable."""
     if is_open(steps):
         return True
     each = sum(kind.bytes for kind in rows)
@@ -162,7 +162,7 @@ def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
-    """The smaller number of steps, and whether it is known which that is."""
+    """The smaller number of steps, and whether it is known which one that is."""
     if most is None:
         return counted, True
     fewer = always_smaller(most, counted)
@@ -172,14 +172,14 @@ def _fewer(most: int | None, counted: int) -> tuple[int, bool]:
 def branched(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[str]:
-    """The outputs of the branch that is chosen at run time; only that one is computed.
+    """The outputs of the branch that is selected at run time; only that one is computed.
 
-    Branches that cost less than choosing are both computed. A branch that contradicts itself, for
-    the sizes at hand, is an error for when a run chooses it.
+    Branches that cost less than the selection are both computed. A branch that contradicts itself,
+    for the given sizes, raises an error only in a run that selects it.
 
     Raises:
         InvalidModelError: if both branches contradict themselves.
-        UnsupportedOperatorError: if a branch does not compile, or they give other types.
+        UnsupportedOperatorError: if a branch does not compile, or the types of the branches differ.
     """
     pairs = _made_branches(node, condition, then, otherwise)
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -197,7 +197,7 @@ def branched(
 def branch_of(
     node: OnnxNode, condition: str, pairs: Sequence[tuple[Enclosure, Graph]]
 ) -> list[str]:
-    """The outputs of one of two bodies, which give the same types, as a condition says."""
+    """The outputs of one of two bodies with equal types, selected by a condition."""
     enclosures, graphs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     kinds = [graphs[0].types[value] for value in graphs[0].outputs]
     captured = tuple(dict.fromkeys(v for each in enclosures for v in each.captured))
@@ -219,7 +219,7 @@ def branch_of(
 def _made_branches(
     node: OnnxNode, condition: str, then: BranchBuilder, otherwise: BranchBuilder
 ) -> list[tuple[Enclosure, Graph]]:
-    """The bodies of both branches; one that contradicts itself is an error for when it runs.
+    """The bodies of both branches; one that contradicts itself is replaced by an error at run time.
 
     Raises:
         InvalidModelError: if both contradict themselves.
@@ -247,7 +247,8 @@ def _made_branches(
 def _refused(
     node: OnnxNode, condition: str, error: InvalidModelError, like: Graph
 ) -> tuple[Enclosure, Graph]:
-    """A body that ends the run, where a branch cannot be; with the outputs of the other branch."""
+    """A body that ends the run, in place of an invalid branch; it has the outputs of the other
+    branch."""
     message = f"If '{node.name}': the branch that is chosen contradicts itself: {error}"
     warnings.warn(
         f"If '{node.name}': a branch contradicts itself, and is an error if it is chosen: {error}",
@@ -268,7 +269,7 @@ def _refused(
 def _both(
     node: OnnxNode, condition: str, graphs: Sequence[Graph], enclosures: Sequence[Enclosure]
 ) -> list[str]:
-    """Both branches, and of each output the one that the run chooses."""
+    """Compute both branches, and select each output at run time."""
     pairs = zip(graphs, enclosures, strict=True)
     one, other = (inlined(node.builder, graph, e.captured) for graph, e in pairs)
     return [
@@ -306,7 +307,7 @@ def truth(node: OnnxNode, value: str) -> str:
     """A condition as a scalar.
 
     Raises:
-        InvalidModelError: if it is no truth value.
+        InvalidModelError: if it is not boolean.
     """
     kind = node.type(value)
     if kind.dtype is not DType.BOOL or kind.elements != 1:

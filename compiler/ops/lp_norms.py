@@ -44,7 +44,7 @@ def _order(node: OnnxNode) -> int:
 
 
 def _onnx_lp_pool(node: OnnxNode) -> str:
-    """The p-th root of the sum over each window: an average whose divisor is 1."""
+    """The p-th root of the sum over each window: an average with divisor 1."""
     x, p = node.input(0), _order(node)
     dtype = node.type(x).dtype
     attrs, _, spatial = window_attrs(node)

@@ -68,10 +68,10 @@ def _slice_parts(attrs: Attrs, shape: Shape) -> tuple[Shape, Shape, Shape]:
 
 
 def _lies_within(extent: int, start: int, step: int, size: int) -> bool:
-    """Whether every element read lies in the operand; none is read where the size is 0."""
+    """Whether every element read lies in the operand; a size of 0 reads none."""
     if step == 0 or size < 0:
         return False
-    if step == 1 and (is_open(size) or is_open(start)):  # the size may be 0 for some sizes
+    if step == 1 and (is_open(size) or is_open(start)):  # the size may be 0 in some runs
         return start >= 0 and start + size <= extent
     last = start + (size - 1) * step
     return not size or (0 <= start < extent and 0 <= last < extent)
@@ -131,7 +131,8 @@ def _onnx_slice(node: OnnxNode) -> str:
             full_steps[dim] = step
             full_starts[dim], sizes[dim] = _open_part(shape[dim], start, end, step)
             continue
-        first = max(start, -shape[dim])  # before the first element is the first, backwards too
+        # a start before the first element becomes the first, backwards too
+        first = max(start, -shape[dim])
         picked = range(*slice(first, end, step).indices(shape[dim]))
         full_starts[dim] = picked.start if picked else 0
         full_steps[dim], sizes[dim] = (step if picked else 1), len(picked)
@@ -143,17 +144,17 @@ def _onnx_slice(node: OnnxNode) -> str:
 
 
 def _may_end_beyond(extent: int, start: int, end: int) -> bool:
-    """Whether a part that begins within some elements ends behind them at some sizes only."""
+    """Whether a slice that begins within the extent ends beyond it for some sizes only."""
     low, high = bounds(end - extent)
     return low <= 0 < high < inf and bounds(start)[0] >= 0 and bounds(end - start)[0] >= 0
 
 
 def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) -> str:
-    """A part of a table of the model: positions, a causal mask. What ends behind it is no part
-    that the model means, so such a run is refused.
+    """A slice of a table of the model: positions, a causal mask. A slice that ends beyond the table
+    is an error of the input, and such a run is refused.
 
     Raises:
-        OpenSizeError: if one dimension by itself ends behind it.
+        OpenSizeError: if a single dimension makes the slice end beyond the table.
     """
     extent = node.shape(table)[dim]
     check_alone(end - 1, extent)
@@ -163,7 +164,7 @@ def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) ->
 
 
 def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
-    """Start and size of what ONNX's Slice reads; ends without a meaning of their own are the end.
+    """Start and size of ONNX's Slice; an end beyond all extents is the end of the dimension.
 
     Raises:
         OpenSizeError: if the ranges do not decide where an end lies.
@@ -177,7 +178,7 @@ def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
             position = position + extent
         return larger(low, smaller(position, high))
 
-    # Before the first element is the first, backwards too.
+    # A start before the first element becomes the first, backwards too.
     first, last = larger(0, place(start)), place(end)
     distance = (last - first) * (1 if step > 0 else -1)
     return first, larger(0, -(-distance // abs(step)))

@@ -1,4 +1,4 @@
-"""Parts of values, and values with more room: slices and pads as rules need them."""
+"""Slices and padded values, for rules."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tilewright.compiler.sizes import larger, smaller
 
 
 def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
-    """`size` places along a dimension from `start` on."""
+    """`size` positions along a dimension from `start` on."""
     return window(node, value, {dim: (start, size)})
 
 
 def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> str:
-    """Start and size along each dimension named; elements outside of the value are zeros."""
+    """Start and size along each named dimension; elements outside the value are zeros."""
     shape = node.shape(value)
     rank = len(shape)
     starts, sizes, before, after = [0] * rank, list(shape), [0] * rank, [0] * rank
@@ -43,7 +43,8 @@ def flip(node: OnnxNode, value: str, dims: Sequence[int]) -> str:
 
 
 def spread(node: OnnxNode, value: str, first: int, distances: Sequence[int]) -> str:
-    """Zeros between neighbours: elements are `distances` apart along the dimensions from `first`.
+    """Insert zeros between neighbours: elements are `distances` apart along the dimensions from
+    `first`.
 
     Before: (2, 3), distances (2,) along dimension 1. After: (2, 5), zeros at 1 and 3.
     """

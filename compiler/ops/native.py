@@ -1,4 +1,5 @@
-"""What operators of kind NATIVE share, and `trim`: values with an extent known only at run time."""
+"""Helpers for operators of kind NATIVE, and `trim`: values with an extent known only at run
+time."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tilewright.compiler.ops.registry import (
 from tilewright.compiler.ops.shapes import operand_count
 
 OUTPUT_ONLY = "few operators take the result without a cut, which artifacts cannot have"
-"""The limit of rules that emit `trim`."""
+"""The limit stated for rules that emit `trim`."""
 
 
 def native(
@@ -56,10 +57,11 @@ def split_at(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 
 def trimmed(node: OnnxNode, value: str, chosen: str, axis: int = 0) -> str:
-    """As many elements along an axis as `chosen` (a vector of booleans) has true ones.
+    """The elements along an axis for which `chosen` (a vector of booleans) is true.
 
-    If `chosen` is known at import, the result is a slice. Else nodes that keep places along the
-    axis apart are imported for the whole value (`frontend/counted.py`); others are refused.
+    If `chosen` is known at import, the result is a slice. Otherwise only nodes that do not combine
+    positions along the axis are supported; they are imported for the untrimmed value
+    (`frontend/counted.py`).
     """
     known = node.builder.known(chosen)
     if known is not None:

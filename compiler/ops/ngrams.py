@@ -1,4 +1,4 @@
-"""How often each of a list of n-grams occurs in a sequence of integers."""
+"""Counts of n-grams from a list in a sequence of integers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.compiler.ops.shapes import show
 
 
 def _pools(node: OnnxNode) -> list[np.ndarray]:
-    """For n = 1, 2, ...: the n-grams (count, n)."""
+    """The n-grams for n = 1, 2, ...: (count, n) each."""
     starts, items = node.ints("ngram_counts"), node.ints("pool_int64s")
     if starts is None or items is None:
         raise node.unsupported("n-grams that are not integers")
@@ -52,7 +52,7 @@ def _counts(node: OnnxNode, rows: str, grams: np.ndarray, distances: range) -> s
 
 
 def _onnx_tf_idf(node: OnnxNode) -> str:
-    """Counts, weights of what occurs, or their product, each in its own column."""
+    """Counts, weights of the n-grams that occur, or their product, each in its own column."""
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) not in (1, 2) or node.type(x).dtype.is_float:

@@ -65,7 +65,7 @@ def _batch_norm_expression(
 
 
 def _trained_batch_norm(node: OnnxNode) -> list[str]:
-    """With the mean and variance of this batch, which the running ones follow.
+    """With the mean and variance of this batch, which update the running ones.
 
     Before opset 14 the mean and variance of the batch are outputs, too.
     """
@@ -111,7 +111,7 @@ def _elementwise_batch_norm(node: OnnxNode, x: str, parameters: Sequence[str]) -
 
 def _onnx_batch_norm(node: OnnxNode) -> str | list[str]:
     x, parameters = node.input(0), [node.input(i) for i in range(1, 5)]
-    # MXNet's exporter writes spatial=0 beside parameters of channels, which have one meaning
+    # MXNet's exporter writes spatial=0 also for parameters of channels, which are unambiguous
     channels = node.shape(x)[1:2]
     each = node.integer("spatial", 1) == 0 and node.shape(parameters[0]) != channels
     if each and not any(node.outputs[1:]):
@@ -205,8 +205,8 @@ def _onnx_layer_norm(node: OnnxNode) -> list[str]:
 
 
 def _moments(node: OnnxNode, x: str, axes: tuple[int, ...]) -> tuple[str, str]:
-    """Mean and variance, from the deviations: mean(x**2) - mean(x)**2 would be nothing but its
-    own rounding where the mean is far from zero."""
+    """Mean and variance. The variance uses the deviations: mean(x**2) - mean(x)**2 would consist of
+    rounding errors if the mean is far from zero."""
     mean = node.emit("reduce_mean", [x], axes=axes, keepdims=1)
     centred = node.emit("sub", [x, mean])
     square = node.emit("mul", [centred, centred])
@@ -231,7 +231,7 @@ def _onnx_mean_variance(node: OnnxNode) -> str:
 
 
 def _onnx_instance_norm(node: OnnxNode) -> str:
-    """Layer normalisation over the pixels of each channel, with a scale and shift a channel."""
+    """Layer normalisation over the pixels of each channel, with a scale and shift per channel."""
     x = node.input(0)
     shape = node.shape(x)
     if len(shape) < 3:
@@ -243,7 +243,8 @@ def _onnx_instance_norm(node: OnnxNode) -> str:
 
 
 def _onnx_group_norm(node: OnnxNode) -> str:
-    """Layer normalisation over groups of channels; from opset 21 scale and bias are a channel's."""
+    """Layer normalisation over groups of channels; from opset 21 on, scale and bias are per
+    channel."""
     x = node.input(0)
     shape, groups = node.shape(x), node.integer("num_groups")
     if len(shape) < 3 or groups < 1 or shape[1] % groups:
@@ -327,7 +328,7 @@ def _lrn_expression(
 
 
 def _power(base: Expr, exponent: float) -> Expr:
-    """Square roots where they suffice: cheaper than a power, and closer to the exact result."""
+    """Square roots if they suffice: cheaper than a power, and closer to the exact result."""
     root = maths.sqrt(base)
     match exponent:
         case 1.0:
@@ -353,7 +354,7 @@ def _onnx_lrn(node: OnnxNode) -> str:
 
 OPERATORS = (
     Operator(
-        # not elementwise: its parameters stand for a channel and do not broadcast
+        # not elementwise: its parameters are per channel and do not broadcast
         "batch_norm",
         OpKind.ROW,
         _infer_batch_norm,

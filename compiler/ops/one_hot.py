@@ -1,4 +1,4 @@
-"""Rows in which one element differs: one-hot vectors, the largest of a row, the diagonal."""
+"""Rows in which one element differs: one-hot vectors, the maximum of a row, the diagonal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tilewright.compiler.sizes import is_open
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
-    """on where the position along the new axis is the index, else off."""
+    """`on` if the position along the new axis equals the index, else `off`."""
     indices, values = node.input(0), node.input(2)
     depths = node.static(1, "depth")
     if depths is None or depths.size != 1 or depths.item() < 1:
         raise node.invalid("depth (input 1) is no positive number")
     if node.shape(values) != (2,):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
-    # ONNX lets the depth be a float, too; an open one is no number to convert
+    # ONNX allows a float depth, too; a dynamic one cannot be converted to a number
     depth = depths.item() if is_open(depths.item()) else int(depths.item())
     shape = node.shape(indices)
     rank = len(shape) + 1
@@ -58,7 +58,7 @@ def _onnx_hardmax(node: OnnxNode) -> str:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     dim = axis % rank
     value = x
-    if node.opset < 13:  # rows are everything from the axis on
+    if node.opset < 13:  # a row is everything from the axis on
         value = node.reshape(x, (prod(shape[:dim]), prod(shape[dim:])))
         dim = 1
     extent = node.shape(value)[dim]

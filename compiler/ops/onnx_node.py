@@ -1,4 +1,4 @@
-"""An ONNX node as an operator's rule sees it: typed attributes, operands, and nodes to emit."""
+"""The interface of an ONNX node for import rules: typed attributes, operands, and nodes to emit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import OpenSizeError, is_open
 
 CALLED_OPSET = 21
-"""The opset of the operators that rules spell other operators out with."""
+"""The opset of operators into which rules expand other operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A tensor of a file; bfloat16 holds its raw bits, and bytes the elements of `narrow` types,
-    which have four. Texts are positions in `labels`."""
+    """A tensor of a file; bfloat16 as raw bits, and elements of `narrow` (4-bit) types as bytes.
+    Texts are positions in `labels`."""
 
     array: np.ndarray
     dtype: DType
@@ -37,7 +37,7 @@ OnnxAttr = int | float | str | OnnxTensor | tuple[int, ...] | tuple[float, ...] 
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """One node under import. `inputs` are values of the graph; None where ONNX leaves one out."""
+    """One node under import. `inputs` are values of the graph; None for an omitted one."""
 
     name: str
     op_type: str
@@ -57,7 +57,7 @@ class OnnxNode:
         return value
 
     def optional(self, position: int) -> str | None:
-        """An operand, or None where it is left out."""
+        """An operand; None if it is omitted."""
         return self.inputs[position] if position < len(self.inputs) else None
 
     def type(self, value: str) -> TensorType:
@@ -67,13 +67,13 @@ class OnnxNode:
         return self.builder.types[value].shape
 
     def static(self, position: int, what: str) -> np.ndarray | None:
-        """An operand that must be known at import; None where it is left out.
+        """An operand that must be known at import; None if it is omitted.
 
-        An array of objects where open sizes are among its elements.
+        The array holds objects if dynamic sizes are among its elements.
 
         Raises:
             UnsupportedOperatorError: if it depends on the run.
-            OpenSizeError: if it depends on open sizes in a way that their ranges do not decide.
+            OpenSizeError: if it depends on dynamic sizes in a way that their ranges do not decide.
         """
         value = self.optional(position)
         if value is None:
@@ -97,11 +97,11 @@ class OnnxNode:
         return array
 
     def static_ints(self, position: int, what: str) -> tuple[int, ...] | None:
-        """As `static`, as integers."""
+        """Like `static`, as integers."""
         array = self.static(position, what)
         if array is None:
             return None
-        if array.dtype.kind == "O":  # sizes that are known at run time
+        if array.dtype.kind == "O":  # dynamic sizes
             return tuple(array.reshape(-1))
         if array.dtype.kind not in "iu":
             raise self.invalid(f"{what} (input {position}) is not an integer tensor")
@@ -138,7 +138,7 @@ class OnnxNode:
         return found
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers; empty where it is left out."""
+        """A list of numbers; empty if it is missing."""
         value = self.attrs.get(key, ())
         if not isinstance(value, tuple):
             raise self.invalid(self._wanted(key, "a list of numbers"))
@@ -148,19 +148,19 @@ class OnnxNode:
         return found
 
     def tensor(self, key: str) -> OnnxTensor | None:
-        """A tensor attribute, or None where it is left out."""
+        """A tensor attribute; None if it is missing."""
         value = self.attrs.get(key)
         if value is not None and not isinstance(value, OnnxTensor):
             raise self.invalid(self._wanted(key, "a tensor"))
         return value
 
     def ints_or_input(self, key: str, position: int) -> tuple[int, ...] | None:
-        """Integers that older opsets give as an attribute and newer ones as an input."""
+        """Integers that are an attribute in older opsets and an input in newer ones."""
         given = self.ints(key)
         return given if given is not None else self.static_ints(position, key)
 
     def emit(self, op: str, inputs: Sequence[str], **attrs: AttrValue | None) -> str:
-        """Add a node; attributes that are None are left out. Nodes of constants fold.
+        """Add a node; attributes that are None are omitted. Nodes on constants fold.
 
         Raises:
             UnsupportedOperatorError: if an operand's extents are known only at run time.
@@ -170,7 +170,7 @@ class OnnxNode:
         return self.builder.emit(op, inputs, present, self._hint(), self.label)
 
     def keep(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """As `emit`, but nodes of constants stay nodes: a pass reads their operands."""
+        """Like `emit`, but nodes on constants do not fold, because a pass needs their operands."""
         return self.builder.emit(op, inputs, attrs, self._hint(), self.label, keep=True)
 
     def call(self, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
@@ -178,13 +178,13 @@ class OnnxNode:
         return self.call_at(CALLED_OPSET, op_type, *inputs, **attrs)
 
     def call_at(self, version: int, op_type: str, *inputs: str | None, **attrs: OnnxAttr) -> str:
-        """As `call`, the operator of an opset."""
+        """Like `call`, with the operator's version in an opset."""
         called = replace(self, opset=version, inputs=inputs, outputs=self.outputs[:1], attrs=attrs)
         made = ops.onnx_rules()["", op_type].emit(called)
         return made if isinstance(made, str) else made[0]
 
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
-        """Add a constant; raises OpenSizeError if open sizes are among its elements."""
+        """Add a constant; raises OpenSizeError if dynamic sizes are among its elements."""
         if array.dtype.kind == "O":
             raise OpenSizeError("it needs a table of numbers that follow from open sizes").by(
                 self.label
@@ -192,27 +192,27 @@ class OnnxNode:
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
-        """Add integers, of which some may be open sizes: a list of them, or one of shape ()."""
+        """Add integers, some of which may be dynamic sizes: a list, or one of shape ()."""
         array: np.ndarray = np.empty(len(items) if isinstance(items, Sequence) else (), object)
         array[...] = items
         return self.builder.numbers(array, dtype, f"{self._hint()}.constant")
 
     def reserve(self, what: str, size: int) -> None:
-        """Count a constant of `size` bytes that the node makes, before it is made.
+        """Count the `size` bytes of a constant that the node generates, before it is allocated.
 
         Raises:
-            InvalidModelError: if the model makes too many bytes of constants.
+            InvalidModelError: if the model generates too many bytes of constants.
         """
         self.builder.reserve(f"{self.label}: {what}", size)
 
     def scalar(self, value: float, dtype: DType) -> str:
-        """Add a constant of shape (), or an open size."""
+        """Add a constant of shape (), or a dynamic size."""
         if is_open(value):
             return self.sizes(value, dtype)
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """The value under another shape; itself where the shape is its own."""
+        """The value with another shape; unchanged if the shape is the same."""
         if self.shape(value) == tuple(shape):
             return value
         return self.emit("reshape", [value], shape=tuple(shape))
@@ -226,7 +226,7 @@ class OnnxNode:
         return UnsupportedOperatorError(self.name, self.op_type, self.domain, self.opset, reason)
 
     def refuse_trimmed(self, operands: Sequence[str | None]) -> None:
-        """Raises UnsupportedOperatorError if an operand's extents are known only at run time."""
+        """Raise UnsupportedOperatorError if an operand's extents are known only at run time."""
         for value in operands:
             if value is not None and self.builder.trim(value) is not None:
                 raise self.data_dependent(value)
@@ -240,7 +240,7 @@ class OnnxNode:
 
     @property
     def label(self) -> str:
-        """How messages name the node: MatMul 'fc1'."""
+        """The node's name in messages: MatMul 'fc1'."""
         return f"{self.op_type} '{self.name}'"
 
     def _hint(self) -> str:

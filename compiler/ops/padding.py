@@ -1,4 +1,4 @@
-"""Padding of convolutions and pools as ONNX states it."""
+"""Padding of convolutions and pools, from ONNX's attributes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def resolve_pads(
 def ceil_pads(
     spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape
 ) -> Shape:
-    """The pads that give ceil_mode's output under floor arithmetic.
+    """The pads for which floor arithmetic gives ceil_mode's output.
 
-    A last window that would start beyond the input and its leading padding is left out, as ONNX
-    and PyTorch do.
+    A last window that would start beyond the input and its leading padding is left out, as in ONNX
+    and PyTorch.
     """
     rank = len(spatial)
     before, after = list(pads[:rank]), list(pads[rank:])
@@ -59,17 +59,18 @@ def ceil_pads(
         if (outputs - 1) * s >= extent + before[dim]:
             outputs -= 1
         after[dim] = larger(after[dim], (outputs - 1) * s + reach - extent - before[dim])
-        # The padding of ceil_mode must not make room for one more window.
+        # The padding of ceil_mode must not add one more window.
         while (extent + before[dim] + after[dim] - reach) // s + 1 > outputs:
             after[dim] -= 1
     return (*before, *after)
 
 
 def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Shape:
-    """The pads with room for the only window along a dimension that is too short for it.
+    """The pads extended for a dimension that is shorter than its only window.
 
-    ONNX states none there. ONNX Runtime's division of what is left rounds to zero, and gives one if
-    it is less than a stride too short: MXNet's exporter relies on that, which drops ceil_mode.
+    ONNX defines no output in this case. ONNX Runtime's division rounds to zero, and gives one
+    output if less than a stride is missing. MXNet's exporter, which drops ceil_mode, relies on
+    that.
     """
     rank = len(spatial)
     before, after = list(pads[:rank]), list(pads[rank:])

@@ -1,4 +1,4 @@
-"""Operators whose output is put together from boxes: concatenation and padding."""
+"""Operators whose output is assembled from boxes: concatenation and padding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _no_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """Raises ValueError: an element depends on which box it lies in; see `pieces`."""
+    """Raises ValueError: an element depends on the box that it lies in; see `pieces`."""
     raise ValueError("an operator in pieces has no single expression")
 
 
@@ -69,8 +69,8 @@ def _onnx_concat(node: OnnxNode) -> str:
     axis = node.integer("axis")
     if not -rank <= axis < rank:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
-    # Shape arithmetic often concatenates empty constants. What has no elements for another reason
-    # still counts along the axis.
+    # Shape arithmetic often concatenates empty constants. Other operands without elements still
+    # count along the axis.
     full = [v for v in values if len(node.shape(v)) != rank or node.shape(v)[axis] != 0]
     values = full or values[:1]
     return values[0] if len(values) == 1 else node.emit("concat", values, axis=axis % rank)
@@ -151,13 +151,13 @@ def _onnx_pad(node: OnnxNode) -> str:
 
 
 def _fill(node: OnnxNode) -> float:
-    """What stands around the operand."""
+    """The value of the padding."""
     value = node.static(2, "constant_value")
     return node.number("value", 0.0) if value is None or value.size == 0 else float(value.item())
 
 
 def _check_source(node: OnnxNode, mode: str, shape: Shape, sizes: Shape, pads: Shape) -> None:
-    """Raises InvalidModelError if a padded dimension has no element to repeat."""
+    """Raise InvalidModelError if a padded dimension has no element to repeat."""
     padded = (low != 0 or high != 0 for low, high in zip(pads, pads[len(sizes) :], strict=False))
     if mode != "constant" and any(p and size == 0 for p, size in zip(padded, sizes, strict=True)):
         raise node.invalid(f"mode '{mode}' repeats elements, and none is left of {show(shape)}")
@@ -178,20 +178,20 @@ def _onnx_pads(node: OnnxNode, rank: int) -> tuple[int, ...]:
 
 
 AROUND = ("reflect", "edge", "wrap")
-"""Modes of padding by elements of the operand."""
+"""Modes that pad with elements of the operand."""
 
 _MOST_BOXES = 32
-"""Copies that padding is made of: 27 are what edges of three dimensions take."""
+"""Maximum number of copies for padding; the edges of three dimensions take 27."""
 
 
 def _places(places: Any, extent: int, mode: str) -> Any:
-    """Which elements of a dimension stand at places that may lie beside it: numbers, also of the
-    graph."""
+    """The elements of a dimension for positions that may lie outside it. Positions are numbers, or
+    values of the graph."""
     match mode:
         case "edge":
             return np.clip(places, 0, extent - 1)
-        case "reflect":  # around the first element, then around the last
-            if not is_open(extent):  # and so on, if the padding is longer than the operand
+        case "reflect":  # reflect at the first element, then at the last
+            if not is_open(extent):  # repeat if the padding is longer than the operand
                 places = np.mod(places, max(2 * (extent - 1), 1))
             return extent - 1 - abs(extent - 1 - abs(places))
         case _:
@@ -208,7 +208,8 @@ class _Run(NamedTuple):
 
 
 def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
-    """A padded dimension, or nothing where its padding is no such runs for all sizes."""
+    """The runs of a padded dimension; empty if its padding does not consist of runs for all
+    sizes."""
     middle = _Run(before, extent, 0, 1)
     if before == 0 and after == 0:
         return [middle]
@@ -231,13 +232,13 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
 
 
 def _split(offset: int, places: np.ndarray) -> list[_Run]:
-    """Places of the operand as runs, at most one more than there may be boxes; the first is at
-    `offset` in the output."""
+    """Divide positions of the operand into runs, at most one more than the limit of boxes; the
+    first is at `offset` in the output."""
     found: list[_Run] = []
     first, steps = 0, np.diff(places)
-    turns = np.flatnonzero(np.diff(steps)) + 2  # where the step to a place is another one
+    turns = np.flatnonzero(np.diff(steps)) + 2  # positions at which the step changes
     while first < len(places) and len(found) <= _MOST_BOXES:
-        # the step into a run's first place is not the run's
+        # the step before a run's first position does not belong to the run
         end = int(next(iter(turns[np.searchsorted(turns, first + 2) :]), len(places)))
         step = int(steps[first]) if end > first + 1 else 0
         found.append(_Run(offset + first, end - first, int(places[first]), step))
@@ -246,7 +247,8 @@ def _split(offset: int, places: np.ndarray) -> list[_Run]:
 
 
 def _boxes(shape: Shape, pads: Shape, mode: str) -> tuple[Piece, ...]:
-    """All combinations of the dimensions' runs; nothing where they are too many, or none."""
+    """All combinations of the dimensions' runs; empty if they are too many, or a dimension has
+    none."""
     rank = len(shape)
     sides = zip(shape, pads[:rank], pads[rank:], strict=True)
     runs = [_runs(extent, before, after, mode) for extent, before, after in sides]
@@ -280,7 +282,7 @@ def _infer_extend(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 def _gathered(
     node: OnnxNode, x: str, mode: str, before: tuple[int, ...], after: tuple[int, ...]
 ) -> str:
-    """Padding by elements of the operand: a gather along each padded axis."""
+    """Padding with elements of the operand: a gather along each padded axis."""
     for dim, (b, a) in enumerate(zip(before, after, strict=True)):
         if b == 0 and a == 0:
             continue
@@ -293,7 +295,7 @@ def _gathered(
 
 
 def _too_few(padding: int, extent: int) -> str:
-    """What is wrong with a reflection of an open extent, and a size that `--dim` may give."""
+    """The error for a reflection of a dynamic extent, with a range that `--dim` may state."""
     said = f"padding of {padding} reflects {extent} elements"
     if is_open(padding) or len(named := dimensions(extent)) != 1:
         return said

@@ -85,9 +85,10 @@ def _counts(
     before: Shape,
     after: Shape,
 ) -> np.ndarray:
-    """How many taps of each output's window lie within the input and this much padding.
+    """For each output, the number of taps in its window that lie within the input and this much
+    padding.
 
-    `counting` gives 0, 1, ...: so many numbers.
+    `counting` returns 0, 1, ... for a count.
     """
     counts: np.ndarray = np.ones((1, 1), np.float64)
     rank = len(spatial)
@@ -119,7 +120,7 @@ def _max_expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """max over (kh, kw) of x[n, c, oh*s + kh*d - p, ...]; padding takes no part."""
+    """max over (kh, kw) of x[n, c, oh*s + kh*d - p, ...]; padding is ignored."""
     return _pool(Combiner.MAX, operands[0], attrs, index, fresh)
 
 
@@ -143,8 +144,8 @@ def _average_expression(
 def window_attrs(node: OnnxNode) -> tuple[dict[str, Shape], Shape, Shape]:
     """kernel, strides, pads and dilations; then the pads that an average may count.
 
-    Those are without what ceil_mode adds. ONNX Runtime counts what the only window of a short
-    dimension lacks up to opset 18, and no more from 19 on.
+    The latter exclude ceil_mode's padding. For a dimension shorter than its only window, ONNX
+    Runtime counts the missing elements up to opset 18, and not from 19 on.
     """
     spatial = node.shape(node.input(0))[2:]
     kernel = node.ints("kernel_shape")
@@ -174,7 +175,7 @@ def _onnx_max(node: OnnxNode) -> list[str]:
 
 
 def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
-    """Where each maximum comes from, counted over the whole operand: the first tap that equals it.
+    """The position of each maximum in the whole operand: the first tap that equals it.
 
     The taps are compared one after the other, from the last to the first.
     """
@@ -217,7 +218,7 @@ def _first_place(node: OnnxNode, result: str, attrs: dict[str, Shape]) -> str:
 
 
 def _onnx_average(node: OnnxNode) -> str:
-    """Windows that are cut by the edge divide by their own count, a constant operand."""
+    """Windows that are cropped at the edge divide by their own count, a constant operand."""
     attrs, pads, spatial = window_attrs(node)
     x = node.input(0)
     rank = len(spatial)

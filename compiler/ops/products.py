@@ -1,8 +1,7 @@
-"""The types of a sum of products: how its operands are stored, and what it is computed in.
+"""The types of a sum of products: storage types of operands, and the computation type.
 
-The types of the operands say how they lie in memory. The attribute `accumulator`, which
-contractions of bytes and of 16-bit floats have, names the type in which products are formed and
-added up, and which the result has. Without it, all three are one type.
+The operand types are the types in memory. The attribute `accumulator`, on contractions of bytes and
+of 16-bit floats, is the type of products, sums and the result. Without it, all three are one type.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ HALVES = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) -> DType:
-    """The type of products, sums and result; what is added to them (a bias, a mask) has it too.
+    """The type of products, sums and result; operands that are added (a bias, a mask) have it too.
 
     The first `operands` types are those of the factors.
 
     Raises:
-        InvalidModelError: if the factors are not of one type, or the accumulator is not theirs:
-            int32 for bytes or int16, float32 for 16-bit floats of one type.
+        InvalidModelError: if the factors differ in type, or the accumulator is wrong for them: it
+            must be int32 for bytes or int16, float32 for 16-bit floats of one type.
     """
     stated = word(attrs, "accumulator", "")
     if not stated:
@@ -48,22 +47,24 @@ def computed_type(types: Sequence[TensorType], attrs: Attrs, operands: int = 2) 
 
 
 def exactly(arrays: Sequence[np.ndarray], attrs: Attrs) -> list[np.ndarray]:
-    """Operands of a reference in a type whose sums of products are exact, or as good as stated.
+    """The reference's operands in a type in which sums of products are exact, or sufficiently
+    precise.
 
-    That is float64 for integers: 2**53 holds the sum of 2**37 products of bytes, or of 2**23 of 16
-    bits, and BLAS has no integers.
+    For integers that is float64: 2**53 holds the sum of 2**37 products of bytes, or of 2**23 of 16
+    bits, and BLAS does not support integers.
     """
     match word(attrs, "accumulator", ""):
         case DType.INT32:
             return [array.astype(np.float64) for array in arrays]
         case DType.FLOAT32:
-            wide = np.result_type(np.float32, *arrays)  # float64 where that is asked for
+            wide = np.result_type(np.float32, *arrays)  # float64 if an operand has it
             return [array.astype(wide, copy=False) for array in arrays]
     return list(arrays)
 
 
 def accumulated(sums: np.ndarray, attrs: Attrs, dtype: np.dtype) -> np.ndarray:
-    """What `exactly` led to, in the type of the result: `dtype`, or wrapped to the accumulator."""
+    """Convert sums of `exactly` to the type of the result: `dtype`, or wrapped to the
+    accumulator."""
     match word(attrs, "accumulator", ""):
         case DType.INT32:
             return sums.astype(np.int64).astype(np.int32)

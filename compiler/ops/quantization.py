@@ -1,8 +1,8 @@
 """Quantised tensors: x = (q - zero_point) * scale.
 
-Scaling is done in float32 at least. Products of integers are exact: operands go to int32, their
-zero points are taken off, and the products are summed in int32. NaN, of which the standard says
-nothing, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
+Scaling is done at least in float32. Products of integers are exact: operands are cast to int32,
+their zero points are subtracted, and the products are summed in int32. NaN, which the standard does
+not define, becomes the lowest integer, as in ONNX Runtime and onnx.reference.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WIDE = DType.FLOAT32
 
 
 def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
-    """A scale or zero point that broadcasts with x: one of all, of each place along an axis, or of
-    each block along it."""
+    """A scale or zero point that broadcasts with x: a single one, one per position along an axis,
+    or one per block along it."""
     shape, given = node.shape(x), node.shape(parameter)
     if given in ((), (1,)):
         return node.reshape(parameter, ())
@@ -51,8 +51,8 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
 def _aligned(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str, str | None]:
-    """x, and a scale and a zero point that broadcast with it. Blocks that divide x are a dimension
-    of their own, so that nothing is repeated."""
+    """x, and a scale and a zero point that broadcast with it. Blocks that divide x become an
+    additional dimension, so that nothing is repeated."""
     shape, axis = node.shape(x), node.integer("axis", 1)
     dim = axis % max(1, len(shape))
     count = (
@@ -72,7 +72,8 @@ def _aligned(
 
 
 def _quantise(node: OnnxNode, scaled: str, zero: str | None, dtype: DType) -> str:
-    """The nearest integers to float32 numbers, ties to even, moved and saturated."""
+    """Round float32 numbers to the nearest integers, ties to even, add the zero point and
+    saturate."""
     value = node.emit("round", [scaled])
     if zero is not None:
         value = node.emit("add", [value, cast_to(node, zero, WIDE)])
@@ -119,8 +120,8 @@ def _onnx_dequantize(node: OnnxNode) -> str:
 def _in_blocks(
     node: OnnxNode, x: str, scale: str, zero: str | None, block: int
 ) -> tuple[str, str | None, str] | None:
-    """A matrix with its blocks as a dimension of their own, zero points and factors that broadcast
-    with it; None where blocks do not divide it. `block_products` takes it apart."""
+    """A matrix with its blocks as an additional dimension, and zero points and factors that
+    broadcast with it; None if blocks do not divide it. The pass `block_products` matches it."""
     shape, axis = node.shape(x), node.integer("axis", 1)
     if len(shape) != 2 or not -2 <= axis < 2 or shape[axis] % block:
         return None
@@ -135,13 +136,14 @@ def _in_blocks(
 
 
 def _is_weight(node: OnnxNode, x: str) -> bool:
-    """Whether these are constant bytes that a product may take, and no number or shape."""
+    """Whether these are constant bytes that may be a factor of a product, not a number or shape."""
     known = node.builder.known(x)
     return known is not None and node.type(x).dtype in BYTES and min(known.ndim - 1, known.size) > 0
 
 
 def _kept(node: OnnxNode, x: str, zero: str | None, factor: str) -> str:
-    """float32(int32(x) - zero) * factor, not folded: `byte_products` takes it apart."""
+    """float32(int32(x) - zero) * factor, without folding, because the pass `byte_products` matches
+    it."""
     value = node.keep("cast", [x], to=DType.INT32.value)
     if zero is not None:
         value = node.keep("sub", [value, cast_to(node, zero, DType.INT32)])
@@ -155,8 +157,8 @@ def _centred(node: OnnxNode, x: str, zero: str | None) -> str:
 
 
 def _column(node: OnnxNode, parameter: str, rank: int, dim: int) -> str:
-    """A parameter so that it broadcasts with values of this rank, if it is one number, or one for
-    each place along a dimension."""
+    """A parameter that broadcasts with values of this rank, if it is one number, or one per
+    position along a dimension."""
     extents = node.shape(parameter)
     if len(extents) != 1:
         return parameter
@@ -170,7 +172,7 @@ def _optional_column(node: OnnxNode, position: int, rank: int, dim: int) -> str 
 
 
 def _rescaled(node: OnnxNode, total: str, scales: tuple[str, str, str], zero: str) -> str:
-    """An int32 product as quantised numbers: times a_scale * b_scale / y_scale."""
+    """Requantise an int32 product: times a_scale * b_scale / y_scale."""
     a, b, y = (cast_to(node, scale, WIDE) for scale in scales)
     factor = node.emit("div", [node.emit("mul", [a, b]), y])
     scaled = node.emit("mul", [cast_to(node, total, WIDE), factor])

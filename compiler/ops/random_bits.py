@@ -1,15 +1,15 @@
-"""Random numbers without a seed, which differ from run to run.
+"""Random numbers without a seed, which differ between runs.
 
     %1: uint32[2] = random_key() {number=7}         64 bits, different at each call
     element i of a tensor = hash(%1, i)             an expression of its own
 
-The hash is the finaliser of MurmurHash3, twice. Such a generator is called counter-based (Salmon
-et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the expression fuses with its readers,
-and gives the same numbers on any number of threads. The transform of Box and Muller (1958) makes
-normal numbers.
+The hash is the finaliser of MurmurHash3, applied twice. Such a generator is called counter-based
+(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the expression fuses with its
+readers, and gives the same numbers for any number of threads. Normal numbers use the transform of
+Box and Muller (1958).
 
-Verified runs pin the keys (`pinned_random_keys` of `compiler.runtime.native`): then a key is a hash
-of the node's number, as the reference has it.
+Verification runs pin the keys (`pinned_random_keys` of `compiler.runtime.native`): a key is then a
+hash of the node's number, as in the reference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALL = (1 << 64) - 1
 _SPLITMIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _MURMUR = ((16, 0x85EBCA6B), (13, 0xC2B2AE35))
 _GOLDEN = 0x9E3779B9
-"""2^32 over the golden ratio: multiples of it are spread evenly."""
+"""2^32 divided by the golden ratio: its multiples are spread evenly."""
 
 
 def _infer_key(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -58,7 +58,7 @@ def _key_work(_types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[in
 
 
 class RandomTensor:
-    """Random numbers of one shape, which may be open; each call gives new ones."""
+    """Random numbers of one shape, which may be dynamic; each call returns new ones."""
 
     def __init__(self, node: OnnxNode, shape: Shape) -> None:
         self._node = node
@@ -68,7 +68,7 @@ class RandomTensor:
         self._words = 0
 
     def uniform(self, dtype: DType) -> str:
-        """Numbers from 0 to 1, the latter excluded: multiples of 2^-24, or of 2^-53 in float64."""
+        """Numbers in [0, 1): multiples of 2^-24, or of 2^-53 in float64."""
         node, high = self._node, self._bits(24)
         if dtype is not DType.FLOAT64:
             return self._scaled(cast_to(node, high, DType.FLOAT32), 2.0**-24)
@@ -76,7 +76,7 @@ class RandomTensor:
         return node.emit("add", [self._scaled(cast_to(node, high, dtype), 2.0**-24), low])
 
     def normal(self, dtype: DType) -> str:
-        """Numbers of a normal distribution with mean 0 and deviation 1, in float32 or float64."""
+        """Normally distributed numbers with mean 0 and deviation 1, in float32 or float64."""
         node, first = self._node, self.uniform(dtype)
         kind = node.type(first).dtype
         above_zero = node.emit("sub", [node.scalar(1, kind), first])
@@ -89,7 +89,8 @@ class RandomTensor:
         return self._node.emit("mul", [value, number])
 
     def _bits(self, count: int) -> str:
-        """The leading bits of a new word, at most 31: int32, which converts in one instruction."""
+        """The leading bits of a new word, at most 31, as int32, which converts in one
+        instruction."""
         return cast_to(self._node, self._shifted(self._word(), 32 - count), DType.INT32)
 
     def _word(self) -> str:
@@ -102,7 +103,7 @@ class RandomTensor:
         return self._hashed(node.emit("bit_xor", [again, salt]))
 
     def _hashed(self, word: str) -> str:
-        """A word of which each bit depends on all bits."""
+        """A word in which each bit depends on all bits of the operand."""
         for shift, factor in _MURMUR:
             word = self._node.emit("bit_xor", [word, self._shifted(word, shift)])
             word = self._times(word, factor)

@@ -1,8 +1,8 @@
 """Random numbers: with a seed, the numbers of ONNX Runtime's first run; without one, different
 numbers in each run (`compiler.ops.random_bits`).
 
-Numbers of a seed are constants of the compiled model, and so each run gives the same. ONNX Runtime
-draws with the C++ library's default engine and distributions, whose algorithms are written down
+Numbers with a seed are constants of the compiled model, so that each run has the same ones. ONNX
+Runtime uses the C++ library's default engine and distributions, whose algorithms are implemented
 here: a multiplicative generator modulo 2^31 - 1 (Park and Miller, 1988), and Marsaglia's polar
 method.
 """
@@ -29,7 +29,7 @@ _MODULUS, _FACTOR = 2**31 - 1, 16807
 
 
 class Engine:
-    """The engine of one node."""
+    """The random engine of one node."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed % _MODULUS or 1
@@ -38,14 +38,14 @@ class Engine:
         """The next integers from 1 to 2^31 - 2."""
         found = np.array([self._state * _FACTOR % _MODULUS], np.uint64)
         step = _FACTOR
-        while len(found) < count:  # as many again, that many steps further
+        while len(found) < count:  # doubles the numbers, by jumping ahead
             found = np.concatenate([found, found * np.uint64(step) % np.uint64(_MODULUS)])
             step = step * step % _MODULUS
         self._state = int(found[count - 1]) if count else self._state
         return found[:count]
 
     def fractions(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """The next numbers from 0 to 1, the latter excluded."""
+        """The next numbers in [0, 1)."""
         span = dtype.type(_MODULUS - 1)
         if dtype == np.float32:
             parts = (self.draws(count) - 1).astype(dtype) / span
@@ -56,7 +56,7 @@ class Engine:
         return below
 
     def normal(self, count: int, dtype: np.dtype) -> np.ndarray:
-        """Numbers of a normal distribution with mean 0 and deviation 1."""
+        """Normally distributed numbers with mean 0 and deviation 1."""
         found: list[np.ndarray] = []
         missing = count
         while missing > 0:
@@ -71,12 +71,12 @@ class Engine:
 
 
 def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
-    """Numbers of the node's distribution, those of its seed if it states one.
+    """Random numbers of the node's distribution, generated from its seed if it states one.
 
     Raises:
-        InvalidModelError: if they are no floats, constants of too many bytes, or of a shape with
-            negative extents.
-        OpenSizeError: if the number of those of a seed is known at run time only.
+        InvalidModelError: if the type is not a float, the constant is too large, or an extent is
+            negative.
+        OpenSizeError: if there is a seed and the shape is dynamic.
     """
     if not dtype.is_float:
         raise node.invalid(f"random numbers of the type {dtype}")
@@ -115,8 +115,8 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
 
 
 def _largest_below(end: float, dtype: DType) -> np.ndarray:
-    """The largest stored number of a type that is below `end`: rounding would reach the end of an
-    interval that excludes it."""
+    """The largest number of a type that is below `end`: rounding could reach the excluded end of an
+    interval."""
     with np.errstate(over="ignore"):
         nearest = to_memory(np.asarray(end), dtype)
     if float(from_memory(nearest, dtype)) < end:
@@ -124,7 +124,7 @@ def _largest_below(end: float, dtype: DType) -> np.ndarray:
     unsigned = np.dtype(f"uint{8 * dtype.bytes}")
     sign = 1 << 8 * dtype.bytes - 1
     bits = int(nearest.view(unsigned))
-    # Numbers are ordered as their bits are, those with a sign in reverse.
+    # Floats are ordered like their bits; negative ones in reverse.
     below = sign + 1 if bits in (0, sign) else bits + (1 if bits > sign else -1)
     return np.asarray(below, unsigned).view(dtype.numpy)
 
@@ -146,15 +146,15 @@ def _stated(node: OnnxNode, normal: bool) -> str:
 
 
 def _like(node: OnnxNode, normal: bool) -> str:
-    """Of the shape, and if none is stated of the type, of the operand."""
+    """Random numbers with the operand's shape, and its type if the node states none."""
     kind = node.type(node.input(0))
     return _drawn(node, kind.shape, _of_type(node, kind.dtype), normal)
 
 
 def _bernoulli(node: OnnxNode) -> str:
-    """1 where a number from 0 to 1 is below the probability.
+    """1 if a random number in [0, 1) is below the probability.
 
-    As the standard's text and its reference say: 1 has the stated probability. In the function body
+    As in the standard's text and its reference, 1 has the stated probability. In the function body
     of the schema, which ONNX Runtime runs, 0 has it.
     """
     x = node.input(0)
@@ -166,11 +166,11 @@ def _bernoulli(node: OnnxNode) -> str:
 
 
 def _multinomial(node: OnnxNode) -> str:
-    """The number of cumulated probabilities, without the last, that a number from 0 to the last is
-    not below.
+    """The class of a random number: the count of cumulative probabilities, without the last, that
+    are at most the number. The number is below the last cumulative probability.
 
-    The last differs from 1 by the rounding of a sum. A number above it would choose the last class,
-    also one whose probability is 0.
+    The last one differs from 1 by the rounding error of a sum. A number above it would select the
+    last class, even if its probability is 0.
     """
     shape = node.shape(node.input(0))
     if len(shape) != 2:

@@ -1,8 +1,8 @@
 """Recurrent layers, step by step: RNN, GRU and LSTM.
 
 The products of the inputs with W are computed once for all steps. A step is the product of the
-state with R, and arithmetic; all steps use the same kernels. A few steps are spelled out, many are
-a loop. Sequences of several lengths keep their state where they have ended.
+state with R, and arithmetic; all steps use the same kernels. A few steps are unrolled, many become
+a loop. Sequences of different lengths keep their state after their end.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import is_open, same_extents
 
 SPELLED_STEPS = 64
-"""More steps become a loop, which is some 3% slower (a gather and a copy of rows a step), and
-compiles in the time of one step. So do two steps of 16-bit floats: what is between those that are
-spelled out is stored in 16 bits (`passes.narrow`)."""
+"""More steps become a loop, which is some 3% slower (a gather and a copy of rows per step), and
+compiles in the time of one step. Two or more steps of 16-bit floats become a loop too: values
+between unrolled steps are stored in 16 bits (`passes.narrow`)."""
 
 _Activation = Callable[[str], str]
 
 MatrixProduct = Callable[[OnnxNode, str, Sequence[str]], str]
-"""A matrix of floats times another one, which these values hold."""
+"""A matrix of floats times another one, which these values represent."""
 
 _PARAMETERS = {
     "Affine": {"alpha": 0.0, "beta": 0.0},
@@ -44,7 +44,8 @@ _PARAMETERS = {
 }
 _PLAIN = ("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh")
 _OWN = ("Affine", "ScaledTanh")
-"""Activations that are no operators of ONNX, which states no defaults: ONNX Runtime's are 0."""
+"""Activations that are not ONNX operators, for which ONNX states no defaults: ONNX Runtime's are
+0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,18 @@ class _Layer:
     """One direction of a recurrent layer.
 
     Attributes:
-        node: what it is imported from, which emits a step's nodes.
+        node: the imported node, which emits a step's nodes.
         given: (batch, gates * hidden) at this step: input times W, plus biases.
-        product: how the state is multiplied by `recurrence`.
-        recurrence: what holds R transposed, (hidden, gates * hidden).
-        state, factor: the hidden state before the step, and as it is multiplied: in the type of the
-            weights.
-        recurrence_bias: (gates * hidden,), where it is not among the steps' biases.
+        product: multiplies the state by `recurrence`.
+        recurrence: the values that represent R transposed, (hidden, gates * hidden).
+        state, factor: the hidden state before the step, and the same as a factor, in the type of
+            the weights.
+        recurrence_bias: (gates * hidden,), if it is not included in the steps' biases.
         peepholes: (3 * hidden,), the weights with which gates i, o and f read an LSTM's cell; or
             None.
         activations: in ONNX's order.
-        active: (batch, 1) at this step: whether the sequence still goes on; None where all do.
+        active: (batch, 1) at this step: whether the sequence has not ended; None if no sequence
+            ends early.
     """
 
     node: OnnxNode
@@ -95,7 +97,7 @@ class _Layer:
         return self.node.emit("add", [product, self.gate(self.recurrence_bias, number)])
 
     def _times(self, state: str, matrix: Sequence[str]) -> str:
-        """Factors have the type of the weights, sums that of the state."""
+        """Factors have the type of the weights, sums the type of the state."""
         node, factor = self.node, self.factor
         if state != self.state:
             factor = cast_to(node, state, node.type(factor).dtype)
@@ -108,13 +110,13 @@ class _Layer:
         return self.node.emit("clip", [value], min=-float(limit), max=float(limit))
 
     def kept(self, new: str, old: str) -> str:
-        """The new state of the sequences that go on, the old of the others."""
+        """The new state for sequences that have not ended, the old state for the others."""
         active = self.active
         return new if active is None else self.node.emit("where", [active, new, old])
 
 
 _Step = Callable[[_Layer, tuple[str, ...]], tuple[str, ...]]
-"""Computes the states (hidden first) after a step from those before it."""
+"""Computes the states (hidden first) after a step from the states before it."""
 
 
 def _rnn_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ def _lstm_step(layer: _Layer, states: tuple[str, ...]) -> tuple[str, ...]:
 def _activations(
     node: OnnxNode, names: tuple[str, ...], directions: int, direction: int = 0
 ) -> list[_Activation]:
-    """Activations of one direction; `names` are the defaults of each."""
+    """Activations of one direction; `names` are the default activations."""
     given = node.attrs.get("activations")
     chosen = names * directions
     if isinstance(given, tuple) and given:
@@ -215,8 +217,8 @@ class Weights:
         width: of an input.
         rows: gates times hidden.
         of_inputs, of_states: the products of the inputs with W, and of the state with R.
-        inputs: what holds W transposed, (width, rows), direction by direction.
-        states: what holds R transposed, (hidden, rows).
+        inputs: the values that represent W transposed, (width, rows), for each direction.
+        states: the values that represent R transposed, (hidden, rows), for each direction.
     """
 
     width: int
@@ -270,8 +272,8 @@ def _recurrent(
     dtype = node.type(x).dtype
 
     def wide(value: str) -> str:
-        """A value of the steps, which take 16-bit floats as float32 and round their results once:
-        an error of the state would grow with each step."""
+        """A value for the steps, which compute 16-bit floats as float32 and round their results
+        once: rounding the state would accumulate errors."""
         return cast_to(node, value, DType.FLOAT32) if dtype in HALVES else value
 
     count = 2 if step is _lstm_step else 1
@@ -284,7 +286,7 @@ def _recurrent(
         if bias is not None:
             both = wide(row_of(node, bias, number))
             given, recurrent = (part(node, both, 0, i * rows, rows) for i in range(2))
-            if step is _gru_step:  # a gate multiplies the recurrent bias alone
+            if step is _gru_step:  # a gate multiplies only the recurrent bias
                 recurrence_bias = recurrent
             else:
                 given = node.emit("add", [given, recurrent])
@@ -317,11 +319,11 @@ class _Sequence:
     """All steps of one direction.
 
     Attributes:
-        steps: (length, batch, gates * hidden): what each step is given.
-        ends: (batch, 1), how long each sequence is; None where all are whole.
-        product, recurrence, factors: those of `_Layer`.
+        steps: (length, batch, gates * hidden): the input of each step.
+        ends: (batch, 1), the length of each sequence; None if all have full length.
+        product, recurrence, factors: as in `_Layer`.
         parameters: recurrence bias, peepholes of `_Layer`.
-        activations: those of `_Layer`, for the node that emits them.
+        activations: as in `_Layer`, for the node that emits them.
     """
 
     node: OnnxNode
@@ -340,7 +342,8 @@ class _Sequence:
         return self.node.shape(self.steps)[0]
 
     def spelled(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The outputs (length, batch, hidden) and the states after the last step, step by step."""
+        """The outputs (length, batch, hidden) and the states after the last step, with unrolled
+        steps."""
         if self.length == 0:
             return _nothing(self.node, self.steps, states[0]), states
         outputs = [""] * self.length
@@ -353,8 +356,8 @@ class _Sequence:
         return _stacked(self.node, outputs), states
 
     def looped(self, states: Sequence[str]) -> tuple[str, Sequence[str]]:
-        """The same, as a loop of the run. A factor of 16 bits is a state of its own: bodies keep
-        what they are given as it is stored."""
+        """The same, as a loop at run time. A 16-bit factor is a separate state, because bodies keep
+        their inputs as stored."""
         apart = self.factors is not self.node.type(states[0]).dtype
 
         def body(enclosure: Enclosure, number: str, now: Sequence[str]) -> Sequence[str]:
@@ -385,7 +388,8 @@ class _Sequence:
         factor: str,
         outside: Callable[[str], str],
     ) -> list[str]:
-        """Output and states after a step; `outside` brings a value to where the node emits."""
+        """Output and states after a step; `outside` makes a value available to the emitting
+        node."""
         active = None
         if self.ends is not None:
             active = node.emit("less", [place, outside(self.ends)])
@@ -434,7 +438,7 @@ def _initial(
 
 
 def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
-    """How many steps each sequence has, (batch, 1); None where all have all."""
+    """The length of each sequence, (batch, 1); None if all have full length."""
     lengths = node.optional(4)
     if lengths is None:
         return None
@@ -445,7 +449,7 @@ def _ends(node: OnnxNode, length: int, batch: int) -> str | None:
 
 
 def _nothing(node: OnnxNode, steps: str, state: str) -> str:
-    """The outputs of no steps: (0, batch, hidden)."""
+    """The outputs without steps: (0, batch, hidden)."""
     zero = node.scalar(0, node.type(steps).dtype)
     return node.emit("expand", [zero], shape=(0, *node.shape(state)))
 
@@ -480,7 +484,7 @@ def _onnx_lstm(node: OnnxNode) -> list[str]:
 
 
 def lstm(node: OnnxNode, weights: Weights | None = None) -> list[str]:
-    """The outputs of an LSTM; `weights` are the node's inputs 1 and 2 unless they are given."""
+    """The outputs of an LSTM; `weights` default to the node's inputs 1 and 2."""
     return _recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"), _lstm_step, weights)
 
 

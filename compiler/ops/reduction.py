@@ -42,9 +42,9 @@ def _reduction(
     finish: Callable[[Expr, int], Expr],
     *onnx: OnnxRule,
 ) -> Operator:
-    """`finish` makes the result from the reduction and the number of elements that went in.
+    """`finish` computes the result from the reduction and the number of reduced elements.
 
-    With no elements to reduce, the result is what the combiner starts from.
+    Without elements, the result is the combiner's initial value.
     """
 
     def reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
@@ -91,7 +91,7 @@ def _plain(total: Expr, _count: int) -> Expr:
 
 
 def reduce(node: OnnxNode, op_name: str, value: str) -> str:
-    """Reduce a value as the node's axes and keepdims say."""
+    """Reduce a value over the node's axes, with its keepdims."""
     rank = len(node.shape(value))
     axes = node.ints_or_input("axes", 1)
     if not axes:
@@ -100,7 +100,7 @@ def reduce(node: OnnxNode, op_name: str, value: str) -> str:
         axes = tuple(range(rank))
     if rank == 0:
         return value
-    # checked here, so that the message names the axes as the model states them
+    # checked here, so that the message has the axes that the model states
     for axis in axes:
         if not -rank <= axis < rank:
             raise node.invalid(f"axis {axis} is out of range for rank {rank}")

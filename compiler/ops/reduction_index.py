@@ -1,4 +1,4 @@
-"""Where the largest or smallest element lies."""
+"""The position of the largest or smallest element."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _reference(largest: bool) -> Callable[[Sequence[np.ndarray], Attrs], np.ndar
 def _fold(dtype: DType, *, largest: bool, last: bool) -> Fold:
     """(value, position): the better value; of equal ones the first, or last, position.
 
-    NaN is better than any number, as NumPy has it.
+    NaN is better than any number, as in NumPy.
     """
     combiner = Combiner.MAX if largest else Combiner.MIN
     value, position = Accumulator(dtype, 0), Accumulator(DType.INT32, 1)

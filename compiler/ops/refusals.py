@@ -1,4 +1,4 @@
-"""What must hold of sizes that only a run knows, and ends it where it does not.
+"""Conditions on dynamic sizes that a run must satisfy; otherwise it ends with an error.
 
 %1 = less_or_equal(iota() {start=<past+tokens>}, 1024)
 %2 = branch(%1) {then: 0, otherwise: refuse {message="past+tokens is more than 1024 ..."}}
@@ -18,10 +18,11 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 
 
 def at_most(node: OnnxNode, positions: str, size: int, limit: int, what: str) -> str:
-    """The positions, in runs in which an open size is at most a limit. Others end with an error
-    that names the dimensions: "Gather 'words': past+tokens is more than 1024 elements of a table".
+    """The positions, in runs in which a dynamic size is at most a limit. Other runs end with an
+    error that names the dimensions: "Gather 'words': past+tokens is more than 1024 elements of a
+    table".
 
-    What is asked twice is computed once, and before all else: a run that is refused has changed
+    Equal conditions are computed once, before all other nodes, so that a refused run has changed
     nothing.
     """
     zero = node.builder.limits.get((size, limit))

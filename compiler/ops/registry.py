@@ -1,8 +1,8 @@
 """Operators as values, and the registry that finds them.
 
-An operator is one entry: type inference, NumPy reference, tensor expression and ONNX rules stand
-together. Every module of this package may define `OPERATORS` and `RULES`; the registry imports all
-modules and collects them, so that adding an operator is adding an entry or a file.
+An operator is one entry, with type inference, NumPy reference, tensor expression and ONNX rules.
+Every module of this package may define `OPERATORS` and `RULES`. The registry imports all modules
+and collects them, so that adding an operator means adding an entry or a file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLOATS = tuple(dtype for dtype in DType if dtype.is_float)
 
 
 class OpKind(StrEnum):
-    """The kinds of operators that fusion and the schedule templates tell apart."""
+    """The kinds of operators that fusion and the schedule templates distinguish."""
 
     ELEMENTWISE = "elementwise"
     """At most three operands with NumPy broadcasting; any of them may be read in place."""
@@ -43,20 +43,20 @@ class OpKind(StrEnum):
     ROW = "row"
     """Normalisations: reductions along a row whose results every element of the row needs."""
     ATTENTION = "attention"
-    """Two contractions with a row between them; the row's values never reach memory as a whole."""
+    """Two contractions with a row between them; the row's values are never stored as a whole."""
     MOVEMENT = "movement"
     """Each output element is one input element, at an affine index."""
     PIECES = "pieces"
-    """The output is put together from boxes; see `Piece`."""
+    """The output is assembled from boxes; see `Piece`."""
     VIEW = "view"
-    """The same bytes under another shape."""
+    """The same bytes with another shape."""
     GATHER = "gather"
     NATIVE = "native"
-    """No loop nest: a function of the C runtime; see `Operator.native`."""
+    """Not a loop nest, but a function of the C runtime; see `Operator.native`."""
     CONTROL = "control"
     """Runs graphs, its bodies; see `Operator.control`."""
     CONSTANT = "constant"
-    """Known after import; no such node is left in a graph."""
+    """Known after import; no such node remains in a graph."""
 
 
 class Source(Protocol):
@@ -86,51 +86,53 @@ class Piece:
     steps: tuple[int, ...] = ()
 
     def moves(self, dim: int) -> bool:
-        """Whether elements of the operand change their place along a dimension within the box."""
+        """Whether elements of the operand change their position along a dimension within the
+        box."""
         return bool(self.starts) and (self.starts[dim], self.steps[dim]) != (0, 1)
 
 
 Infer = Callable[[Sequence[TensorType], Attrs], TensorType]
-"""Type of the output; raises InvalidModelError, one phrase without the node's name."""
+"""Returns the type of the output; raises InvalidModelError with one phrase, without the node's
+name."""
 Reference = Callable[[Sequence[np.ndarray], Attrs], np.ndarray]
 """The operator on NumPy arrays of the operands' types; float arrays may all be float64 instead."""
 Fresh = Callable[[str, int], Axis]
-"""Makes a new reduction axis from a name to start with and an extent."""
+"""Creates a new reduction axis from a name prefix and an extent."""
 Expression = Callable[
     [Sequence[Source], Sequence[TensorType], Attrs, tuple[Affine, ...], Fresh], Expr
 ]
 """One element of the output at an index, over elements of the operands."""
 Pieces = Callable[[Sequence[TensorType], Attrs], tuple[Piece, ...]]
 NativeWork = Callable[[Sequence[TensorType], Attrs], tuple[str, tuple[int, ...]]]
-"""The native function and its parameters; `runtime/native_functions.py` says what it touches."""
+"""The native function and its parameters; `runtime/native_functions.py` defines its memory
+accesses."""
 RunBody = Callable[[Graph, Sequence[np.ndarray]], list[np.ndarray]]
 """The outputs of a body for these inputs."""
 Control = Callable[[Sequence[np.ndarray], Attrs, RunBody], Mapping[int, np.ndarray]]
-"""Computes a CONTROL operator on NumPy arrays: its results, each with where it starts in the
-block."""
+"""Computes a CONTROL operator on NumPy arrays: its results by their start in the block."""
 
 
 class Effort(StrEnum):
-    """What one element of an operator takes."""
+    """The cost of one element of an operator."""
 
     CHEAP = "cheap"
-    """So little that each pass over a row may compute it again."""
+    """Cheap enough to be recomputed in each pass over a row."""
     ORDINARY = "ordinary"
     COSTLY = "costly"
     """About ten operations."""
 
 
 Terms = Callable[[Sequence[TensorType], Attrs], int]
-"""How many products one element of the output sums, by the types of the operands."""
+"""The number of products that one element of the output sums, by the types of the operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxRule:
-    """How nodes of one ONNX operator become nodes of the graph.
+    """Import of one ONNX operator's nodes as nodes of the graph.
 
-    `emit` adds nodes through the OnnxNode that it is given, and returns the value that stands for
-    each ONNX output. `limits` names, in a phrase, forms that ONNX has and the rule refuses. `types`
-    are those of the first operand, of operators whose schema the onnx package does not have.
+    `emit` adds nodes through the given OnnxNode, and returns the value for each ONNX output.
+    `limits` names, in a phrase, forms that ONNX has and the rule does not support. `types` are the
+    first operand's types, for operators whose schema is missing in the onnx package.
     """
 
     op_type: str
@@ -144,11 +146,11 @@ class OnnxRule:
 class Operator:
     """One operator of the canonical set; every operator has one output.
 
-    Some fields belong to operators of one kind. `pieces` belongs to PIECES, which are copied box by
-    box; `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control`
-    belongs to CONTROL and stands in the place of a reference; these have no tensor expression
-    either. `commutative`: its operands may change places. `idempotent`: applied to its own result,
-    it changes nothing. `jumps`: its floats jump where an operand hardly moves.
+    Some fields belong to operators of one kind: `pieces` to PIECES, which are copied box by box;
+    `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control` belongs
+    to CONTROL and replaces the reference; these operators have no tensor expression either.
+    `commutative`: its operands may be exchanged. `idempotent`: applied to its own result, it
+    changes nothing. `jumps`: its float results are discontinuous.
     """
 
     name: str
@@ -171,7 +173,7 @@ def get(name: str) -> Operator:
     """The operator of this name.
 
     Raises:
-        CompilerError: if there is none.
+        CompilerError: if it does not exist.
     """
     found = operators().get(name)
     if found is None:
@@ -184,7 +186,7 @@ def operators() -> Mapping[str, Operator]:
     """All operators by name.
 
     Raises:
-        ValueError: if two share a name.
+        ValueError: if two have the same name.
     """
     found: dict[str, Operator] = {}
     for module in _families():
@@ -200,7 +202,7 @@ def onnx_rules() -> Mapping[tuple[str, str], OnnxRule]:
     """All ONNX rules by domain and operator type.
 
     Raises:
-        ValueError: if two share a key.
+        ValueError: if two have the same key.
     """
     found: dict[tuple[str, str], OnnxRule] = {}
     for rule in _rules():

@@ -1,4 +1,4 @@
-"""Views: the same bytes under another shape."""
+"""Views: the same bytes with another shape."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _expression(
     index: tuple[Affine, ...],
     fresh: Fresh,
 ) -> Expr:
-    """The operand where the row-major position is the same.
+    """The operand's element at the same row-major position.
 
     Raises:
-        ValueError: if that index is not affine: a dimension is cut across.
+        ValueError: if that index is not affine, because a dimension is split across others.
     """
     position = Affine()
     for extent, i in zip(ints(attrs, "shape"), index, strict=True):

@@ -1,15 +1,15 @@
 """Resizing by interpolation, one dimension after the other.
 
-Along a dimension, each output is a weighted sum of a few inputs; which ones and with what weights
-follows from the extents: constants, or tables that each run computes where an extent is open.
-`interpolate` takes them for as many dimensions at once as have few taps. With many, each tap is a
+Along a dimension, each output is a weighted sum of a few inputs. Their positions and weights follow
+from the extents: they are constants, or tables that each run computes if an extent is dynamic.
+`interpolate` handles several dimensions at once if they have few taps. With many taps, each is a
 gather, times a row of weights. Coordinates and coefficients are those of the ONNX specification of
-Resize, version 19, but for what ONNX Runtime and PyTorch both do otherwise:
+Resize, version 19, except where ONNX Runtime and PyTorch both differ from it:
 
 - `align_corners` and `tf_crop_and_resize` divide by the extent of the result. The specification
-  divides by the extent that the scale gives, which need not be whole.
-- The place that `nearest` rounds, and the extent that a scale gives, are computed in float32.
-- A result of the operand's shape is the operand, also where a scale is near 1.
+  divides by the extent that the scale gives, which need not be an integer.
+- The coordinate that `nearest` rounds, and the extent that a scale gives, are computed in float32.
+- A result of the operand's shape is the operand, also if a scale is near 1.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from tilewright.compiler.sizes import OpenSizeError, exact_quotient, is_open, ty
 Floats = np.ndarray
 
 MOST_TAPS = 16
-"""Elements that one sum of `interpolate` has at most: those of bicubic interpolation of images."""
+"""Maximum number of elements in one sum of `interpolate`: enough for bicubic interpolation of
+images."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """One dimension: extents before and after, their ratio, and the part of the input to show.
 
-    Without a scale it is the quotient of the extents, which is known at run time only.
+    Without a scale, the ratio is the quotient of the extents, which is known at run time only.
     """
 
     inputs: int
@@ -50,11 +51,11 @@ class _Line:
 
 
 Rounded = Callable[[Floats], Floats]
-"""What each step of a calculation is rounded to."""
+"""Rounds the result of each step of a calculation."""
 
 
 def _in_float32(value: Floats) -> Floats:
-    """Rounded to float32: what one operation of two such numbers gives there."""
+    """Round to float32, like a single operation on two float32 numbers."""
     narrow: Floats = value.astype(np.float32).astype(np.float64)
     return narrow
 
@@ -65,10 +66,10 @@ def _in_float64(value: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """(taps, outputs): which inputs each output reads, and how much of each.
+    """(taps, outputs): the input positions that each output reads, and their weights.
 
-    `outside` marks outputs whose place lies beyond the input. Without weights, each output is the
-    one input that it reads.
+    `outside` marks outputs whose coordinate lies beyond the input. Without weights, each output is
+    a single input.
     """
 
     positions: np.ndarray
@@ -81,7 +82,7 @@ class _Taps:
 
 
 def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Floats:
-    """The place in the input for each output; `rounded` is applied to each step."""
+    """The input coordinate of each output; `rounded` is applied to each step."""
     x = counting(node, line.outputs).astype(np.float64)
     inputs, outputs = number(node, line.inputs), number(node, line.outputs)
     scale: Floats = outputs / inputs if line.scale is None else np.asarray(line.scale)
@@ -98,7 +99,7 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
             unused = rounded(1 - rounded(outputs / rounded(scale * inputs)))
             middle = rounded(inputs / 2 * unused)
             places = rounded(middle + (x + 0.5) / scale - 0.5)
-        case "align_corners":  # a single output is at 0, whatever it is divided by
+        case "align_corners":  # a single output is at 0, whatever the divisor
             places = rounded(rounded(x * (inputs - 1)) / np.maximum(outputs - 1, 1))
         case "tf_half_pixel_for_nn":
             places = rounded((x + 0.5) / scale)
@@ -117,7 +118,8 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
 
 
 _TIE = 1e-6
-"""How far a place may be from the middle of two that is a tie in ONNX Runtime."""
+"""Maximum distance of a coordinate from the middle of two inputs that counts as a tie in ONNX
+Runtime."""
 
 
 def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
@@ -134,7 +136,8 @@ def _nearest(node: OnnxNode, places: Floats) -> np.ndarray:
 
 
 def _earlier_nearest(places: Floats, line: _Line) -> np.ndarray:
-    """Before opset 11: the specification says nothing, and ONNX Runtime rounds up what shrinks."""
+    """Before opset 11, the specification is silent, and ONNX Runtime rounds up if the dimension
+    shrinks."""
     assert line.scale is not None, "sizes are of opset 11"
     found: np.ndarray = np.ceil(places) if line.scale < 1 else np.floor(places)
     return found.astype(np.int64)
@@ -160,7 +163,7 @@ def _cubic(a: float) -> Callable[[Floats], Floats]:
 def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     default = "half_pixel" if node.op_type == "Resize" and node.opset >= 11 else "asymmetric"
     transformation = node.word("coordinate_transformation_mode", default)
-    # Where places are rounded to whole ones, a tie is one in float32. Weights are smooth.
+    # If coordinates are rounded to integers, ties must be those of float32. Weights are smooth.
     rounded = _in_float32 if mode == "nearest" else _in_float64
     places = _coordinates(node, transformation, line, rounded)
     outside = np.zeros(1, bool)
@@ -184,7 +187,7 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     first = floor(-reach / shrink) + 1
     offsets = np.arange(first, 2 - first)[:, None]
     base = np.floor(places).astype(np.int64)
-    # A sample exactly at the place counts as its right neighbour: the ratio is in (0, 1].
+    # A sample exactly at the coordinate counts as its right neighbour: the ratio is in (0, 1].
     base = np.where(base == places, base - 1, base)
     weights = kernel((offsets - (places - base)) * shrink)
     found = base + offsets
@@ -201,7 +204,7 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
 
 
 def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
-    """Dimensions interpolated, one after the other or several at once."""
+    """Interpolate dimensions, one after the other or several at once."""
     together: list[int] = []
     for dim, taps in lines.items():
         if taps.weights is None:
@@ -218,7 +221,7 @@ def _applied(node: OnnxNode, x: str, lines: Mapping[int, _Taps]) -> str:
 
 
 def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequence[int]) -> str:
-    """All of these dimensions at once."""
+    """Interpolate all of these dimensions at once."""
     if not dims:
         return x
     dtype, operands = node.type(x).dtype, [x]
@@ -229,7 +232,7 @@ def _interpolated(node: OnnxNode, x: str, lines: Mapping[int, _Taps], dims: Sequ
 
 
 def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
-    """One dimension, tap by tap; of few, where the scale is known at import."""
+    """Interpolate one dimension, tap by tap; for few taps and a scale that is known at import."""
     shape, dtype = node.shape(x), node.type(x).dtype
     column = (-1, *(1,) * (len(shape) - 1 - dim))
     total = ""
@@ -244,7 +247,8 @@ def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
 
 
 def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
-    """Places (1, outputs) along a dimension; a whole number of times each is a broadcast."""
+    """Gather positions (1, outputs) along a dimension; a constant integer repetition is a
+    broadcast."""
     extent, outputs = node.shape(x)[dim], positions.shape[1]
     if not is_computed(positions):
         times = outputs // extent
@@ -256,7 +260,7 @@ def _picked(node: OnnxNode, x: str, dim: int, positions: np.ndarray) -> str:
 
 
 def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
-    """Each place along a dimension so many times."""
+    """Repeat each position along a dimension."""
     shape = node.shape(x)
     column = node.reshape(x, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
     wide = node.emit("expand", [column], shape=(*shape[: dim + 1], times, *shape[dim + 1 :]))
@@ -264,11 +268,12 @@ def _repeated(node: OnnxNode, x: str, dim: int, times: int) -> str:
 
 
 _PROBE = 8
-"""Places of a dimension that tell those of all, where a place does not depend on the extent."""
+"""Positions of a dimension that represent all, if a coordinate does not depend on the extent."""
 
 
 def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
-    """How many times each place of an open extent stands in the result; None if they differ."""
+    """The number of repetitions of each position of a dynamic extent in the result; None if they
+    differ."""
     times = exact_quotient(line.outputs, line.inputs)
     depends = ("align_corners", "tf_crop_and_resize")
     whole = mode == "nearest" and times is not None and not is_open(times)
@@ -339,7 +344,7 @@ def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
 
 
 def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, float | None]]:
-    """Extents and scales for the sizes asked for; a policy may ask for one scale of all.
+    """Extents and scales for the requested sizes; a policy may require one scale for all.
 
     A scale that is known at run time only is None.
     """

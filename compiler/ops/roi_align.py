@@ -1,8 +1,8 @@
-"""RoiAlign: averages, or maxima, of places spread evenly over the cells of regions of images.
+"""RoiAlign: averages, or maxima, of samples spread evenly over the cells of image regions.
 
-A cell has a stated number of samples along each dimension, or one for each element that it is long
-(and one more for what is left). Then a loop of the run takes the samples of all cells one by one,
-as many as the largest region asks for, and smaller regions leave out what they do not have.
+A cell has a stated number of samples along each dimension, or one per element of its length,
+rounded up. In the latter case, a loop at run time takes one sample of all cells per step, up to the
+number for the largest region; smaller regions ignore the surplus steps.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Regions:
     """The regions of a node.
 
     Attributes:
-        count: how many.
-        cells: of each, along both dimensions.
-        lows, sizes: (count, 1), where each begins and how long it is, along both dimensions.
-        images: (count,), which image each is of.
-        is_average: whether samples are averaged, or the largest is taken.
+        count: number of regions.
+        cells: cells per region, along both dimensions.
+        lows, sizes: (count, 1), start and length of each, along both dimensions.
+        images: (count,), the image of each.
+        is_average: whether samples are averaged; otherwise the result is their maximum.
     """
 
     count: int
@@ -71,9 +71,9 @@ def _regions(node: OnnxNode, at: Coordinates) -> _Regions:
 
 
 def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> str:
-    """(count, C, rows * columns): the image at the places (count, rows) and (count, columns).
+    """(count, C, rows * columns): the image at the coordinates (count, rows) and (count, columns).
 
-    Of maxima, the largest of the weighted elements: the specification does not add them up.
+    For maxima, the largest of the weighted elements, because the specification does not sum them.
     """
     node, count = at.node, regions.count
     rows, columns = (node.shape(axis)[1] for axis in axes)
@@ -98,7 +98,7 @@ def _read(at: Coordinates, x: str, regions: _Regions, axes: Sequence[str]) -> st
 
 
 def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) -> str:
-    """With so many samples of a cell along each dimension, all of them at once."""
+    """Take `samples` samples per cell along each dimension, all at once."""
     axes = []
     for cells, low, size in zip(regions.cells, regions.lows, regions.sizes, strict=True):
         steps = (np.arange(cells * samples) + 0.5) / (samples * cells)
@@ -112,7 +112,8 @@ def _stated(node: OnnxNode, at: Coordinates, regions: _Regions, samples: int) ->
 
 
 def _asked(node: OnnxNode, at: Coordinates, regions: _Regions) -> str:
-    """With as many samples as the sizes of the regions ask for, one sample of all cells a step."""
+    """Take as many samples as the sizes of the regions require, one sample of all cells per
+    step."""
     x = node.input(0)
     dtype, channels = node.type(x).dtype, node.shape(x)[1]
     rows, columns = regions.cells

@@ -1,6 +1,6 @@
-"""Reading between the elements of images, at places known at run time.
+"""Sampling between the elements of images, at coordinates known at run time.
 
-A place is a coordinate for each spatial dimension, in elements. Its value is a sum over the
+A point has a coordinate for each spatial dimension, in elements. Its value is a sum over the
 elements around it: along each dimension a few taps, each with a position and a weight.
 """
 
@@ -55,7 +55,7 @@ class Coordinates:
         return self.node.emit("logical_and", [above, self("less_or_equal", value, high)])
 
     def reflected(self, value: str, low: float, high: float) -> str:
-        """Thrown back at both ends, as often as it takes."""
+        """Reflect at both ends until the coordinate is inside."""
         span = high - low
         if span <= 0:
             return self("mul", value, 0.0)
@@ -72,7 +72,7 @@ def sampled(
 ) -> str:
     """x: (N, C, ...), taps of each spatial dimension: (R, P). Returns (R, C, P).
 
-    `images` (R,) is which of the N each of the R reads, itself where there are none.
+    `images` (R,) is the image, of N, that each of the R samples; by default image r.
     """
     batch, channels, *spatial = node.shape(x)
     strides = row_strides(spatial)
@@ -83,7 +83,7 @@ def sampled(
         starts = node.emit("mul", [images, node.scalar(channels * size, DType.INT64)])
         starts = node.reshape(starts, (node.shape(images)[0], 1, 1))
         base = node.emit("add", [starts, base])
-    # The channels of one image are read at the same places.
+    # The channels of one image are read at the same coordinates.
     alone = images is None and batch == 1
     flat = node.reshape(x, (channels, size) if alone else (batch * channels * size,))
     read = batch if images is None else node.shape(images)[0]
@@ -113,8 +113,8 @@ def sampled(
 
 
 def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | float]]:
-    """Offsets from the element at or before a place, and their weights; `fraction` is what lies
-    between."""
+    """Offsets from the element at or before a coordinate, and their weights; `fraction` is the
+    distance."""
     match mode:
         case "nearest":
             return [(0, 1.0)]
@@ -138,11 +138,11 @@ def _kernel(mode: str, at: Coordinates, fraction: str) -> list[tuple[int, str | 
 def taps_along(
     at: Coordinates, place: str, extent: int, mode: str, padding: str, low: float
 ) -> list[Tap]:
-    """The taps along one dimension; `low` is where it begins, for reflection."""
+    """The taps along one dimension; `low` is its lower end, for reflection."""
     high = extent - 1 - low
     if mode == "nearest":
         place = at("round", place)
-    if padding == "border" and mode != "cubic":  # cubic clips each tap by itself
+    if padding == "border" and mode != "cubic":  # cubic clips each tap separately
         place = at.clipped(place, 0.0, extent - 1.0)
     elif padding == "reflection":
         place = at.reflected(place, low, high)
@@ -161,7 +161,8 @@ def taps_along(
 
 
 def _onnx_grid_sample(node: OnnxNode) -> str:
-    """x at the places of a grid, from -1 to 1 along every dimension, the last dimension first."""
+    """x at the coordinates of a grid, from -1 to 1 along every dimension, the last dimension
+    first."""
     x, grid = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(grid)
     rank = len(shape) - 2
@@ -191,7 +192,7 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
 
 
 def _onnx_deform_conv(node: OnnxNode) -> str:
-    """A convolution whose taps each read at an offset of their own, between the elements."""
+    """A convolution whose taps each read at an individual offset, between the elements."""
     x, w, offset = node.input(0), node.input(1), node.input(2)
     bias, mask = node.optional(3), node.optional(4)
     (batch, channels, *spatial), (filters, inner, *kernel) = node.shape(x), node.shape(w)

@@ -1,8 +1,9 @@
 """Writing at positions.
 
-`scatter` visits each update once. It writes them over the data, or combines them with it, in place
-where nothing else needs the data: then a cache costs what is new. Updates whose known positions
-follow each other are pieces of the result instead, which fuse with what makes them.
+`scatter` visits each update once. It overwrites the data with updates, or combines them, in place
+if no other node needs the data; the cost of updating a cache is then proportional to the new rows.
+Updates at known consecutive positions become pieces of the result instead, which fuse with their
+producers.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _OF_TRUTHS = {"add": "max", "mul": "min"}
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """The first `depth` dimensions of the data count its rows; the type of the result.
+    """The first `depth` dimensions of the data count its rows; returns the type of the result.
 
-    data: any shape; places: (updates,), int64; updates: as many rows of the data's type. A place
-    that is no row's number is left out. Of several updates for one place the last one stays.
+    data: any shape; places: (updates,), int64; updates: one row of the data's type per place.
+    Updates at invalid places are ignored. Of several updates for one place, the last one counts.
     """
     operand_count(types, 3)
     data, places, updates = types
@@ -93,10 +94,12 @@ def rows_replaced(
     *,
     circular: bool = False,
 ) -> str:
-    """A cache whose rows along an axis are those of an update, from a start of each batch's own on.
+    """A cache whose rows along an axis are replaced by those of an update, from a start per batch
+    on.
 
     cache: (batch, ..., length, ...); starts: (batch,), int64; update: (batch, ..., count, ...).
-    Rows before the cache or after it are left out; in a circular one they go on at its other end.
+    Rows before the cache or after it are left out; in a circular cache they continue at its other
+    end.
     """
     shape, count = node.shape(cache), node.shape(update)[axis]
     batch, length, between = shape[0], shape[axis], prod(shape[1:axis])
@@ -114,7 +117,7 @@ def rows_replaced(
 
 
 def _within(node: OnnxNode, value: str, place: str, length: int) -> str:
-    """The value where the place is from 0 on and below the length, else -1."""
+    """The value if 0 <= place < length, else -1."""
     zero, end = (node.scalar(each, DType.INT64) for each in (0, length))
     above = node.emit("greater_or_equal", [place, zero])
     inside = node.emit("logical_and", [above, node.emit("less", [place, end])])
@@ -126,7 +129,7 @@ def _written(
 ) -> str:
     """The data with rows of `depth` dimensions replaced by updates, or combined with them.
 
-    places: (updates,), int64. Elements of 16 bits are combined in float32 and rounded once.
+    places: (updates,), int64. 16-bit elements are combined in float32 and rounded once.
     """
     dtype = node.type(data).dtype
     if reduction == "none":
@@ -142,9 +145,10 @@ def _written(
 
 
 def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: int) -> str | None:
-    """The data with its middle part along one dimension replaced; None where the places are others.
+    """The data with its middle part along one dimension replaced; None if the places do not form
+    such a part.
 
-    Pieces fuse with what makes the updates, and need no table of places.
+    Pieces fuse with the producers of the updates, and need no table of places.
     """
     shape = node.shape(data)
     if any(map(is_open, shape[:depth])) or places.min() < 0:
@@ -179,7 +183,7 @@ def _reduction(node: OnnxNode) -> str:
 
 
 def _onnx_scatter_elements(node: OnnxNode) -> str:
-    """Each update goes along one axis from its own place."""
+    """The position of each update along one axis is an index."""
     data, indices, updates = node.input(0), node.input(1), node.input(2)
     shape, picked = node.shape(data), node.shape(indices)
     rank, axis = len(shape), node.integer("axis", 0)
@@ -226,7 +230,7 @@ def _onnx_scatter_nd(node: OnnxNode) -> str:
 
 
 def _onnx_max_unpool(node: OnnxNode) -> str:
-    """Maxima back at the places that they came from, counted over the tensor that was pooled."""
+    """Write maxima to their original positions, counted over the tensor that was pooled."""
     x, indices = node.input(0), node.input(1)
     shape = node.shape(x)
     rank = len(shape) - 2
@@ -255,7 +259,7 @@ def _onnx_max_unpool(node: OnnxNode) -> str:
 
 
 def _onnx_tensor_scatter(node: OnnxNode) -> str:
-    """An update from a position of each batch's own on, in a ring where mode is circular."""
+    """An update from a position per batch on, in a ring buffer if the mode is circular."""
     past, update = node.input(0), node.input(1)
     shape, given = node.shape(past), node.shape(update)
     rank, axis = len(shape), node.integer("axis", -2)

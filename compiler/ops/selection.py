@@ -1,4 +1,4 @@
-"""Operators whose data decides how many elements they choose: NonZero, Compress."""
+"""Operators that select a number of elements that depends on the data: NonZero, Compress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _positions_work(types: Sequence[TensorType], _attrs: Attrs) -> tuple[str, tu
 
 
 def _onnx_non_zero(node: OnnxNode) -> str:
-    """Positions in the flat data, taken apart into coordinates; a scalar has none."""
+    """Positions in the flat data, converted to coordinates; a scalar has none."""
     x = node.input(0)
     shape, dtype = node.shape(x), node.type(x).dtype
     count = prod(shape)
@@ -63,10 +63,10 @@ def _onnx_non_zero(node: OnnxNode) -> str:
 
 
 def _quotient(node: OnnxNode, number: str, divisors: str) -> str:
-    """number / divisors, rounded down: whole numbers below 2**50 as float64.
+    """number / divisors, rounded down: integers below 2**50 as float64.
 
-    No vector instruction divides integers. With a half added, a quotient is so far from the next
-    whole number that rounding does not reach it.
+    No vector instruction divides integers. With 0.5 added, a quotient is so far from the next
+    integer that rounding does not reach it.
     """
     half, one = (node.scalar(each, DType.FLOAT64) for each in (0.5, 1.0))
     middle, shares = node.emit("add", [number, half]), node.emit("div", [one, divisors])

@@ -23,11 +23,11 @@ Shape = tuple[int, ...]
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape under NumPy's rules.
 
-    An open size is not taken to be 1: where another extent but 1 meets it, both are that.
+    A dynamic size is not assumed to be 1: if it meets another extent than 1, both must be equal.
 
     Raises:
-        InvalidModelError: if there is none.
-        OpenSizeError: if there is one for some sizes only.
+        InvalidModelError: if no common shape exists.
+        OpenSizeError: if one exists for some sizes only.
     """
     rank = max(map(len, shapes))
     result = []
@@ -35,7 +35,7 @@ def broadcast(*shapes: Shape) -> Shape:
         extents = {shape[dim] for shape in shapes if len(shape) >= -dim} - {1}
         if len(extents) > 1 and not all(starmap(equal, pairwise(extents))):
             for extent in extents:
-                equal(extent, 1)  # raises if it may be, for then they do broadcast
+                equal(extent, 1)  # raises if they may be equal, in which case they broadcast
             names = " and ".join(show(shape) for shape in shapes)
             raise InvalidModelError(f"shapes {names} do not broadcast")
         result.append(extents.pop() if extents else 1)
@@ -43,14 +43,14 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def broadcast_index(index: Sequence[Affine], shape: Shape) -> tuple[Affine, ...]:
-    """Where an operand of this shape is read for an output element: aligned at the last dimension,
-    dimensions of extent 1 at 0."""
+    """The index at which an operand of this shape is read for an output element: aligned at the
+    last dimension, dimensions of extent 1 at 0."""
     used = index[len(index) - len(shape) :]
     return tuple(Affine() if extent == 1 else i for i, extent in zip(used, shape, strict=True))
 
 
 def show(shape: Shape) -> str:
-    """A shape as messages print it: (2, 3)."""
+    """A shape in messages, such as (2, 3)."""
     return f"({', '.join(map(str, shape))})"
 
 
@@ -67,7 +67,7 @@ def same_dtype(types: Sequence[TensorType]) -> DType:
 
 
 def operand_count(types: Sequence[TensorType], low: int, high: int | None = None) -> None:
-    """Raises InvalidModelError unless there are `low` to `high` operands."""
+    """Raise InvalidModelError unless there are `low` to `high` operands."""
     limit = low if high is None else high
     if not low <= len(types) <= limit:
         wanted = str(low) if limit == low else f"{low} to {limit}"
@@ -75,7 +75,7 @@ def operand_count(types: Sequence[TensorType], low: int, high: int | None = None
 
 
 def pad(x: np.ndarray, pads: Sequence[tuple[int, int]], fill: float = 0.0) -> np.ndarray:
-    """The array with elements added before and after; negative amounts take elements away."""
+    """The array with elements added before and after; negative amounts remove elements."""
     kept = x[
         tuple(
             slice(max(-before, 0), extent - max(-after, 0))
@@ -139,7 +139,7 @@ class Window:
         return tuple(result)
 
     def index(self, outer: Sequence[Affine], taps: Sequence[Affine]) -> tuple[Affine, ...]:
-        """Where tap `taps` of the window at output `outer` lies in the unpadded input."""
+        """The index in the unpadded input of tap `taps` of the window at output `outer`."""
         return tuple(
             o * s + t * d - p
             for o, t, s, d, p in zip(
@@ -148,7 +148,7 @@ class Window:
         )
 
     def read(self, tap: Shape, outputs: Shape) -> tuple[Any, ...]:
-        """What selects, in a padded array, the element that a tap reads for every output."""
+        """The slices of a padded array that hold the element a tap reads for every output."""
         return (
             ...,
             *(

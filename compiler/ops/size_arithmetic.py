@@ -1,9 +1,8 @@
-"""Arithmetic of shapes on sizes that are known at run time: what folds at import although no number
-is known.
+"""Arithmetic on dynamic sizes, which folds shapes at import although no number is known.
 
-Values are object arrays of integers, sizes, truth values and integral floats. What the ranges of
-the sizes do not decide is refused with `OpenSizeError`, and stays a node of the graph. So is what
-the element type would wrap or round.
+Values are object arrays of integers, sizes, booleans and integral floats. A result that the ranges
+of the sizes do not decide raises `OpenSizeError`, and stays a node of the graph. The same holds for
+a result that the element type would wrap or round.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from tilewright.compiler.sizes import (
 )
 
 ELEMENTS_LIMIT = 1 << 10
-"""Shapes have few elements; what has more is data."""
+"""Shapes have few elements; larger values are data."""
 
 Item = Any
-"""A number, a truth value or a size."""
+"""A number, a boolean or a size."""
 
 
 def folded(
     op: str, operands: Sequence[np.ndarray], attrs: Attrs, dtype: DType
 ) -> np.ndarray | None:
-    """The result of an operator on values of sizes; None where it is none of shape arithmetic.
+    """The result of an operator on values of sizes; None if the operator is not shape arithmetic.
 
-    `dtype` is that of the result.
+    `dtype` is the type of the result.
 
     Raises:
-        OpenSizeError: if the result depends on the numbers that the sizes will be, or may not be
-            exact in its type.
+        OpenSizeError: if the result depends on the numbers of a run, or may not be exact in its
+            type.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
         return None
@@ -74,13 +73,13 @@ def folded(
 
 
 def items(array: np.ndarray) -> np.ndarray:
-    """A known array as objects, its whole floats as integers."""
+    """A known array as objects, with integral floats as integers."""
     whole = np.frompyfunc(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x, 1, 1)
     return np.asarray(whole(array.astype(object)), object)
 
 
 def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
-    """An object array as one of its type; None if an element is known at run time only."""
+    """An object array as an array of its type; None if an element is dynamic."""
     return None if any(map(is_open, array.flat)) else array.astype(dtype.numpy)
 
 
@@ -90,11 +89,11 @@ _EXACT = {
     DType.FLOAT32: 1 << 24,
     DType.FLOAT64: 1 << 53,
 }
-"""All integers up to this are exact in a float type."""
+"""Each float type represents all integers up to this exactly."""
 
 
 def exact_integers(dtype: DType) -> tuple[int, int]:
-    """The first and the last integer of a range that an element type holds whole."""
+    """The first and the last integer of the range that an element type represents exactly."""
     if dtype.is_float:
         return -_EXACT[dtype], _EXACT[dtype]
     limits = np.iinfo(dtype.numpy)
@@ -102,7 +101,7 @@ def exact_integers(dtype: DType) -> tuple[int, int]:
 
 
 def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Results as elements of their type hold them.
+    """Results as elements of their type.
 
     Raises:
         OpenSizeError: if one may be a number that the type wraps or rounds.
@@ -118,7 +117,7 @@ def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
             return float(dtype.numpy.type(item))
         item = int(item) if isinstance(item, float) else item
         low, high = bounds(item)
-        # A dimension without a bound stays far below what 64 bits count.
+        # An unbounded dimension stays far below the range of 64 bits.
         endless = dtype.bytes == 8 and not dtype.is_float
         if low < first and not (endless and low == -inf and dtype.is_signed):
             raise _beyond(item, first - item, dtype, f"less than {first}")
@@ -149,7 +148,7 @@ def _product(a: Item, b: Item) -> Item:
 
 
 def _fraction(a: Item, b: Item) -> Item:
-    """Raises OpenSizeError unless a quotient of sizes is whole for all of them."""
+    """The quotient of two sizes; raises OpenSizeError unless it is an integer for all of them."""
     if not is_open(a) and not is_open(b):
         return a / b
     if isinstance(b, float):
@@ -171,13 +170,13 @@ def _exact(factor: float) -> Fraction:
 
 
 def _quotient(a: Item, b: Item) -> Item:
-    """Integers are rounded towards zero, as C and ONNX do."""
+    """Integers are rounded towards zero, as in C and ONNX."""
     negative = (a < 0) != (b < 0)
     return -(abs(a) // abs(b)) if negative else abs(a) // abs(b)
 
 
 def _remainder(a: Item, b: Item) -> Item:
-    """What division leaves; its sign is that of the dividend, as in C."""
+    """The remainder of a division; its sign is that of the dividend, as in C."""
     return a - b * _quotient(a, b)
 
 

@@ -44,7 +44,7 @@ def _log_softmax_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.nda
 
 
 def _expression(logarithm: bool) -> Callable[..., Expr]:
-    """exp(x - m) / sum(exp(x - m)), or x - m - log(sum(exp(x - m))), m the row's largest."""
+    """exp(x - m) / sum(exp(x - m)), or x - m - log(sum(exp(x - m))), m the row's maximum."""
 
     def expression(
         operands: Sequence[Source],
@@ -75,7 +75,7 @@ def _expression(logarithm: bool) -> Callable[..., Expr]:
 
 
 def _onnx(op_name: str) -> Callable[[OnnxNode], str]:
-    """Before opset 13 all dimensions from `axis` (default 1) on are one row."""
+    """Before opset 13 all dimensions from `axis` (default 1) on form one row."""
 
     def emit(node: OnnxNode) -> str:
         x = node.input(0)

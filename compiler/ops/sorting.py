@@ -1,4 +1,4 @@
-"""Operators that put elements in order: TopK and Unique."""
+"""Operators that sort elements: TopK and Unique."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _infer_top_k(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _top_k_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Of equal elements the first comes first; NaN is larger than every number."""
+    """Equal elements keep their order; NaN is larger than every number."""
     x = arrays[0]
     axis, k = axis_of(attrs, x.ndim, -1), integer(attrs, "k")
     if integer(attrs, "largest", 1):
@@ -52,10 +52,10 @@ def _top_k_work(types: Sequence[TensorType], attrs: Attrs) -> tuple[str, tuple[i
 
 
 def _onnx_top_k(node: OnnxNode) -> list[str]:
-    """Where the elements lie, and a gather of them; in order, also where `sorted` is 0.
+    """The positions of the elements, and a gather of them; sorted even if `sorted` is 0.
 
-    If k is known only at run time, the axis bounds it: all elements are put in order, and the first
-    k are kept.
+    If k is known only at run time, the axis bounds it: all elements are sorted, and the first k are
+    kept.
     """
     x = node.input(0)
     rank, axis = len(node.shape(x)), node.integer("axis", -1)
@@ -74,11 +74,11 @@ def _onnx_top_k(node: OnnxNode) -> list[str]:
         if known is None:
             count = node.reshape(given, ())
     largest = int(node.integer("largest", 1) != 0)
-    if node.shape(x)[axis] == 1 and k == 1:  # there is no order among one
+    if node.shape(x)[axis] == 1 and k == 1:  # a single element needs no order
         found = [x, filled(node, 0, node.shape(x), DType.INT64)]
     else:
         if k == 1 and (largest or not node.type(x).dtype.is_float):
-            # The smallest float is no `arg_min`, which takes NaN before any number.
+            # The smallest float is not an `arg_min`, which ranks NaN before any number.
             name = "arg_max" if largest else "arg_min"
             indices = node.emit(name, [x], axis=axis, keepdims=1, last=0)
         else:
@@ -100,7 +100,7 @@ def _infer_unique(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 def _unique_reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
     """The first row of each group of equal rows, the group of each row, the groups' sizes.
 
-    Rows are compared from their first element on; NaN equals NaN.
+    Rows are compared lexicographically; NaN equals NaN.
     """
     x = arrays[0]
     count = len(x)

@@ -1,4 +1,4 @@
-"""NonMaxSuppression: of overlapping boxes, the one with the best score."""
+"""NonMaxSuppression: of overlapping boxes, keep the one with the best score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMITS = (DType.INT64, DType.FLOAT32, DType.FLOAT32)
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
-    """boxes (B, N, 4), scores (B, C, N), most boxes of a class, overlap and score limits."""
+    """boxes (B, N, 4), scores (B, C, N), maximum boxes per class, overlap and score limits."""
     operand_count(types, 5)
     boxes, scores = types[0].shape, types[1].shape
     if len(boxes) != 3 or len(scores) != 3 or not same_extents(boxes, (scores[0], scores[2], 4)):
@@ -37,7 +37,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 
 def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
-    """Batch, class and box of each box that is chosen, then -1."""
+    """Batch, class and box of each selected box, then -1."""
     boxes, scores = arrays[:2]
     limit, most, least = (array.reshape(-1)[0] for array in arrays[2:])
     batches, classes, _ = scores.shape
@@ -67,7 +67,7 @@ def _reference(arrays: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
 
 
 def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
-    """(..., 4): least and largest of one coordinate, then of the other."""
+    """(..., 4): minimum and maximum of one coordinate, then of the other."""
     a, b, c, d = np.moveaxis(boxes, -1, 0)
     if centred:
         half = boxes.dtype.type(2)
@@ -78,8 +78,8 @@ def _corners(boxes: np.ndarray, centred: bool) -> np.ndarray:
 
 
 def _overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """What a box shares with each other one, of what they cover together; 0 where nothing. Corners
-    come first."""
+    """Intersection over union of a box with each other one; 0 if they do not overlap. Boxes are
+    given by corners."""
     low, high = np.maximum(box, others), np.minimum(box, others)
     tall, wide = high[1] - low[0], high[3] - low[2]
     shared = np.where((tall > 0) & (wide > 0), tall * wide, 0)

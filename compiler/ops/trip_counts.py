@@ -1,4 +1,4 @@
-"""Trip counts of loops that end on a condition, from the bound that a counter is compared with.
+"""Trip counts of loops that end on a condition, from the bound with which a counter is compared.
 
     s = 0                                       t = s + 1
     loop: t = s + 1; s = t                      going = less(cast(t), cast(n))
@@ -6,9 +6,9 @@
 
 Exporters of TensorFlow write loops without a trip count: a state counts the steps, and the body
 compares it with the length of a sequence. A counter is a value that changes by the same integer in
-each step. Counters are compared with each other and with constants and sizes, through casts that
-are exact for all numbers that they see. Also called scalar evolution (Bachmann, Wang and Zima,
-"Chains of recurrences", 1994).
+each step. Counters may be compared with each other and with constants and sizes, through casts that
+are exact for all their values. This analysis is also called scalar evolution (Bachmann, Wang and
+Zima, "Chains of recurrences", 1994).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PASSING = ("cast", "reshape", "identity", "add", "sub")
 """Operators whose result is a counter if their operands are."""
 
 _NESTED = 32
-"""States that are moved by states, one by the next: their analysis is recursive."""
+"""Maximum chain of states that are updated from other states: their analysis is recursive."""
 
 
 @dataclass(frozen=True, slots=True)
 class TripCount:
-    """The most steps of a loop, of which the first is known to be taken.
+    """The maximum number of steps of a loop whose first step is taken.
 
-    `exact` says that there are as many, whatever the data: nothing else ends the loop.
+    `exact` says that the number of steps is always the maximum: nothing else ends the loop.
     """
 
     most: int
@@ -46,8 +46,8 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of a loop, as its body has it: the value before the first step, if that is an integer
-    or a size, and the body's value for the next step."""
+    """A state of a loop in its body: its initial value, if that is an integer or a size, and the
+    body's value for the next step."""
 
     start: int | None
     following: str
@@ -55,8 +55,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """In step k a value is `first + each * k`, where the origin is a number, or that much more than
-    a state of which nothing else is known yet (`states` is 1)."""
+    """A counter, whose value in step k is `first + each * k`. It is relative to a state that is
+    still unknown if `states` is 1."""
 
     first: int
     each: int = 0
@@ -74,16 +74,16 @@ class _Counter:
 def trip_count(
     body: GraphBuilder, going: str, step: str, states: Mapping[str, State]
 ) -> TripCount | None:
-    """The steps of a loop whose body says whether another step follows.
+    """The number of steps of a loop whose body decides whether another step follows.
 
     Args:
         body: the graph of the body, under construction.
-        going: its value that says whether another step follows.
+        going: its value that decides whether another step follows.
         step: its input with the number of the step, from 0 on.
         states: its inputs that are states.
 
     Returns:
-        None where no counter is found that ends the loop.
+        None if no counter ends the loop.
     """
     found = _Analysis(body, step, states)
     ends, exact = found.ends(going)
@@ -98,7 +98,7 @@ def trip_count(
 
 
 def known_integer(builder: GraphBuilder, value: str) -> int | None:
-    """The one element of a value, if that is an integer or a size which is known at import."""
+    """The single element of a value, if that is an integer or a size which is known at import."""
     kind, known = builder.types[value], builder.known(value)
     if kind.elements != 1:
         return None
@@ -123,10 +123,10 @@ class _Analysis:
         self._seen: list[tuple[_Counter, DType]] = []
 
     def ends(self, condition: str) -> tuple[list[int], bool]:
-        """After how many steps each comparison of a conjunction is false for the first time, and
-        whether that is all there is to the condition.
+        """The number of steps after which each comparison of a conjunction is first false, and
+        whether the condition has no other parts.
 
-        A number of steps is an upper bound where the ranges of sizes do not decide it.
+        A number of steps is an upper bound if the ranges of sizes do not decide it.
         """
         found: list[int] = []
         whole = True
@@ -151,7 +151,7 @@ class _Analysis:
         return found, whole
 
     def _compared(self, node: Node) -> tuple[list[int], bool]:
-        """As `ends`, of a single comparison."""
+        """Like `ends`, for a single comparison."""
         match node.op:
             case "less" | "less_or_equal":
                 left, right = map(self._counter, node.inputs)
@@ -174,21 +174,21 @@ class _Analysis:
         return ([(over - int(low) + pace - 1) // pace + 1] if low > -inf else []), False
 
     def holds(self, steps: int) -> bool:
-        """Whether element types hold all numbers of the counters in so many steps exactly."""
+        """Whether the element types represent all values of the counters in these steps exactly."""
         for counter, dtype in self._seen:
             first, last = exact_integers(dtype)
             for value in (counter.first, counter.first + counter.each * steps):
                 low, high = bounds(value)
-                # A dimension without a bound stays far below what 64 bits count.
+                # An unbounded dimension stays far below the range of 64 bits.
                 endless = dtype.bytes == 8 and not dtype.is_float and high == inf
                 if low < first or (high > last and not endless):
                     return False
         return True
 
     def _counter(self, value: str) -> _Counter | None:
-        """The value as a counter; None if it is none, or more than one element.
+        """The value as a counter; None if it is not one, or has more than one element.
 
-        Operands are visited first, each once, and without recursion: a body is as deep as it likes.
+        Operands are visited first, each once, and without recursion, because a body may be deep.
         """
         found = self._found[self._symbols[-1]]
         waiting = [value]
@@ -205,7 +205,7 @@ class _Analysis:
         return found[value]
 
     def _operands(self, value: str) -> tuple[str, ...]:
-        """The values that a value is computed from, where it may be a counter because they are."""
+        """The operands of a value that may be a counter if its operands are."""
         node = self._maker(value)
         if (
             value in (self._symbols[-1], self._step)
@@ -222,7 +222,7 @@ class _Analysis:
         return kind.elements == 1 and kind.dtype is not DType.BOOL
 
     def _made(self, value: str) -> _Counter | None:
-        """As `_counter`, of a value whose operands have been visited."""
+        """Like `_counter`, for a value whose operands have been visited."""
         if not self._counts(value):
             return None
         if value == self._symbols[-1]:
@@ -246,10 +246,11 @@ class _Analysis:
         return total
 
     def _state(self, name: str) -> _Counter | None:
-        """A state that its own next value is a constant away from."""
+        """A state whose next value differs from it by a constant."""
         if name in self._resolved:
             return self._resolved[name]
-        self._resolved[name] = None  # meanwhile: of two states that move each other neither counts
+        # placeholder: two states that update each other are not counters
+        self._resolved[name] = None
         start, first = self._states[name].start, len(self._seen)
         if start is None or len(self._symbols) > _NESTED:
             return None

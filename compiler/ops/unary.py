@@ -24,7 +24,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def infer_float(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
-    """The one operand's type, which must be a float."""
+    """The single operand's type, which must be a float."""
     operand_count(types, 1)
     floats_only(types)
     return types[0]
@@ -64,7 +64,7 @@ def plain(
 def _any_type(
     name: str, op_type: str, function: Function, operation: Operation, *, idempotent: bool = False
 ) -> Operator:
-    """A native operation that integers have too."""
+    """A native operation that also supports integers."""
     return pointwise(
         name,
         1,
@@ -93,7 +93,7 @@ def _sign(values: Sequence[Expr], _attrs: Attrs) -> Expr:
 
 
 def _bound(attrs: Attrs, key: str, dtype: np.dtype[Any]) -> float | None:
-    """A bound of clip within what the type holds; exact for integers."""
+    """A bound of clip, limited to the type's range; exact for integers."""
     value = attr(attrs, key)
     if value is None:
         return None
@@ -140,7 +140,7 @@ def _onnx_clip(node: OnnxNode) -> str:
             continue
         array = node.builder.constants.get(value)
         if array is None or node.type(x).dtype is DType.BFLOAT16:
-            # The bounds are computed at run time; as in Clip, the lower one is applied first.
+            # The bounds are computed at run time; like in Clip, the lower one is applied first.
             return _dynamic_clip(node, x)
         if array.size != 1:
             raise node.invalid(f"{key} is not a scalar")
@@ -159,7 +159,8 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function, in float64: NumPy has none, so Python's is called for each element."""
+    """The error function in float64. NumPy has none, so that Python's is called for each
+    element."""
     return np.asarray(_ERF(np.asarray(x, np.float64)), np.asarray(x).dtype)
 
 

@@ -1,6 +1,6 @@
-"""Rules of operators with sums whose operands may be 16-bit floats: what they emit is wider.
+"""Rules of operators with sums whose operands may be 16-bit floats: they emit wider types.
 
-A rule that spells a norm out by other operators needs numbers: an epsilon, the reciprocal of a
+A rule that expands a norm into other operators needs constants: an epsilon, the reciprocal of a
 count, the inverse of a power. In the operands' type they would be rounded before the sum is, and
 1e-12 is zero in float16.
 """
@@ -18,10 +18,10 @@ Rule = Callable[[OnnxNode], str | Sequence[str]]
 
 
 def stash_type(node: OnnxNode) -> DType:
-    """The type that a node asks its sums to be computed in, float32 unless it says so.
+    """The type in which a node requires its sums; float32 by default.
 
     Raises:
-        UnsupportedOperatorError: if it is no float type.
+        UnsupportedOperatorError: if it is not a float type.
     """
     stated = ONNX_TYPES.get(node.integer("stash_type", 1))
     if stated is None or not stated.is_float:
@@ -30,8 +30,8 @@ def stash_type(node: OnnxNode) -> DType:
 
 
 def in_wide_type(rule: Rule) -> Rule:
-    """The rule with narrower operands converted to float32, or to float64 where the node asks for
-    it; its first result is converted back to the type of the first operand."""
+    """The rule with narrower operands converted to float32, or to float64 if the node requires it;
+    its first result is converted back to the type of the first operand."""
 
     def emit(node: OnnxNode) -> str | Sequence[str]:
         x = node.input(0)

@@ -1,7 +1,7 @@
-"""How references read windows: tap after tap, without padding and without a copy of any window.
+"""Window access for references: tap after tap, without padding and without a copy of any window.
 
-So their memory follows the operands and the result, and not the extents of the window. Taps that
-read nothing but padding take no time either.
+Memory is therefore proportional to the operands and the result, not to the extents of the window.
+Taps that only read padding take no time either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WindowLine:
 
     @property
     def taps(self) -> range:
-        """The taps that read an element for at least one output, perhaps some more."""
+        """The taps that read an element for at least one output, possibly some more."""
         last_start = (self.outputs - 1) * self.stride - self.before
         first = max(0, -(last_start // self.dilation))
         last = min(self.kernel - 1, (self.extent - 1 + self.before) // self.dilation)
@@ -43,7 +43,7 @@ class WindowLine:
         )
 
     def window(self, output: int) -> slice:
-        """The elements that the taps read for an output; there may be none."""
+        """The elements that the taps read for an output; possibly empty."""
         start = output * self.stride - self.before
         first = max(0, -(start // self.dilation))
         count = min(self.kernel - 1, (self.extent - 1 - start) // self.dilation) - first + 1
@@ -51,7 +51,7 @@ class WindowLine:
 
 
 def _every(start: int, count: int, step: int) -> slice:
-    """So many elements from `start` on, `step` apart."""
+    """`count` elements from `start` on, `step` apart."""
     return slice(start, start + (count - 1) * step + 1, step) if count > 0 else slice(0, 0)
 
 
@@ -76,7 +76,8 @@ def lines(window: Window, spatial: Shape) -> list[WindowLine]:
 
 
 def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tuple[slice, ...]]]:
-    """Each tap that reads elements, with the outputs that it reads for and what it reads."""
+    """Each tap that reads elements, with the outputs that it contributes to and the elements that
+    it reads."""
     if not dims:
         yield (), (), ()
         return
@@ -89,10 +90,10 @@ def reads(dims: list[WindowLine]) -> Iterator[tuple[Shape, tuple[slice, ...], tu
 
 
 def reduce_windows(x: np.ndarray, window: Window, combine: np.ufunc, neutral: float) -> np.ndarray:
-    """The elements of every window of (batch, channels, ...), combined; padding takes no part.
+    """The elements of every window of (batch, channels, ...), combined; padding is ignored.
 
-    One dimension after the other, first those that shrink most: what lies between two of them is no
-    larger than the operand or the result.
+    Dimensions are processed one after the other, first those that shrink most, so that intermediate
+    arrays are not larger than the operand or the result.
     """
     dims = list(enumerate(lines(window, x.shape[2:]), 2))
     if not dims:

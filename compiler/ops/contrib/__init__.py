@@ -1,1 +1,1 @@
-"""Operators of other domains than ONNX's own: a folder a domain, one file a family."""
+"""Operators of domains other than ONNX's own: one folder per domain, one file per family."""

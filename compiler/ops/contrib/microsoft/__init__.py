@@ -1,1 +1,1 @@
-"""Operators of the domain `com.microsoft`: one file a family."""
+"""Operators of the domain `com.microsoft`: one file per family."""

@@ -1,4 +1,4 @@
-"""Matrices in com.microsoft: inverses, distances of rows, and what its old names stand for."""
+"""Matrix operators of com.microsoft: inverses, distances of rows, and operators under old names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _inverse(node: OnnxNode) -> str:
 
 
 def _distances(node: OnnxNode) -> str:
-    """(rows of a, rows of b): |a|^2 + |b|^2 - 2 a b, or its root."""
+    """(rows of a, rows of b): |a|^2 + |b|^2 - 2 a b, or its square root."""
     a, b = node.input(0), node.input(1)
     left, right = node.shape(a), node.shape(b)
     if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
@@ -59,7 +59,7 @@ def _distances(node: OnnxNode) -> str:
 
 
 def _is_all_finite(node: OnnxNode) -> str:
-    """Whether no tensor has an infinity or a NaN; one of the two may be passed over."""
+    """Whether no tensor has an infinity or a NaN; attributes can exclude either check."""
     only_infinities, only_nans = (node.integer(k, 0) for k in ("isinf_only", "isnan_only"))
     if only_infinities and only_nans:
         raise node.invalid("isinf_only and isnan_only")

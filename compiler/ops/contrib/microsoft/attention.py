@@ -1,8 +1,8 @@
 """Attention, QAttention and MultiHeadAttention of com.microsoft.
 
-ONNX Runtime's optimiser and quantiser write them. Projection, heads, caches and masks become
-operators of their own around `attention`. What the operands mean is said in ONNX Runtime's
-docs/ContribOperators.md, and its CPU kernels decide where that page is silent.
+ONNX Runtime's optimiser and quantiser emit them. Projection, heads, caches and masks become
+separate operators around `attention`. ONNX Runtime's docs/ContribOperators.md defines the operands;
+its CPU kernels define all details that are missing there.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.sizes import equal
 
 _FILTER = -10000.0
-"""What hides a key unless the node says otherwise: added to its score."""
+"""Default value that is added to the score of a hidden key."""
 
 
 def _padding(node: OnnxNode, position: int, like: MaskedAttention) -> str | None:
-    """The mask of an operand of int32 that says which keys are no padding; None without one.
+    """The mask for an int32 operand that marks the keys that are not padding; None without the
+    operand.
 
-    (batch,): how many keys there are; (2 * batch,): the end of each row's keys, then their starts;
-    (batch, keys), (batch, queries, keys) or (batch, 1, most, most), of past and new rows: 1 where a
-    key is seen.
+    (batch,): the number of keys; (2 * batch,): the end of each row's keys, then their starts;
+    (batch, keys), (batch, queries, keys) or (batch, 1, most, most), over past and new rows: 1 for a
+    visible key.
     """
     given = node.optional(position)
     if given is None:
@@ -97,7 +98,7 @@ def _attention(node: OnnxNode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Which operands a padding mask, a cache and a bias of scores are."""
+    """Operand positions of the padding mask, the cache and the bias of scores."""
 
     mask: int
     past: int
@@ -107,7 +108,7 @@ class Places:
 def _of_projected(
     node: OnnxNode, projected: str, sizes: tuple[int, ...], places: Places
 ) -> list[str]:
-    """The outputs, of queries, keys and values side by side in the last dimension."""
+    """The outputs, from queries, keys and values that are concatenated along the last dimension."""
     heads = node.integer("num_heads")
     query, key, value = (
         split_heads(node, part(node, projected, 2, sum(sizes[:at]), sizes[at]), heads, name)
@@ -131,7 +132,8 @@ def _of_projected(
 
 
 def _masked(node: OnnxNode, plain: MaskedAttention, padding: int, bias: int) -> MaskedAttention:
-    """With a padding mask and a bias of scores from these operands, causal if the node says so."""
+    """Add the padding mask and the bias of scores from these operands, and the node's causal
+    mask."""
     causal, rows = node.integer("unidirectional", 0) != 0, node.shape(plain.query)[2]
     if causal and plain.keys != plain.past + rows:
         raise node.unsupported(f"unidirectional, with keys of {plain.keys} rows for {rows} queries")
@@ -171,8 +173,8 @@ def _multi_head_attention(node: OnnxNode) -> list[str]:
 
 
 def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, biased: from three operands, from two of which one holds keys
-    and values, or from one; keys and values may have their heads apart already."""
+    """Query, key and value by heads, with bias. They come from three operands; from two, of which
+    one packs keys and values; or from one. Keys and values may already be split by heads."""
     query, (key, value) = node.input(0), (node.optional(1), node.optional(2))
     if key is None:
         parts = _unpacked(node, query, heads, 3)
@@ -199,7 +201,7 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
 
 
 def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
-    """(batch, rows, heads, count, size) as so many of (batch, rows, heads * size)."""
+    """(batch, rows, heads, count, size) as `count` values (batch, rows, heads * size)."""
     shape = node.shape(value)
     if len(shape) != 5 or shape[2:4] != (heads, count):
         raise node.invalid(f"{show(shape)} does not hold {count} operands of {heads} heads")

@@ -21,7 +21,7 @@ _INT8 = 4
 _MOST = 127.0
 
 _LEAST = 1e-30
-"""Chunks whose largest element is below this count as zeros."""
+"""Chunks whose largest element is below this are treated as zeros."""
 
 
 def _packing(node: OnnxNode, known: tuple[int, ...]) -> Packing:
@@ -86,7 +86,7 @@ def _weights(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> np.
 
 
 def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
-    """Rows of float32 that end with zeros where the last block is not full."""
+    """Rows of float32, padded with zeros to the end of the last block."""
     matrix = node.reshape(x, (node.type(x).elements // depth, depth))
     rows = cast_to(node, matrix, DType.FLOAT32)
     if depth == whole:
@@ -95,7 +95,7 @@ def _padded(node: OnnxNode, x: str, depth: int, whole: int) -> str:
 
 
 def _quantised(node: OnnxNode, rows: str, packing: Packing) -> list[str]:
-    """Rows as words of four bytes, and for each chunk of them a scale and the sum of its elements.
+    """Rows as words of four bytes, with a scale and the sum of elements for each chunk.
 
     The largest element of a chunk becomes 127 or -127.
     """
@@ -125,7 +125,7 @@ def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...])
 
 
 def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) -> str | None:
-    """One for each block, as bytes or floats; None if all are the middle of the range."""
+    """One zero point per block, as bytes or floats; None if all are the default."""
     value = node.optional(3)
     if value is None:
         return None
@@ -143,17 +143,17 @@ def _zero_points(node: OnnxNode, packing: Packing, columns: int, blocks: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """K in another order, in which each block has one group's parameters.
+    """A permutation of K after which each block uses one group's parameters.
 
-    `elements` are places of K, -1 where a group does not fill its last block; `groups` has the
-    group of each block.
+    `elements` are positions of K, -1 for padding of a group's last block; `groups` has the group of
+    each block.
     """
 
     elements: np.ndarray
     groups: np.ndarray
 
     def taken(self, node: OnnxNode, rows: str, width: int) -> str:
-        """Columns of rows of this width in the order, zeros where there is none."""
+        """Columns of rows of this width in the permuted order, zeros for padding."""
         elements = self.elements
         if (elements < 0).any():
             rows = node.emit("pad", [rows], pads=(0, 0, 0, 1), value=0.0)
@@ -162,10 +162,10 @@ class _Places:
 
 
 def _sorted_by_group(node: OnnxNode, depth: int, block: int) -> _Places | None:
-    """The operand g_idx, the group of each k (act-order GPTQ): K sorted by it, stably.
+    """The operand g_idx, the group of each k (act-order GPTQ): the stable sort of K by it.
 
-    None where there is none, or it says what is so anyway. A group may have fewer elements than a
-    block, or more.
+    None if there is no such operand, or it states the default groups. A group may have fewer
+    elements than a block, or more.
     """
     blocks = -(-depth // block)
     groups = node.static_ints(4, "g_idx")
@@ -242,7 +242,7 @@ def _unpacked(node: OnnxNode, bytes_: str, packing: Packing) -> str:
 
 
 def _cut(node: OnnxNode, value: str, size: int) -> str:
-    """The first elements along the last dimension, which a row of packed ones may exceed."""
+    """The leading elements along the last dimension, without the padding of packed rows."""
     shape = node.shape(value)
     if shape[-1] == size:
         return value
@@ -252,7 +252,7 @@ def _cut(node: OnnxNode, value: str, size: int) -> str:
 
 
 def _repeated(node: OnnxNode, value: str, packing: Packing, size: int) -> str:
-    """What blocks have, for each of their `size` elements."""
+    """Repeat the value of each block for all of its elements, up to `size`."""
     shape = node.shape(value)
     split = node.reshape(value, (*shape, 1))
     full = node.emit("expand", [split], shape=(*shape, packing.block))

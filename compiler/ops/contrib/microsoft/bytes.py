@@ -1,7 +1,7 @@
-"""Operators of com.microsoft between quantised tensors, one scale and zero point for each tensor.
+"""Operators of com.microsoft on quantised tensors, with one scale and zero point per tensor.
 
-Each is its float operator between DequantizeLinear and QuantizeLinear, which is how ONNX Runtime's
-documentation defines them; the passes find bytes in them as they find them in QDQ models.
+Each is its float operator between DequantizeLinear and QuantizeLinear, as ONNX Runtime's
+documentation defines them. The passes find bytes in them as in QDQ models.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def require_bytes(node: OnnxNode, position: int) -> str:
 
 
 def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
-    """The zero point of a value, of its type, or None where it is left out."""
+    """The zero point of a value, of its type; None if it is omitted."""
     zero = node.optional(position)
     if zero is not None and node.type(zero).dtype is not node.type(value).dtype:
         types = f"{node.type(zero).dtype} for {node.type(value).dtype}"
@@ -47,9 +47,9 @@ def zero_point(node: OnnxNode, position: int, value: str) -> str | None:
 
 
 def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
-    """The float32 numbers that the operand at a position stands for; scale and zero follow it.
+    """The dequantised float32 operand at a position; its scale and zero point follow it.
 
-    `value` is the operand in another order of its dimensions, if it is to be read so.
+    `value` replaces the operand, for example by a transposed one.
     """
     stored = require_bytes(node, position)
     scale = one_number(node, position + 1, "a scale")
@@ -60,7 +60,7 @@ def dequantised(node: OnnxNode, position: int, value: str | None = None) -> str:
 
 
 def quantised(node: OnnxNode, value: str, position: int, like: str) -> str:
-    """float32 numbers as bytes of the type of `like`; scale and zero stand at the position."""
+    """Quantise float32 numbers to the type of `like`; scale and zero point are at the position."""
     scale = one_number(node, position, "a scale")
     zero = zero_point(node, position + 1, like)
     if zero is None:
@@ -83,7 +83,8 @@ def _unary(op_type: str, node: OnnxNode) -> str:
 
 
 def _softmax(node: OnnxNode) -> str:
-    """`opset` is that of the Softmax which the node was: before 13 its axis begins a matrix."""
+    """`opset` is the version of the original Softmax: before 13, its axis splits the shape into a
+    matrix."""
     opset = node.integer("opset")
     axis = node.integer("axis", -1 if opset >= 13 else 1)
     rows = node.call_at(opset, "Softmax", dequantised(node, 0), axis=axis)
@@ -120,7 +121,7 @@ def _pool(op_type: str, node: OnnxNode) -> str:
 
 
 def _standard(op_type: str, node: OnnxNode) -> str:
-    """An operator that ONNX has by now, with a scale of all elements or along `axis`."""
+    """An operator that ONNX now defines too, with one scale, or scales along `axis`."""
     return node.call(op_type, *node.inputs, **node.attrs)
 
 

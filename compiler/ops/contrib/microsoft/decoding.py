@@ -1,4 +1,5 @@
-"""One step of a decoder in com.microsoft: attention over a cache, and which tokens may follow."""
+"""One step of a decoder in com.microsoft: attention over a cache, and restriction of the next
+tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 
 _FILTER = -10000.0
-"""What hides a key unless the node says otherwise: added to its score."""
+"""Default value that is added to the score of a hidden key."""
 
 
 def _masked_attention(node: OnnxNode) -> list[str]:
     """query, key, value, mask, bias of scores, cached keys and values, how many are cached, beams,
     their cache, bias of the projections.
 
-    One query attends to a cache, which holds the new key at its place, or to keys and values of an
-    encoder, which have their heads apart.
+    One query attends to a cache, which holds the new key at its position, or to keys and values of
+    an encoder, which are already split by heads.
     """
     refuse(node, {9: "an indirection of the cache"}, ("output_qk",))
     if node.static_ints(8, "beam_width") not in (None, (1,)):
@@ -66,7 +67,7 @@ def _masked_attention(node: OnnxNode) -> list[str]:
 
 
 def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> MaskedAttention:
-    """With the mask (batch, keys so far), which says of which keys nothing is to be seen."""
+    """Apply the mask (batch, keys so far), which marks hidden keys."""
     given = node.optional(3)
     if given is None:
         return attention
@@ -80,7 +81,7 @@ def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> Maske
 
 
 def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, biased where they have no heads yet."""
+    """Query, key and value by heads, with bias unless they are already split by heads."""
     bias, start = node.optional(10), 0
     made = []
     for position, what in enumerate(("the query", "the key", "the value")):
@@ -99,9 +100,10 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
 
 
 def _repeated_ngrams(node: OnnxNode) -> str:
-    """Scores (batch, tokens): no token may follow that would repeat an n-gram of the row's tokens.
+    """Scores (batch, tokens): tokens that would repeat an n-gram of the row's tokens are excluded.
 
-    Where the last n - 1 tokens stand earlier in the row, what followed them there scores -inf.
+    Wherever the last n - 1 tokens occur earlier in the row, the token after that occurrence gets
+    the score -inf.
     """
     ids, scores = node.input(0), node.input(1)
     size, shape = node.integer("ngram_size"), node.shape(ids)

@@ -1,4 +1,4 @@
-"""Float operators of com.microsoft that ONNX Runtime's optimiser writes, spelled out again."""
+"""Fused float operators of com.microsoft, which ONNX Runtime's optimiser emits, expanded again."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 
 _QUICK = 1.702
-"""The alpha of x * sigmoid(alpha * x) that comes nearest to GELU."""
+"""The alpha for which x * sigmoid(alpha * x) best approximates GELU."""
 
 _INTEGERS = (DType.INT32,)
 
 _EPSILON = 1e-12
-"""Of SkipLayerNormalization; the other normalisations have ONNX's."""
+"""Default epsilon of SkipLayerNormalization; the other normalisations have ONNX's."""
 
 
 def _sum(node: OnnxNode, first: str, *positions: int) -> str:
-    """A value, plus the operands at these positions that are there."""
+    """A value plus the present operands at these positions."""
     for position in positions:
         other = node.optional(position)
         if other is not None:
@@ -46,7 +46,7 @@ def _quick_gelu(node: OnnxNode) -> str:
 
 
 def _skipped(node: OnnxNode, bias: int) -> str:
-    """input + skip + bias; a skip of lower rank serves the whole batch."""
+    """input + skip + bias; a skip of lower rank is broadcast over the batch."""
     x, skip = node.input(0), node.input(1)
     shape, other = node.shape(x), node.shape(skip)
     fits = len(other) <= len(shape) and shape[len(shape) - len(other) + 1 :] == other[1:]
@@ -56,7 +56,8 @@ def _skipped(node: OnnxNode, bias: int) -> str:
 
 
 def _with_sum(node: OnnxNode, normalised: str, total: str) -> list[str]:
-    """The outputs: normalised values, their mean and deviation (refused), what was normalised."""
+    """The outputs: normalised values, their mean and deviation (unsupported), the normalisation's
+    input."""
     if any(node.outputs[1:3]):
         raise node.unsupported("the outputs mean and inv_std_var")
     return [normalised, "", "", total][: max(len(node.outputs), 1)]
@@ -91,7 +92,7 @@ def _gemm_fast_gelu(node: OnnxNode) -> str:
 def _embed_layer_norm(node: OnnxNode) -> list[str]:
     """Words, segments, the tables of words, positions and segments, gamma, beta, mask, positions
 
-    Outputs: normalised, how many words each row of the mask has, and the sum before it.
+    Outputs: normalised, the number of words in each row of the mask, and the sum before it.
     """
     words, segments, tables = node.input(0), node.optional(1), (node.input(2), node.input(3))
     shape = node.shape(words)
@@ -124,10 +125,10 @@ def _bias_add(node: OnnxNode) -> str:
 
 
 def _bias_softmax(node: OnnxNode) -> str:
-    """softmax(x + bias) over the dimensions from `axis` on, together.
+    """softmax(x + bias) over all dimensions from `axis` on.
 
-    The bias has the shape of the outer or of the inner dimensions of those before the axis: it is
-    the same for all others.
+    The bias has the shape of the outer or of the inner dimensions before the axis, and is broadcast
+    over the others.
     """
     x, bias = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(bias)
@@ -150,7 +151,7 @@ def _bias_softmax(node: OnnxNode) -> str:
 
 
 def _renamed(op_type: str, node: OnnxNode) -> str:
-    """An operator that ONNX has as well."""
+    """An operator that ONNX defines too."""
     return node.call(op_type, *node.inputs, **node.attrs)
 
 

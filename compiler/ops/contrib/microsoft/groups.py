@@ -31,10 +31,11 @@ from tilewright.compiler.sizes import larger, same_extents
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Where the new rows of a batch go: `past` rows before them, in a cache of `length` rows.
+    """Positions of a batch's new rows: after `past` rows, in a cache of `length` rows.
 
-    `past` is None where it is known at run time alone: then `first` (batch,) is it, for each row of
-    the batch. `last` (batch,) are the last keys of each; None where one row's past is known.
+    `past` is None if it is known only at run time; `first` (batch,) is then its value for each row
+    of the batch. `last` (batch,) are the last keys of each row; None if the past of a single row is
+    known.
     """
 
     node: OnnxNode
@@ -46,7 +47,7 @@ class _Cache:
     last: str | None
 
     def filled(self, cached: str | None, new: str, what: str) -> str:
-        """The cache (batch, heads, length, size) with the new rows in their places."""
+        """The cache (batch, heads, length, size) with the new rows at their positions."""
         node = self.node
         if self.past is None:
             return self._scattered(cached, new, what)
@@ -71,11 +72,11 @@ class _Cache:
         return rows_replaced(node, cached, self.first, new, 2)
 
     def seen(self, *, causal: bool, reach: int) -> str | None:
-        """Which keys a query sees, a boolean (batch or 1, 1, rows or 1, keys); None if `causal` of
-        the attention says it all.
+        """The keys visible to each query, a boolean (batch or 1, 1, rows or 1, keys); None if the
+        attention's `causal` suffices.
 
-        A query sees `reach` keys up to its own, or all if it is negative; without `causal` all that
-        its row of the batch has.
+        A query sees `reach` keys up to its own, or all if `reach` is negative. Without `causal`, it
+        sees all keys of its row of the batch.
         """
         node, known = self.node, self.past is not None
         keys = counting(node, self.total if known else self.length)
@@ -97,10 +98,11 @@ class _Cache:
 
 
 def _cache(node: OnnxNode, batch: int, rows: int, cached: str | None) -> _Cache:
-    """By how many keys each row of the batch has, and how many the longest has (inputs 5 and 6).
+    """The cache, from the numbers of keys of each row of the batch, and of the longest row (inputs
+    5 and 6).
 
-    A batch of one is as long as its longest row. If that is known at run time alone, the new rows
-    go into a cache that has room for them.
+    A batch of one is as long as its longest row. If that is known only at run time, the new rows
+    are written into a cache with free rows.
     """
     old = 0 if cached is None else node.shape(cached)[2]
     longest = node.input(6)
@@ -137,8 +139,8 @@ _NOT_IN_GROUPS = {12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm
 
 
 def _group_query_attention(node: OnnxNode) -> list[str]:
-    """query, key, value, past key and value, the keys of each row less 1, the keys of the longest,
-    cosines and sines, positions, bias of scores, a score by head that takes no value"""
+    """query, key, value, past key and value, the keys of each row minus 1, the keys of the longest,
+    cosines and sines, positions, bias of scores, a score per head without a value (sink)"""
     refuse(node, _NOT_IN_GROUPS, _QUANTISED_CACHE)
     heads, groups = node.integer("num_heads"), node.integer("kv_num_heads")
     query, key, value = _grouped(node, heads, groups)
@@ -187,7 +189,7 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
 
 
 def _grouped(node: OnnxNode, heads: int, groups: int) -> tuple[str, str, str]:
-    """Query, key and value by heads, of operands of their own or side by side in the first."""
+    """Query, key and value by heads, from separate operands or concatenated in the first."""
     if heads < 1 or groups < 1 or heads % groups:
         raise node.invalid(f"{heads} heads share {groups} keys")
     query, (key, value) = node.input(0), both(node, 1, 2, "key and value")

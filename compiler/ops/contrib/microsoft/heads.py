@@ -1,4 +1,4 @@
-"""What com.microsoft's operators of attention share: heads apart and together, masks, caches."""
+"""Helpers for com.microsoft's attention operators: splitting and merging heads, masks, caches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def merge_heads(node: OnnxNode, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MaskedAttention:
-    """Operands of one attention, (batch, heads, rows, size), and what is added to its scores.
+    """Operands of one attention, (batch, heads, rows, size), and the terms added to its scores.
 
-    Query i sees no key after `past + i` if `causal`.
+    If `causal`, query i does not see keys after `past + i`.
     """
 
     node: OnnxNode
@@ -53,7 +53,8 @@ class MaskedAttention:
         return self if mask is None else replace(self, masks=(*self.masks, mask))
 
     def with_sink(self, sink: str) -> MaskedAttention:
-        """One more key before the others, whose score (heads,) takes a share and adds no value."""
+        """Add a key before the others, whose score (heads,) takes a share of the softmax and adds
+        no value."""
         node, (batch, heads, _, size) = self.node, self.node.shape(self.key)
         dtype = node.type(self.key).dtype
         column = node.reshape(sink, (1, node.type(sink).elements, 1, 1))
@@ -93,7 +94,7 @@ def hidden(node: OnnxNode, seen: str, dtype: DType, score: float) -> str:
 
 
 def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = ()) -> None:
-    """Raises UnsupportedOperatorError where an operand or an attribute is given that is refused."""
+    """Raise UnsupportedOperatorError if an unsupported operand or attribute is present."""
     for position, what in inputs.items():
         if node.optional(position) is not None:
             raise node.unsupported(f"{what} (input {position})")
@@ -103,7 +104,7 @@ def refuse(node: OnnxNode, inputs: Mapping[int, str], attrs: tuple[str, ...] = (
 
 
 def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
-    """What was cached, and the new rows behind it."""
+    """The cached rows, followed by the new rows."""
     if past is None:
         return rows
     shape, new = node.shape(past), node.shape(rows)
@@ -113,7 +114,7 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
 
 
 def both(node: OnnxNode, first: int, second: int, what: str) -> tuple[str | None, str | None]:
-    """Two operands of which neither is given alone."""
+    """Two operands, of which both or none must be present."""
     found = node.optional(first), node.optional(second)
     if (found[0] is None) != (found[1] is None):
         raise node.invalid(f"{what} (inputs {first} and {second}): one of them is missing")

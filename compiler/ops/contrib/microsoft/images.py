@@ -1,6 +1,6 @@
-"""Operators of com.microsoft in image models, whose channels come last for the sake of GPUs.
+"""Operators of com.microsoft in image models, with channels last for GPUs.
 
-ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md says what they mean.
+ONNX Runtime has no CPU kernels for them; docs/ContribOperators.md defines them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _group_norm(node: OnnxNode) -> str:
 
 
 def _skip_group_norm(node: OnnxNode) -> list[str]:
-    """x, gamma, beta, skip (that of x; or one row of channels for an image), bias of channels"""
+    """x, gamma, beta, skip (shape of x; or one row of channels per image), bias of channels"""
     x, skip = node.input(0), node.input(3)
     shape, other = _image(node, x), node.shape(skip)
     last = node.integer("channels_last", 1) != 0
@@ -77,7 +77,8 @@ def _skip_group_norm(node: OnnxNode) -> list[str]:
 
 
 def _nhwc_conv(node: OnnxNode) -> str:
-    """x: (batch, rows, columns, channels); weights: (filters, rows, columns, those of a group)"""
+    """x: (batch, rows, columns, channels); weights: (filters, rows, columns, channels of a
+    group)"""
     x, weights, bias = node.input(0), node.input(1), node.optional(2)
     _image(node, x)
     _image(node, weights)
@@ -92,7 +93,7 @@ def _nhwc_pool(node: OnnxNode) -> str:
 
 
 def _qlinear_conv(node: OnnxNode) -> str:
-    """As ONNX's; with `channels_last` images have their channels last, weights do not."""
+    """Like ONNX's; with `channels_last`, images have their channels last, weights do not."""
     attrs = {key: value for key, value in node.attrs.items() if key != "channels_last"}
     if not node.integer("channels_last", 0):
         return node.call("QLinearConv", *node.inputs, **attrs)

@@ -1,7 +1,7 @@
-"""Products of com.microsoft: of quantised operands, and of floats with what follows them.
+"""Products of com.microsoft: of quantised operands, and of floats with fused operations.
 
-Each is spelled out in ONNX's operators; what the operands and attributes mean is said in ONNX
-Runtime's docs/ContribOperators.md, and its kernels decide where that page is silent.
+Each is expanded into ONNX's operators. ONNX Runtime's docs/ContribOperators.md defines the operands
+and attributes; its kernels define all details that are missing there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOST_BYTE = 255.0
 def integer_product(
     node: OnnxNode, a: str, b: str, zeros: tuple[str | None, str | None], scale: str
 ) -> str:
-    """float32((a - zero) @ (b - zero)) * scale, of which only b may have one for each column."""
+    """float32((a - zero) @ (b - zero)) * scale; only b may have one zero point and scale per
+    column."""
     left, right = zeros
     if left is not None and node.type(left).elements != 1:
         raise node.invalid(f"a zero point {show(node.shape(left))} of A, not a scalar")
@@ -37,7 +38,7 @@ def integer_product(
 
 
 def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> None:
-    """Raises InvalidModelError unless this is one number, or one for each column of b."""
+    """Raise InvalidModelError unless this is one number, or one for each column of b."""
     shape = node.shape(b)
     if parameter is None or node.type(parameter).elements == 1:
         return
@@ -46,7 +47,7 @@ def _of_columns(node: OnnxNode, what: str, parameter: str | None, b: str) -> Non
 
 
 def column_scales(node: OnnxNode, a: str, b: str, matrix: str) -> str:
-    """The product of two scales, of which that of b may be one for each column."""
+    """The product of two scales; b's scale may have one number for each column."""
     if node.type(a).elements != 1:
         raise node.invalid(f"a scale {show(node.shape(a))} of A, not a scalar")
     _of_columns(node, "scale", b, matrix)
@@ -59,9 +60,10 @@ def _biased(node: OnnxNode, value: str, position: int) -> str:
 
 
 def dynamically_quantised(node: OnnxNode, x: str) -> tuple[str, str, str]:
-    """Bytes of uint8 with their scale and zero point, by the smallest and the largest element.
+    """Quantise to uint8 by the smallest and the largest element; returns bytes, scale and zero
+    point.
 
-    As DynamicQuantizeLinear, but tensors of zeros have a scale of 1, as in ONNX Runtime.
+    Like DynamicQuantizeLinear, but tensors of zeros have a scale of 1, as in ONNX Runtime.
     """
     kind = node.type(x)
     if kind.dtype is not DType.FLOAT32 or not kind.elements:
@@ -122,8 +124,8 @@ def _qgemm(node: OnnxNode) -> str:
 
 
 def _fused_matmul(node: OnnxNode) -> str:
-    """alpha * A @ B, either turned first: its matrices, and with transBatch its first dimension
-    moved before the last one."""
+    """alpha * A @ B, with optional transpositions: of the matrices, or, with transBatch, of the
+    first dimension to the position before the last."""
     left, right = (
         _turned(node, node.input(position), f"trans{key}", f"transBatch{key}")
         for position, key in enumerate("AB")
@@ -147,7 +149,7 @@ def _turned(node: OnnxNode, value: str, key: str, batch_key: str) -> str:
 
 
 def _activated(node: OnnxNode, value: str, parameters: tuple[float, ...]) -> str:
-    """A value behind the activation that an attribute names."""
+    """A value after the activation that an attribute names."""
     name = node.word("activation", "")
     first = {"alpha": parameters[0]} if parameters else {}
     match name:
@@ -190,7 +192,8 @@ RULES = (
     OnnxRule("MatMulIntegerToFloat", _matmul_integer_to_float, DOMAIN, "scales of float32", BYTES),
     OnnxRule("QGemm", _qgemm, DOMAIN, types=BYTES),
     OnnxRule("FusedMatMul", _fused_matmul, DOMAIN),
-    OnnxRule("TransposeMatMul", _fused_matmul, DOMAIN),  # its name before it had a batch
+    # the operator's name before it supported batches
+    OnnxRule("TransposeMatMul", _fused_matmul, DOMAIN),
     OnnxRule("FusedGemm", _fused_gemm, DOMAIN),
     OnnxRule("FusedConv", _fused_conv, DOMAIN),
 )

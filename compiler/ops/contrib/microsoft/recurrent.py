@@ -1,7 +1,7 @@
-"""DynamicQuantizeLSTM of com.microsoft: an LSTM whose products are of bytes.
+"""DynamicQuantizeLSTM of com.microsoft: an LSTM with products of bytes.
 
-ONNX Runtime's quantiser writes it. The inputs of all steps are quantised together, and the state
-anew at each step, each row of the batch by itself.
+ONNX Runtime's quantiser emits it. The inputs of all steps are quantised together. The state is
+quantised at each step, separately for each row of the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ GATES = 4
 
 
 def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """Floats, quantised by their smallest and largest, times bytes with scale and zero point."""
+    """Floats, quantised by their smallest and largest element, times bytes with scale and zero
+    point."""
     bytes_, scale, zero = matrix
     quantised, own, centre = dynamically_quantised(node, value)
     factor = node.call("Mul", own, scale)
@@ -33,7 +34,7 @@ def _product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 
 
 def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
-    """As `_product`, with a scale and a zero point for each row of the floats."""
+    """Like `_product`, with a scale and a zero point for each row of the floats."""
     bytes_, scale, zero = matrix
     none = node.scalar(0.0, DType.FLOAT32)
     low = node.emit("min", [node.emit("reduce_min", [value], axes=(1,), keepdims=1), none])
@@ -47,7 +48,7 @@ def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
     whole = node.emit("add", [places, centre])
     clipped = node.emit("clip", [whole], min=0.0, max=MOST_BYTE)
     product = node.call("MatMulInteger", cast_to(node, clipped, DType.UINT8), bytes_, None, zero)
-    # what each row has too much: its zero point times the sums of the columns
+    # the correction of each row: its zero point times the sums of the columns
     numbers = cast_to(node, bytes_, DType.INT32)
     numbers = node.emit("sub", [numbers, cast_to(node, zero, DType.INT32)])
     sums = node.emit("reduce_sum", [numbers], axes=(0,), keepdims=1)
@@ -59,7 +60,7 @@ def _state_product(node: OnnxNode, value: str, matrix: Sequence[str]) -> str:
 def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[list[str]]:
     """Bytes, scale and zero point of each direction.
 
-    Scales and zero points are one number a direction, or one for each column.
+    Scales and zero points are one number per direction, or one for each column.
     """
     bytes_ = require_bytes(node, position)
     shape = node.shape(bytes_)
@@ -78,8 +79,8 @@ def _held(node: OnnxNode, position: int, parameters: tuple[int, int]) -> list[li
 
 
 def _onnx_lstm(node: OnnxNode) -> list[str]:
-    """As LSTM; W (directions, width, gates * hidden) and R (directions, hidden, gates * hidden) in
-    bytes, with their scales and zero points behind the peepholes."""
+    """Like LSTM; W (directions, width, gates * hidden) and R (directions, hidden, gates * hidden)
+    are bytes, with their scales and zero points after the peepholes."""
     inputs, states = _held(node, 1, (8, 9)), _held(node, 2, (10, 11))
     width, rows = node.shape(inputs[0][0])
     recurrent = node.shape(node.input(2))

@@ -1,5 +1,6 @@
-"""Rotary position embedding of com.microsoft: pairs of elements turned by an angle that grows with
-the position (Su et al., "RoFormer", 2021). The cosines and sines of the angles are tables."""
+"""Rotary position embedding of com.microsoft: pairs of elements are rotated by an angle
+proportional to the position (Su et al., "RoFormer", 2021). Tables hold the cosines and sines of the
+angles."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from tilewright.compiler.ops.shapes import show
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
-    """The positions (batch, rows) of rows that follow each other, from `first` (1,) or (batch,).
+    """The positions (batch, rows) of consecutive rows, starting at `first` (1,) or (batch,).
 
-    From 0 where `first` is None.
+    They start at 0 if `first` is None.
     """
     count = table(node, counting(node, rows).reshape((1, rows)), DType.INT64)
     if first is None:
@@ -30,10 +31,10 @@ def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
 def rotated(
     node: OnnxNode, value: str, where: str, tables: tuple[str, str], *, interleaved: bool
 ) -> str:
-    """(batch, heads, rows, size) turned by the angles of its positions, (batch or 1, rows).
+    """Rotate (batch, heads, rows, size) by the angles of its positions, (batch or 1, rows).
 
-    The tables (positions, half) turn the first `2 * half` elements of a head, pairs of neighbours
-    or, if not interleaved, of elements `half` apart. The rest stays.
+    The tables (positions, half) rotate the first `2 * half` elements of a head, as pairs of
+    neighbours or, if not interleaved, of elements `half` apart. The other elements are unchanged.
     """
     batch, heads, rows, size = node.shape(value)
     shape = node.shape(tables[0])
@@ -80,7 +81,7 @@ def _rotary_embedding(node: OnnxNode) -> str:
     heads = x
     if flat:
         count, cosines = node.integer("num_heads", 0), node.shape(tables[0])
-        if count == 0:  # then heads are as wide as the tables say
+        if count == 0:  # then the tables determine the width of heads
             count = node.shape(x)[2] // max(2 * cosines[-1], 1) if cosines else 0
         heads = split_heads(node, x, count, "the input")
     elif len(node.shape(x)) != 4:

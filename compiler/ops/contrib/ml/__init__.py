@@ -1,1 +1,1 @@
-"""Operators of the domain `ai.onnx.ml`: one file a family."""
+"""Operators of the domain `ai.onnx.ml`: one file per family."""

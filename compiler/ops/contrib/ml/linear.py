@@ -1,4 +1,4 @@
-"""Linear models of ai.onnx.ml: a product with constant coefficients, and what follows it."""
+"""Linear models of ai.onnx.ml: a product with constant coefficients, and its post transform."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from tilewright.compiler.ops.registry import OnnxRule
 
 
 def _scores(node: OnnxNode, targets: int | None) -> str:
-    """(rows, targets): X times the coefficients of each target, which lie one after the other.
+    """(rows, targets): X times the coefficients of each target, which are stored one target after
+    the other.
 
-    Without `targets`, there are as many as intercepts, as in ONNX Runtime: of more coefficients,
-    which onnxmltools wrote in 2018, the first count. Without intercepts the coefficients say it.
+    Without `targets`, their number is the number of intercepts, as in ONNX Runtime: of additional
+    coefficients, which onnxmltools wrote in 2018, only the first ones count. Without intercepts,
+    the number follows from the coefficients.
     """
     x = as_floats(node, rows_of(node, node.input(0)))
     features, dtype = node.shape(x)[1], node.type(x).dtype
@@ -55,8 +57,8 @@ def _onnx_regressor(node: OnnxNode) -> str:
 def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Labels (rows,) and scores (rows, classes).
 
-    One row of coefficients for two classes scores the second class. Labels come from the scores
-    before the transform.
+    A single row of coefficients for two classes scores the second class. Labels depend on the
+    scores before the transform.
     """
     labels = class_labels(node, "classlabels_ints")
     scores = _scores(node, None)

@@ -1,4 +1,4 @@
-"""Features as ai.onnx.ml prepares them: scaled, normalised, filled in, mapped, chosen."""
+"""Feature preprocessing of ai.onnx.ml: scaling, normalising, imputing, mapping, selecting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.compiler.sizes import equal
 
 
 def _check_features(node: OnnxNode, what: str, count: int, shape: tuple[int, ...]) -> None:
-    """Raises InvalidModelError unless there is one value, or one for each feature."""
+    """Raise InvalidModelError unless there is one value, or one for each feature."""
     if count != 1 and (not shape or not equal(count, shape[-1])):
         raise node.invalid(f"{count} values in '{what}' for an input of the shape {show(shape)}")
 
@@ -38,7 +38,7 @@ def _onnx_scaler(node: OnnxNode) -> str:
 
 
 def _onnx_normalizer(node: OnnxNode) -> str:
-    """Each row divided by its norm; by one where that is zero. MAX is the largest element."""
+    """Each row divided by its norm, unless that is zero. MAX divides by the largest element."""
     x = as_floats(node, node.input(0))
     dtype, rank = node.type(x).dtype, len(node.shape(x))
     if rank not in (1, 2):
@@ -61,7 +61,7 @@ def _onnx_normalizer(node: OnnxNode) -> str:
 
 
 def _onnx_imputer(node: OnnxNode) -> str:
-    """Another value where the input is the replaced one, which may be a NaN."""
+    """Replace one value of the input, which may be a NaN, by another."""
     x = node.input(0)
     dtype, shape = node.type(x).dtype, node.shape(x)
     kind = "float" if dtype.is_float else "int64"
@@ -100,7 +100,7 @@ def _onnx_binarizer(node: OnnxNode) -> str:
 
 
 def _onnx_array_feature_extractor(node: OnnxNode) -> str:
-    """The columns at the indices; a vector is one row."""
+    """The columns at the indices; a vector is treated as one row."""
     x, indices = node.input(0), node.input(1)
     shape = node.shape(x)
     if not shape:
@@ -115,7 +115,8 @@ def _onnx_array_feature_extractor(node: OnnxNode) -> str:
 
 
 def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
-    """The numbers or texts of `keys_*` or `values_*` in their type; None where there are none."""
+    """The numbers or texts of `keys_*` or `values_*` in their type; None if the attribute is
+    missing."""
     texts = node.attrs.get(f"{what}_strings")
     if texts:
         return np.array(texts, np.object_)
@@ -131,7 +132,7 @@ def _mapped(node: OnnxNode, what: str) -> np.ndarray | None:
 
 
 def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """What elements without a key become, in the type of the values."""
+    """The value for elements without a key, in the type of the values."""
     tensor = node.tensor("default_tensor")
     if dtype.kind == "O":
         if tensor is None:
@@ -149,7 +150,7 @@ def _default(node: OnnxNode, dtype: np.dtype[np.generic]) -> np.ndarray:
 
 
 def _onnx_label_encoder(node: OnnxNode) -> str:
-    """The value at an element's key: the largest position of an equal key, and a gather from there.
+    """The value for an element's key, gathered at the largest position of an equal key.
 
     NaNs are equal to each other; the last of equal keys counts.
     """
@@ -157,7 +158,7 @@ def _onnx_label_encoder(node: OnnxNode) -> str:
     keys, values = _mapped(node, "keys"), _mapped(node, "values")
     classes = node.attrs.get("classes_strings")
     texts = node.builder.labels.get(x)
-    if isinstance(classes, tuple) and classes:  # as opset 1 has it
+    if isinstance(classes, tuple) and classes:  # opset 1
         order, names = np.arange(len(classes)), np.array(classes, np.object_)
         keys, values = (names, order) if texts else (order, names)
     if keys is None or values is None or len(keys) != len(values):
@@ -194,7 +195,7 @@ def _picked(node: OnnxNode, table: np.ndarray, place: str) -> str:
 
 
 def _onnx_one_hot_encoder(node: OnnxNode) -> str:
-    """A row for each element: 1 at its category, or nowhere."""
+    """One row per element: 1 at its category, or all zeros."""
     x = node.input(0)
     texts = node.builder.labels.get(x)
     named, numbers = node.attrs.get("cats_strings", ()), node.ints("cats_int64s", ()) or ()

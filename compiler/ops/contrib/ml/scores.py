@@ -1,4 +1,4 @@
-"""From scores to results in ai.onnx.ml: post transforms, and labels of classes."""
+"""Results from scores in ai.onnx.ml: post transforms, and labels of classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.compiler.runtime.labels import Labels
 
 DOMAIN = "ai.onnx.ml"
 NEAR_ZERO = 1e-7
-"""SOFTMAX_ZERO leaves scores that are no further from zero out of the softmax."""
+"""SOFTMAX_ZERO excludes scores up to this distance from zero."""
 
 WINITZKI = 0.147
 """The coefficient of Winitzki's approximation of the inverse error function (error up to 2e-3), by
@@ -25,14 +25,14 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def as_floats(node: OnnxNode, value: str) -> str:
-    """A float64 as it is, everything else as float32: scores are computed in these."""
+    """A float64 unchanged, everything else cast to float32: scores are computed in these types."""
     if node.type(value).dtype in (DType.FLOAT32, DType.FLOAT64):
         return value
     return node.emit("cast", [value], to=DType.FLOAT32.value)
 
 
 def rows_of(node: OnnxNode, value: str) -> str:
-    """(rows, features); a vector is one row."""
+    """(rows, features); a vector is treated as one row."""
     shape = node.shape(value)
     if len(shape) not in (1, 2):
         raise node.invalid(f"the input has the shape {show(shape)}, not (rows, features)")
@@ -45,7 +45,8 @@ def floats(node: OnnxNode, values: object, dtype: DType) -> str:
 
 
 def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """Scores (rows, classes) by the transform's formula; one column has a LOGISTIC and a PROBIT."""
+    """Apply the transform's formula to scores (rows, classes); a single column supports LOGISTIC
+    and PROBIT."""
     dtype = node.type(scores).dtype
     match transform:
         case "NONE":
@@ -63,7 +64,7 @@ def post_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
-    """As `post_transform`, for regressions.
+    """Like `post_transform`, for regressions.
 
     Raises:
         UnsupportedOperatorError: for a transform that runtimes do not apply to a single target.
@@ -76,7 +77,7 @@ def target_transform(node: OnnxNode, scores: str, transform: str) -> str:
 
 
 def _softmax_zero(node: OnnxNode, scores: str, dtype: DType) -> str:
-    """exp(x - max) where x is not zero, x exp(-max) elsewhere, in shares of the row's sum.
+    """exp(x - max) if x is not zero, else x exp(-max), divided by the row's sum.
 
     A row of zeros becomes 0.5, as in ONNX's reference.
     """
@@ -119,7 +120,7 @@ TEXTS = "classlabels_strings"
 def with_texts(
     rule: Callable[[OnnxNode], tuple[str, str]],
 ) -> Callable[[OnnxNode], tuple[str, str]]:
-    """A classifier's rule, whose labels are texts where the node says so."""
+    """A classifier's rule, with text labels if the node has them."""
 
     def emit(node: OnnxNode) -> tuple[str, str]:
         label, scores = rule(node)
@@ -135,7 +136,7 @@ def with_texts(
 
 
 def class_labels(node: OnnxNode, integers: str) -> list[int]:
-    """The classes' labels; of those that are text the positions (see `with_texts`)."""
+    """The classes' labels; positions of labels for texts (see `with_texts`)."""
     named = node.attrs.get(TEXTS, ())
     if named:
         return list(range(len(named) if isinstance(named, tuple) else 1))
@@ -152,7 +153,7 @@ def best_label(node: OnnxNode, scores: str, labels: list[int]) -> str:
 
 
 def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[int]) -> str:
-    """(rows,): the second label where the score (rows, 1) is above the threshold."""
+    """(rows,): the second label if the score (rows, 1) exceeds the threshold."""
     above = node.emit("greater", [score, node.scalar(threshold, node.type(score).dtype)])
     first, second = (node.constant(np.array(label, np.int64)) for label in labels)
     chosen = node.emit("where", [above, second, first])
@@ -160,10 +161,10 @@ def positive_label(node: OnnxNode, score: str, threshold: float, labels: list[in
 
 
 def both_scores(node: OnnxNode, score: str, transform: str, *, shares: bool) -> str:
-    """(rows, 2) from the score of the second class (rows, 1), as ONNX Runtime makes it.
+    """(rows, 2) from the score of the second class (rows, 1), as ONNX Runtime computes it.
 
     Without a transform, the first class's score is one minus the second's if scores are `shares`,
-    else the second's with the other sign.
+    else the second's negated.
     """
     negative = node.emit("neg", [score])
     match transform:

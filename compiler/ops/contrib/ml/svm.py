@@ -1,8 +1,9 @@
-"""Support vector machines of ai.onnx.ml: rows compared with support vectors, pairs of classes,
-votes, and the probabilities that Platt's sigmoids of the pairs give.
+"""Support vector machines of ai.onnx.ml: kernels between rows and support vectors, scores of pairs
+of classes, votes, and probabilities from Platt's sigmoids of the pairs.
 
 Wu, Lin and Weng, "Probability estimates for multi-class classification by pairwise coupling"
-(2004), as libsvm iterates it. ONNX Runtime's kernels decide where the specification is silent.
+(2004), with libsvm's iteration. ONNX Runtime's kernels define the details that the specification
+leaves out.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.sizes import equal
 
 COUPLING_STEPS = 100
-"""Steps after which libsvm takes the probabilities as they are."""
+"""Maximum number of iterations in libsvm."""
 
 COUPLING_ERROR = 0.005
-"""libsvm stops where no class is further from the optimum than this, over the number of classes."""
+"""libsvm stops if no class is further from the optimum than this divided by the number of
+classes."""
 
 LEAST_SHARE = 1e-7
-"""A pair's probability is at least this, and at most one less it."""
+"""Probabilities of pairs are clamped to between this and one minus this."""
 
 
 def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:
-    """A list of numbers in this shape; one extent may be -1."""
+    """A list of numbers reshaped to this shape; one extent may be -1."""
     values = np.array(node.numbers(key), np.float32)
     try:
         return values.reshape(shape)
@@ -51,7 +53,7 @@ def _array(node: OnnxNode, key: str, *shape: int) -> np.ndarray:
 
 
 def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
-    """(rows, vectors): how alike each row and each vector are."""
+    """(rows, vectors): the kernel function of each row and each vector."""
     params = node.numbers("kernel_params") or [0.0, 0.0, 0.0]
     if len(params) != 3:
         raise node.invalid(f"{len(params)} numbers in 'kernel_params', not 3")
@@ -82,7 +84,7 @@ def _kernel(node: OnnxNode, x: str, vectors: np.ndarray, kind: str) -> str:
 
 
 def _regressor(node: OnnxNode) -> str:
-    """(rows, 1); one_class makes 1 of what is positive, and -1 of the rest."""
+    """(rows, 1); one_class maps positive values to 1, others to -1."""
     x = cast_to(node, rows_of(node, node.input(0)), DType.FLOAT32)
     supports = node.integer("n_supports", 0)
     rho = _array(node, "rho", -1)
@@ -107,7 +109,7 @@ def _regressor(node: OnnxNode) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Each two classes of `count`, in the order of their scores."""
+    """All pairs of `count` classes, in the order of their scores."""
 
     count: int
 
@@ -116,7 +118,7 @@ class _Pairs:
         return list(combinations(range(self.count), 2))
 
     def weights(self, coefficients: np.ndarray, vectors: Sequence[int]) -> np.ndarray:
-        """(vectors, pairs) of (classes - 1, vectors): those of other classes count nothing."""
+        """(vectors, pairs) from (classes - 1, vectors), with zeros for vectors of other classes."""
         starts = np.cumsum([0, *vectors])
         result = np.zeros((int(starts[-1]), len(self.all)), np.float32)
         for column, (one, other) in enumerate(self.all):
@@ -126,7 +128,8 @@ class _Pairs:
         return result
 
     def signs(self) -> np.ndarray:
-        """(2 * pairs, classes): whom the first half of the scores votes for, and whom the rest."""
+        """(2 * pairs, classes): the class that each positive score votes for, and then each
+        negative score."""
         result = np.zeros((2, len(self.all), self.count), np.float32)
         for column, (one, other) in enumerate(self.all):
             result[0, column, one] = result[1, column, other] = 1
@@ -134,7 +137,7 @@ class _Pairs:
 
 
 def _classifier(node: OnnxNode) -> tuple[str, str]:
-    """Labels (rows,) and scores: of each class, of each pair of them, or probabilities."""
+    """Labels (rows,) and scores: of each class, of each pair of classes, or probabilities."""
     labels = class_labels(node, "classlabels_ints")
     vectors = node.ints("vectors_per_class", ()) or ()
     x = cast_to(node, rows_of(node, node.input(0)), DType.FLOAT32)
@@ -165,8 +168,8 @@ def _classifier(node: OnnxNode) -> tuple[str, str]:
 def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[str, str]:
     """A weight for each feature and class.
 
-    Of two classes, ONNX Runtime takes the second one where the largest score is positive, or at
-    least a half where no weight is negative.
+    Of two classes, ONNX Runtime selects the second if the largest score is positive, or at least
+    0.5 if no weight is negative.
     """
     rho = _array(node, "rho", -1)
     weights = _array(node, "coefficients", len(labels), -1)
@@ -184,7 +187,7 @@ def _linear(node: OnnxNode, x: str, labels: list[int], transform: str) -> tuple[
 
 
 def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
-    """(rows, classes) that come nearest to the probability of each pair, by Platt's sigmoids."""
+    """(rows, classes): the probabilities closest to those of the pairs, by Platt's sigmoids."""
     a, b = (_array(node, key, len(pairs.all)) for key in ("prob_a", "prob_b"))
 
     def number(value: float) -> str:
@@ -195,8 +198,8 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
     share = node.emit("max", [share, number(LEAST_SHARE)])
     share = node.emit("min", [share, number(1 - LEAST_SHARE)])
     rows, count = node.shape(scores)[0], pairs.count
-    # r[i, j]: how likely class i is of the two. From the pairs, by a product with zeros and ones
-    # for those in order, and one less them for the others.
+    # r[i, j]: probability of class i in the pair of i and j. A product with zeros and ones selects
+    # the pairs in order, and one minus the pairs in reverse order.
     place = np.zeros((len(pairs.all), count, count), np.float32)
     ones = np.zeros((count, count), np.float32)
     for column, (one, other) in enumerate(pairs.all):
@@ -215,9 +218,9 @@ def _probabilities(node: OnnxNode, scores: str, pairs: _Pairs) -> str:
 
 
 def _coupled(node: OnnxNode, form: str, begin: str) -> str:
-    """The minimum of p' Q p over probabilities p, class by class, until no class is far off.
+    """Minimise p' Q p over probabilities p, class by class, until all classes have converged.
 
-    `form` is Q (rows, classes, classes), `begin` p (rows, classes). Each row stops by itself.
+    `form` is Q (rows, classes, classes), `begin` p (rows, classes). Each row stops separately.
     """
     (rows, count), outside = node.shape(begin), node
     going = filled(node, 1, (rows, 1), DType.FLOAT32)
@@ -235,7 +238,8 @@ def _coupled(node: OnnxNode, form: str, begin: str) -> str:
 def _coupling_step(
     node: OnnxNode, form: str, states: Sequence[str], rows: int, count: int
 ) -> Sequence[str]:
-    """Whether another step follows, the next probabilities, and which rows still go on."""
+    """Whether another step follows, the next probabilities, and the rows that have not
+    converged."""
     share, going = states
 
     def number(value: float) -> str:

@@ -1,7 +1,7 @@
-"""Decision trees as tables of records that `descend` reads: one comparison for all modes.
+"""Decision trees as tables of records for `descend`: one comparison for all modes.
 
-A record asks whether x <= threshold, and a NaN is never below. The other modes are that comparison
-with another threshold, with the branches exchanged, or of -x:
+A record tests x <= threshold, which is false for a NaN. The other modes are the same comparison
+with another threshold, with exchanged branches, or on -x:
 
     x < t       x <= the float before t
     x > t       -x <= the float before -t
@@ -10,8 +10,8 @@ with another threshold, with the branches exchanged, or of -x:
     x == t      x <= t, and then not x < t
     x in {...}  one == after the other
 
-A missing value takes the true branch where it is the second of a record's two. So nodes whose
-missing values track true ask the opposite question, which a NaN fails too.
+A missing value takes the true branch if that is the second of a record's two. Nodes whose missing
+values track true therefore use the negated test, which a NaN fails too.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class SplitMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitNode:
-    """A node that tests a feature and goes on at `yes` or `no`, which are positions of nodes.
+    """A node that tests a feature and continues at node `yes` or `no`.
 
-    `values` are its threshold, or its members; a NaN goes to `yes` where `missing` is set.
+    `values` are its threshold, or its members; a NaN continues at `yes` if `missing` is set.
     """
 
     feature: int
@@ -55,11 +55,11 @@ class SplitNode:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Records. `leaves` is each record's node where that is a leaf, else -1.
+    """Records. `leaves` is each record's node if that is a leaf, else -1.
 
-    The first records are the trees' roots, the last one is a leaf of no tree, whose node is -1 too.
-    With `mirrored`, the columns are those of x and then those of -x. `steps` take every row to its
-    leaves.
+    The first records are the trees' roots. The last one is a leaf that belongs to no tree; its node
+    is -1 too. With `mirrored`, the columns are those of x and then those of -x. Every row reaches
+    its leaves within `steps`.
     """
 
     columns: np.ndarray
@@ -72,7 +72,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Test:
-    """x[column] <= threshold: `below`, else `other`; each a node or a test."""
+    """If x[column] <= threshold, `below`, else `other`; each is a node or a test."""
 
     column: int
     threshold: float
@@ -89,14 +89,14 @@ def tree_tables(
     """The tables of these trees; a node that is None is a leaf. Thresholds are exact in `dtype`.
 
     Raises:
-        InvalidModelError: if the nodes are no trees, or read what is no feature.
+        InvalidModelError: if the nodes do not form trees, or test a feature that does not exist.
     """
     _check_trees(nodes, roots, features)
     return _Builder(nodes, features, dtype).build(roots)
 
 
 def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], features: int) -> None:
-    """Nodes may follow several of their tree, as exporters of sets of categories write them."""
+    """Several nodes of a tree may lead to one node, as in exporters' sets of categories."""
     for number, node in enumerate(nodes):
         if node is None:
             continue
@@ -139,9 +139,9 @@ class _Builder:
     tests: dict[int, _Test] = field(default_factory=dict)
 
     def build(self, roots: Sequence[int]) -> Tables:
-        """Level by level, so that what many rows read lies together.
+        """Build the records level by level, so that the records that most rows read are adjacent.
 
-        A node that several tests lead to has a record for each, and one pair that follows.
+        A node that several tests lead to has a record for each, and one shared pair of successors.
         """
         items: list[int | _Test] = list(roots)
         pairs: dict[int, int] = {}
@@ -175,7 +175,7 @@ class _Builder:
         )
 
     def _test(self, item: int | _Test) -> _Test | None:
-        """The test of a node, always the same one; None of a leaf."""
+        """The test of a node, cached; None for a leaf."""
         if isinstance(item, _Test):
             return item
         node = self.nodes[item]
@@ -227,14 +227,14 @@ class _Builder:
         return rest
 
     def _before(self, t: float) -> float:
-        """The next smaller number of the type; a NaN where there is none: nothing is below it."""
+        """The next smaller number of the type; NaN if none exists, because nothing is below it."""
         if t == -np.inf:
             return float("nan")
         return float(np.nextafter(self.dtype.type(t), self.dtype.type(-np.inf)))
 
 
 def _longest(following: np.ndarray, roots: int) -> int:
-    """Steps of the longest path from a root to a leaf."""
+    """Number of steps on the longest path from a root to a leaf."""
     level = np.arange(roots)
     steps = 0
     while True:

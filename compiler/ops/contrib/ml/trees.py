@@ -1,4 +1,4 @@
-"""Tree ensembles of ai.onnx.ml: steps down all trees, then the votes of the leaves, aggregated."""
+"""Tree ensembles of ai.onnx.ml: descend all trees, then aggregate the votes of the leaves."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 
 STEP_LIMIT = 512
-"""The most comparisons from a root to a leaf."""
+"""Maximum number of comparisons from a root to a leaf."""
 
 COMPARISONS = {mode.name: mode for mode in SplitMode if mode is not SplitMode.MEMBER}
-"""What follows BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""
+"""Suffixes after BRANCH_ in the modes of TreeEnsembleRegressor and TreeEnsembleClassifier."""
 
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 """Aggregate functions by their number in TreeEnsemble."""
 
 PADDING = 2
-"""Trees that vote for one target each are grouped by target, unless the groups, all as long as the
-longest, then hold more than so many times the trees."""
+"""Trees that vote for one target each are grouped by target. Groups are padded to the longest;
+grouping is skipped if they would then hold more than this number times the trees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees as ONNX gives them. `nodes` are None for leaves; votes are (leaf, target, weight)."""
+    """Trees in ONNX's form. `nodes` are None for leaves; votes are (leaf, target, weight)."""
 
     nodes: Sequence[SplitNode | None]
     roots: Sequence[int]
@@ -52,11 +52,12 @@ class Forest:
     targets: np.ndarray
     weights: np.ndarray
     dtype: DType
-    """The type in which rows are compared and weights added."""
+    """The type in which rows are compared and weights are summed."""
 
 
 def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str:
-    """(rows, targets): each tree's leaf for the row votes for targets; no vote at all is a zero."""
+    """(rows, targets): each tree's leaf for the row votes for targets; without any vote, the score
+    is zero."""
     if aggregate not in AGGREGATES:
         raise node.invalid(f"aggregate_function is '{aggregate}'")
     if targets < 1 or not len(forest.roots):
@@ -99,7 +100,7 @@ def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str
 def _votes(
     node: OnnxNode, forest: Forest, targets: int, aggregate: str, neutral: float
 ) -> np.ndarray:
-    """(nodes + 1, targets): what each node's votes are together; the last row has none."""
+    """(nodes + 1, targets): the combined votes of each node; the last row has none."""
     size = (len(forest.nodes) + 1) * targets
     node.reserve(f"votes of {len(forest.nodes)} nodes for {targets} targets", size * 8)
     votes = np.full((len(forest.nodes) + 1, targets), neutral)
@@ -111,9 +112,9 @@ def _votes(
 def _groups(
     forest: Forest, tables: Tables, targets: int, votes: np.ndarray, neutral: float
 ) -> np.ndarray | None:
-    """Roots by the one target that each tree votes for, in groups of one length that the leaf of no
-    tree fills up; None where a tree votes for several, or groups would be too long.
-    """
+    """Roots grouped by the one target that each tree votes for. Groups are padded to one length
+    with the leaf that belongs to no tree. None if a tree votes for several targets, or groups would
+    be too long."""
     voted = votes != neutral
     if (voted.sum(1) > 1).any():
         return None
@@ -137,7 +138,7 @@ def _groups(
 
 
 def _trees_of(tables: Tables, roots: int) -> np.ndarray:
-    """The tree of each record; -1 for the leaf of none."""
+    """The tree of each record; -1 for the leaf that belongs to no tree."""
     found = np.full(len(tables.following), -1)
     level = np.arange(roots)
     found[level] = level
@@ -160,7 +161,7 @@ def _leaves(node: OnnxNode, x: str, tables: Tables, roots: np.ndarray) -> str:
 
 
 def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
-    """base_values added, where there are some."""
+    """The scores plus base_values, if present."""
     given = node.tensor("base_values_as_tensor")
     base = np.array(node.numbers("base_values")) if given is None else given.array.reshape(-1)
     if not base.size:
@@ -173,7 +174,7 @@ def _with_base(node: OnnxNode, scores: str, targets: int) -> str:
 
 
 def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...]:
-    """A list of integers, `count` of them."""
+    """A list of `count` integers."""
     found = node.ints(key, ())
     assert found is not None
     if count is not None and len(found) != count:
@@ -182,7 +183,7 @@ def _whole(node: OnnxNode, key: str, count: int | None = None) -> tuple[int, ...
 
 
 def _numbers(node: OnnxNode, key: str, count: int) -> tuple[np.ndarray, bool]:
-    """Numbers from the attribute or from its tensor; whether they are float64."""
+    """Numbers from the attribute or from its tensor variant, and whether they are float64."""
     tensor = node.tensor(f"{key}_as_tensor")
     found = np.array(node.numbers(key)) if tensor is None else tensor.array.reshape(-1)
     if len(found) != count:
@@ -197,7 +198,7 @@ def _dtype(node: OnnxNode, double: bool) -> DType:
 
 def _forest(node: OnnxNode, votes: str) -> Forest:
     """The trees of TreeEnsembleRegressor and TreeEnsembleClassifier; the first node of each is its
-    root. `votes` is what attributes of votes start with."""
+    root. `votes` is the prefix of the attributes of votes."""
     ids = _whole(node, "nodes_nodeids")
     count = len(ids)
     trees = _whole(node, "nodes_treeids", count)
@@ -258,7 +259,7 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
     """Labels (rows,) and scores (rows, classes).
 
     If all votes are for the first of two classes, they are the score of the second: exporters write
-    binary classifiers like that. The label is that of the larger score before the transform.
+    binary classifiers in this way. The label belongs to the larger score before the transform.
     """
     labels = class_labels(node, "classlabels_int64s")
     forest = _forest(node, "class")
@@ -277,7 +278,8 @@ def _onnx_classifier(node: OnnxNode) -> tuple[str, str]:
 
 
 def _onnx_ensemble(node: OnnxNode) -> str:
-    """TreeEnsemble: branches and leaves apart. Positions of leaves follow those of branches."""
+    """TreeEnsemble: branches and leaves are separate lists. Positions of leaves follow those of
+    branches."""
     splits, modes, weights = (
         node.tensor(key) for key in ("nodes_splits", "nodes_modes", "leaf_weights")
     )
@@ -329,7 +331,7 @@ def _onnx_ensemble(node: OnnxNode) -> str:
 
 
 def _members(node: OnnxNode, count: int) -> Iterator[tuple[float, ...]]:
-    """The members of each set, which NaNs end."""
+    """The members of each set; a NaN ends a set."""
     tensor = node.tensor("membership_values")
     values = np.empty(0) if tensor is None else tensor.array.reshape(-1).astype(np.float64)
     ends = np.flatnonzero(np.isnan(values))
