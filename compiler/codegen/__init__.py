@@ -1,4 +1,5 @@
-"""From loop nests to machine code: one protocol, and one folder a kind of processor.
+"""From loop nests to machine code: one protocol, and one folder per kind of processor.
 
-What folders share is here: LLVM's objects and assembly, linking, and what assembly tells.
+This folder itself has the shared code: LLVM's objects and assembly, linking, and statistics from
+assembly.
 """

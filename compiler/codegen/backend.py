@@ -1,7 +1,7 @@
-"""The protocol of code generation: what the compiler asks of it for any kind of processor.
+"""The protocol of code generation: the compiler's interface to any kind of processor.
 
-A back end is a folder beside this module with a module `backend` that has `BACKEND`. The target
-says which folder (`Target.backend`).
+A back end is a subfolder with a module `backend` that defines `BACKEND`. The target selects the
+folder (`Target.backend`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tilewright.compiler.timings import Timings
 
 @dataclass(frozen=True, slots=True)
 class StageCode:
-    """A stage's function, and how many tiles of its parallel loop there are: 1 if it has none.
+    """A stage's function, and the number of tiles of its parallel loop; 1 without such a loop.
 
-    The extent is a size where the loop's is known at run time.
+    The extent is a dynamic size if the loop's extent is.
     """
 
     symbol: str
@@ -35,12 +35,12 @@ class KernelCode:
     """A lowered loop nest, named after its code: equal code has one name.
 
     Attributes:
-        name: of the kernel; its symbols begin with it.
+        name: of the kernel, and prefix of its symbols.
         text: the code before it is compiled, in the back end's language.
         digest: SHA-256 (hex) of the text under a neutral name, and of the target.
         stages: in the order in which they run.
         scratch_bytes: size of each thread's scratch block.
-        sizes: the open dimensions; the stages' `sizes` hold a number for each, in this order.
+        sizes: the dynamic dimensions; the stages' `sizes` hold a number for each, in this order.
     """
 
     name: str
@@ -52,17 +52,17 @@ class KernelCode:
 
 
 class Library(Protocol):
-    """Code loaded into this process: keep it as long as the code may run."""
+    """Code loaded into this process; keep the object as long as the code may run."""
 
     def address(self, symbol: str) -> int:
-        """The address of a function; CompilerError if the code has none of this name."""
+        """The address of a function; raises CompilerError if the code does not define it."""
 
     def close(self) -> None:
         """Free the code. None of its functions may run any more."""
 
 
 class Backend(Protocol):
-    """Makes code of loop nests for one kind of processor. It has no state."""
+    """Generates code of loop nests for one kind of processor. It has no state."""
 
     def lower(self, nest: LoopNest, target: Target) -> KernelCode:
         """The code of a nest, as text.
@@ -82,7 +82,7 @@ class Backend(Protocol):
         """
 
     def assembly(self, text: str, target: Target) -> str:
-        """The same as assembly text, with comments that mark its loops."""
+        """The compiled code as assembly text, with comments that mark its loops."""
 
     def link(self, objects: Sequence[bytes], output: str | Path) -> None:
         """Link objects into one library at `output`, for an artifact.
@@ -100,7 +100,8 @@ class Backend(Protocol):
 
 
 def backend_of(target: Target) -> Backend:
-    """The back end that makes a target's code. It is imported here: LLVM is an extra.
+    """The back end that generates a target's code, imported lazily because LLVM is an optional
+    dependency.
 
     Raises:
         CompilerError: if a package that it needs is not installed.

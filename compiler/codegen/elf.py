@@ -9,11 +9,11 @@ from typing import NamedTuple
 _MAGIC = b"\x7fELF"
 _SYMBOL_TABLE = 2
 _LOADED = 2
-"""The flag of sections that lie in memory when a program runs."""
+"""The flag of sections that are loaded into memory."""
 
 
 class _Form(NamedTuple):
-    """Where an object of a class has what is read here.
+    """The layout of the headers of an object class.
 
     `header`: offset of the section headers, size of one, their number. `section`: kind, flags,
     offset, size, linked section. `symbol`: offset of the name, section (0: undefined).
@@ -32,7 +32,7 @@ _FORMS = {
         struct.Struct("<40xQ10xHH"), struct.Struct("<4xIQ8xQQI"), struct.Struct("<I2xH16x")
     ),
 }
-"""By class and byte order, as they stand behind the magic number."""
+"""By class and byte order, the bytes after the magic number."""
 
 
 def is_elf(data: bytes) -> bool:
@@ -41,7 +41,7 @@ def is_elf(data: bytes) -> bool:
 
 
 def undefined_symbols(data: bytes) -> frozenset[str]:
-    """Names that the object leaves to its linker."""
+    """Names of the object's undefined symbols."""
     return frozenset(_undefined(data))
 
 

@@ -1,7 +1,7 @@
-"""Linking objects into a shared library, for an artifact or a batch of candidates.
+"""Linking of objects into a shared library, for an artifact or a batch of candidates.
 
-No C library is linked in: what a kernel may call (memcpy, memset) is found in the process that
-loads it. Libraries are the same, byte for byte, for the same objects and the same linker.
+No C library is linked in: the functions that a kernel may call (memcpy, memset) are in the process
+that loads it. Libraries are the same, byte for byte, for the same objects and the same linker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class LinkerError(CompilerError):
-    """There is no linker on this machine, or it refused the objects."""
+    """This machine has no linker, or it reported an error."""
 
 
 def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
@@ -35,11 +35,11 @@ def link_shared(objects: Sequence[bytes], output: str | Path) -> None:
 
     Linkers are tried in this order: `ld.lld`, the system's `ld`, zig's (`pip install ziglang`), the
     C compiler. `ld.lld` and zig's link for every target, the others for this machine; zig's starts
-    through Python and takes ten times as long as `ld`. Objects of WebAssembly are linked by
-    `wasm-ld` or zig's, to a module that exports its functions and a memory of its own.
+    through Python and takes ten times as long as `ld`. `wasm-ld` or zig's links objects of
+    WebAssembly, to a module that exports its functions and its own memory.
 
     Raises:
-        LinkerError: if no linker is found, or all that are found refuse the objects.
+        LinkerError: if no linker is found, or every linker found reports an error.
     """
     if not objects:
         raise LinkerError("there are no objects to link")
@@ -108,7 +108,7 @@ def module_linkers() -> tuple[tuple[str, ...], ...]:
 
 
 def _machine(code: bytes) -> int:
-    """The number of the machine that an ELF file is for; 0 where it is none."""
+    """The number of the machine that an ELF file is for; 0 for another file."""
     return int.from_bytes(code[18:20], "little") if code[:4] == b"\x7fELF" else 0
 
 
@@ -123,7 +123,7 @@ def _head(path: Path) -> bytes:
 
 
 def _link(command: tuple[str, ...], folder: Path) -> str | None:
-    """A linker's error, or None if it has written `library`."""
+    """A linker's error; None if it has written `library`."""
     try:
         done = subprocess.run(
             [*command, "-o", "library", "@objects"],

@@ -1,7 +1,8 @@
-"""LLVM IR text to object code, and object code to callable addresses in this process.
+"""Compilation of LLVM IR text to object code, and object code to callable addresses in this
+process.
 
-No optimisation passes run: the lowering emits code that needs none, and they double the time that
-a candidate takes to compile.
+No optimisation passes run: the lowering emits code that needs none, and they double the compile
+time of a candidate.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def emit_object(ir_text: str, target: Target, timings: Timings | None = None) ->
 
 
 def _checked(data: bytes, target: Target) -> bytes:
-    """An object that calls no library; that of WebAssembly is left to its linker."""
+    """Check that an object calls no library; WebAssembly objects are checked by its linker."""
     known = target.family.helpers.union(LIBRARY_SYMBOLS)
     foreign = undefined_symbols(data) - known if is_elf(data) else frozenset()
     if foreign:
@@ -62,7 +63,7 @@ def emit_assembly(ir_text: str, target: Target) -> str:
 
 
 class JitLibrary:
-    """Object code loaded into this process: keep it as long as its code may run."""
+    """Object code loaded into this process; keep the object as long as its code may run."""
 
     def __init__(self, name: str, tracker: Any) -> None:
         self._name = name
@@ -150,10 +151,10 @@ def _create_machine(target: Target) -> Any:
 
 @contextmanager
 def _parsed(ir_text: str, target: Target, machine: Any) -> Iterator[Any]:
-    """A fresh module: emitting changes a module, so that each is emitted once.
+    """A new module for each emission, because emitting changes a module.
 
-    Each has an LLVM context of its own: the types, constants and metadata of all modules stay in
-    their context as long as that lives, and the global one lives as long as the process.
+    Each has its own LLVM context: the types, constants and metadata of all modules stay in their
+    context as long as that lives, and the global one lives as long as the process.
     """
     context = llvm.create_context()
     try:
@@ -180,7 +181,7 @@ def _initialize() -> None:
 
 @cache
 def _engine() -> Any:
-    """The one JIT of this process."""
+    """The single JIT engine of this process."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)

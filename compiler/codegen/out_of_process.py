@@ -1,8 +1,8 @@
-"""LLVM in a process of its own, for code that it may abort on or never finish.
+"""LLVM in a separate process, for code on which it may abort or never finish.
 
 LLVM ends its process if it finds no instruction for an operation ("Cannot select"), and for a few
-operations it never finishes. So one child process compiles for this one. Code that kills the child
-gets an error, and the next code gets a new child.
+operations it never finishes. One child process therefore compiles for this one. Code that kills the
+child gets an error, and the next code gets a new child.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tilewright.compiler.process.child import ChildProcess
 from tilewright.compiler.targets.target import Target
 
 LIMIT_SECONDS = 30
-"""CPU time that one text may take; kernels take less than one second."""
+"""Limit of CPU time for one text; kernels take less than one second."""
 
 
 def emit_object(ir_text: str, target: Target) -> bytes:
     """`object.emit_object` in another process.
 
     Raises:
-        CompilerError: as there, or if LLVM aborts or does not end in `LIMIT_SECONDS`.
+        CompilerError: as in that function, or if LLVM aborts or does not end in `LIMIT_SECONDS`.
     """
     made = _ask(ir_text, target, as_text=False)
     assert isinstance(made, bytes)
@@ -41,7 +41,7 @@ def emit_assembly(ir_text: str, target: Target) -> str:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer requests until the pipe is closed: what the other process runs."""
+    """Answer requests until the pipe is closed. This is the child's main function."""
     from tilewright.compiler.codegen import object
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -62,7 +62,7 @@ def serve(pipe: Connection) -> None:
 
 
 def _limit_time(seconds: int) -> None:
-    """End this process so many seconds of CPU time from now, also when nobody waits for it."""
+    """End this process after this CPU time, even if no parent waits."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = int(usage.ru_utime + usage.ru_stime) + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -70,7 +70,7 @@ def _limit_time(seconds: int) -> None:
 
 
 def _reason(child: ChildProcess) -> str:
-    """Why it ended before it answered."""
+    """The reason why it ended before it answered."""
     if child.wait() == -signal.SIGXCPU:
         return f"it does not end in {LIMIT_SECONDS} s"
     lines = child.last_words()
@@ -85,7 +85,7 @@ _process: ChildProcess | None = None
 def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
     global _process
     with _lock:
-        # After a fork, the pipe is still the parent's.
+        # After a fork, the pipe still belongs to the parent.
         if _process is None or _process.owner != os.getpid():
             _process = ChildProcess("tilewright.compiler.codegen.out_of_process", "serve")
         try:
@@ -99,7 +99,7 @@ def _ask(ir_text: str, target: Target, *, as_text: bool) -> bytes | str:
                 f"LLVM cannot compile the code for target '{target.name}': {reason}"
             ) from None
         except BaseException:
-            # Interrupted: the pending answer must not be taken for that of the next question.
+            # Interrupted: the pending answer must not be taken for the next question's.
             interrupted, _process = _process, None
             interrupted.kill()
             raise

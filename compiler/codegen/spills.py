@@ -1,7 +1,7 @@
-"""Finds kernels that keep so many vectors on the stack that measuring them is a waste.
+"""Detection of kernels that spill so many vectors that measuring them is not worthwhile.
 
-A scan of the object's bytes counts what each innermost loop moves to and from the stack. Assembly
-is printed for suspects only, because that costs as much as the object did.
+A scan of the object's bytes counts stack accesses of each innermost loop. Assembly is printed for
+suspects only, because that costs as much as generating the object.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
 from tilewright.compiler.targets.target import Target
 
 MOST_SPILLS = 20
-"""Vectors that an innermost loop may move to and from the stack, whatever its size."""
+"""Vectors that an innermost loop may spill or reload, whatever its size."""
 
 SPILL_SHARE = 0.2
-"""Share of an innermost loop's instructions beyond which a kernel is refused.
+"""Share of an innermost loop's instructions beyond which a kernel is rejected.
 
 Of 1695 candidates of ResNet-50, VGG-16, MobileNetV2, EfficientNet and BERT on Zen 4, the 43 beyond
 both limits took 1.12 to 3.8 times as long as the fastest of their workload. Some kernels within the
@@ -26,13 +26,12 @@ kernel 168 among 1340, and both were the fastest of their workloads.
 
 
 def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> InnerLoop | None:
-    """The innermost loop that spills most, if it is beyond the limits; else None.
+    """The innermost loop with the most spills, if it exceeds the limits; else None.
 
     Args:
         code: the object.
-        assembly: prints the same code; called only where the object is suspect.
-        target: of the code. If the scan does not know the target's stack traffic, no code is
-            suspect.
+        assembly: prints the same code; called only if the object is suspect.
+        target: of the code. If the scan does not support the target, no code is suspect.
     """
     if most_stack_accesses(code, target) <= MOST_SPILLS:
         return None
@@ -44,9 +43,10 @@ def spilling_loop(code: bytes, assembly: Callable[[], str], target: Target) -> I
 
 
 def most_stack_accesses(code: bytes, target: Target) -> int:
-    """How many vector instructions of any one innermost loop read or write the stack.
+    """The maximum number of vector instructions in an innermost loop that access the stack.
 
-    Within a few of the true number: what looks like an instruction may be part of another one.
+    The count may be off by a few, because bytes that look like an instruction may be part of
+    another one.
     """
     scan = target.family.scan_stack
     if scan is None:
@@ -54,7 +54,8 @@ def most_stack_accesses(code: bytes, target: Target) -> int:
     found = scan(code)
     inner: list[tuple[int, int]] = []
     for first, last in sorted(found.loops, key=lambda loop: (loop[1], -loop[0])):
-        # Loops are ordered by their branches, so that an inner loop comes before those around it.
+        # Loops are ordered by their branches, so that an inner loop comes before the enclosing
+        # ones.
         if not inner or first > inner[-1][0]:
             inner.append((first, last))
     counts = (

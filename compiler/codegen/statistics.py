@@ -1,7 +1,7 @@
-"""What assembly text tells about a kernel before it runs: spills above all.
+"""Statistics of a kernel from its assembly text, before it runs: above all, spills.
 
-Kernels that keep vectors on the stack are slow, and their times differ from process to process, so
-that a static count is a filter worth having before anything is measured.
+Kernels with vectors on the stack are slow, and their times differ between processes, so that a
+static count is a worthwhile filter before measurements.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tilewright.compiler.targets.target import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelStatistics(JsonValue):
-    """Counts of instructions in the code as it stands, not as often as they run.
+    """Static counts of instructions, not weighted by executions.
 
-    `spill_*` is stack traffic of vector registers. `inner_*` counts in innermost loops alone.
+    `spill_*` is stack traffic of vector registers. `inner_*` counts in innermost loops only.
     """
 
     instructions: int = 0
@@ -49,7 +49,7 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
     """Counts for each function, by its name.
 
     Args:
-        assembly: as `compiler.codegen.object.emit_assembly` prints it, with LLVM's comments: they
+        assembly: printed by `compiler.codegen.object.emit_assembly`, with LLVM's comments: they
             mark functions and loops on every architecture.
         target: of the assembly.
     """
@@ -63,8 +63,8 @@ def function_statistics(assembly: str, target: Target) -> dict[str, KernelStatis
 class InnerLoop:
     """One innermost loop: its function, the label of its header, its instructions as text.
 
-    `fmas` and `spills` count among the instructions; a spill is a vector register on its way to or
-    from the stack. `registers` counts the vector registers that they name.
+    `fmas` and `spills` count among the instructions; a spill moves a vector register to or from the
+    stack. `registers` counts the vector registers that the instructions use.
     """
 
     function: str
@@ -99,9 +99,9 @@ def inner_loops(assembly: str, target: Target) -> tuple[InnerLoop, ...]:
 
 
 def vector_registers(assembly: str, target: Target) -> int:
-    """How many vector registers a module names; arguments as above.
+    """Number of vector registers that a module names; arguments as above.
 
-    An instruction of RISC-V that takes several registers names the first.
+    An instruction of RISC-V that takes several registers names only the first.
     """
     syntax = target.family.syntax
     bodies = (match["body"] for match in _FUNCTION.finditer(assembly))
@@ -112,8 +112,8 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """A module as a person reads it: functions, labels and instructions, without directives and
-    LLVM's comments; innermost loops and spills are marked. Arguments as above."""
+    """A module for people: functions, labels and instructions, without directives and LLVM's
+    comments; innermost loops and spills are marked. Arguments as above."""
     syntax = target.family.syntax
     for match in _FUNCTION.finditer(assembly):
         yield f"{match['name']}:"
@@ -137,7 +137,7 @@ _IN_LOOP = re.compile(r"in Loop: Header=BB(?P<header>\d+_\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An instruction: the header of the innermost loop that it is in ("" outside), what it is."""
+    """An instruction with its kind, and the header of its innermost loop ("" outside loops)."""
 
     text: str
     loop: str
@@ -190,7 +190,7 @@ def _count(body: str, syntax: AssemblySyntax) -> KernelStatistics:
 
 
 def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
-    """How many vector registers they name, each once, whatever it is called."""
+    """Number of distinct vector registers that they name, whatever their aliases."""
     return len(
         {
             int(found["number"]) // syntax.parts.get(found["kind"], 1)
@@ -201,7 +201,7 @@ def _registers(instructions: Iterable[str], syntax: AssemblySyntax) -> int:
 
 
 def _inner_headers(body: str) -> frozenset[str]:
-    """Labels of the blocks that head an innermost loop; LLVM says so behind each label."""
+    """Labels of the headers of innermost loops, from LLVM's comments after each label."""
     found: set[str] = set()
     label = ""
     for line in body.splitlines():
@@ -216,7 +216,7 @@ def _inner_headers(body: str) -> frozenset[str]:
 def _stack_traffic(
     line: str, name: str, operands: str, syntax: AssemblySyntax, has_frame: bool
 ) -> str | None:
-    """`spill_stores` or `spill_reloads` for a vector register on its way to or from the stack."""
+    """`spill_stores` or `spill_reloads` for a vector register moved to or from the stack."""
     if not syntax.vector.search(operands):
         return None
     if line.endswith(("Spill", "Reload")):

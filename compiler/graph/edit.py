@@ -1,4 +1,4 @@
-"""Editing a graph: values and nodes are added under new names, and what no output needs goes."""
+"""Editing of a graph: values and nodes are added under new names, and unused ones are removed."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ class Edit:
         attrs: AttrPairs = (),
         kind: TensorType | None = None,
     ) -> str:
-        """As `put`, of a node that has the name of its output."""
+        """Like `put`, for a node that has the name of its output."""
         pairs = attrs.items() if isinstance(attrs, Mapping) else attrs
         return self.put(Node(name, op, tuple(inputs), (name,), tuple(sorted(pairs))), kind)
 
     def put(self, node: Node, kind: TensorType | None = None) -> str:
-        """Add a node and return its output, whose type is given unless the value has one."""
+        """Add a node and return its output. `kind` is its type, unless the value has one
+        already."""
         if kind is not None:
             self.types[node.output] = kind
         self.nodes[node.output] = node
         return node.output
 
     def in_type(self, value: str, dtype: DType) -> str:
-        """A new name for a value that is stored in another type, which it gets."""
+        """A new name for a value that is stored in another type; it gets that type."""
         name = in_type(value, dtype, self.types, self._reserved)
         self.types[name] = replace(self.types[value], dtype=dtype)
         return name
@@ -67,12 +68,12 @@ class Edit:
         return self.add(name, "cast", [value], {"to": self.types[name].dtype.value})
 
     def producer(self, value: str, op: str | None = None) -> Node | None:
-        """The node that makes a value; with `op`, only if it is that operator."""
+        """The node that computes a value; with `op`, only if it is that operator."""
         node = self.nodes.get(value)
         return node if node is not None and op in (None, node.op) else None
 
     def finish(self, outputs: Sequence[str] | None = None) -> Graph:
-        """The new graph, with the inputs of the source and, if no others are given, its outputs."""
+        """The new graph, with the inputs of the source and, by default, its outputs."""
         source = self.source
         outputs = source.outputs if outputs is None else outputs
         nodes, values = live(self.nodes.values(), source.inputs, outputs)
@@ -87,9 +88,9 @@ class Edit:
 def live(
     nodes: Iterable[Node], inputs: Collection[str], outputs: Iterable[str]
 ) -> tuple[list[Node], set[str]]:
-    """The nodes that outputs depend on, and all values that the graph of these has.
+    """The nodes that outputs depend on, and all values of the graph of these nodes.
 
-    What says that an input is text stays, though no output may need the input.
+    Declarations that an input is text are kept, even if no output needs the input.
     """
     values, kept = {*outputs}, list[Node]()
     for node in reversed([*nodes]):

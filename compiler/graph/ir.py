@@ -45,7 +45,7 @@ class Node:
 
     @property
     def output(self) -> str:
-        """The one output that every operator of the canonical set has."""
+        """The single output that every operator of the canonical set has."""
         return self.outputs[0]
 
     @property
@@ -89,7 +89,7 @@ class Graph:
         return self._named.get(name)
 
     def producer(self, value: str) -> Node | None:
-        """The node that makes a value; None for inputs and constants."""
+        """The node that computes a value; None for inputs and constants."""
         return self._producers.get(value)
 
     def consumers(self, value: str) -> tuple[Node, ...]:
@@ -137,11 +137,11 @@ class Graph:
         )
 
     def at(self, values: Mapping[str, int]) -> Self:
-        """The graph with a number in place of each open size, for dimensions by name."""
+        """The graph with a number in place of each dynamic size, for dimensions by name."""
         return replaced(self, lambda size: at(size, values))
 
     def typical(self) -> Self:
-        """The graph at the sizes by which choices of speed are made; itself if none is open."""
+        """The graph at typical sizes, for choices of speed; unchanged if no size is dynamic."""
         dimensions = self.dimensions
         return self.at(typical_sizes(*map(open_size, dimensions))) if dimensions else self
 
@@ -161,7 +161,7 @@ class Graph:
 
 
 def open_sizes(graph: Graph) -> tuple[int, ...]:
-    """The sizes in types and attributes that are known at run time only, as they are met."""
+    """The dynamic sizes in types and attributes, in the order of occurrence."""
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:
         for _, value in node.attrs:

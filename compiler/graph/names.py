@@ -8,10 +8,10 @@ from tilewright.compiler.dtypes import DType
 
 
 def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None) -> str:
-    """The name, or the name with a number where it is taken.
+    """The name, with a number appended if it is taken.
 
-    Where no name ever becomes free, `last` keeps the number of each base, so that many like names
-    take no time that grows with the square of their number.
+    `last` keeps the last number of each base if names are never freed, so that many similar names
+    do not take quadratic time.
     """
     numbers = {} if last is None else last
     name = base
@@ -22,12 +22,12 @@ def fresh(base: str, *taken: Container[str], last: dict[str, int] | None = None)
 
 
 def in_type(value: str, dtype: DType, *taken: Container[str]) -> str:
-    """A new name for a value that is stored in another type: "y.bfloat16" stands for "y"."""
+    """A new name for a value that is stored in another type: "y.bfloat16" for "y"."""
     return fresh(f"{value}.{dtype}", *taken)
 
 
 def stands_for(name: str) -> Iterator[str]:
-    """The name, and what it stands for if passes changed the value's type (`in_type`)."""
+    """The name, and the original names if passes changed the value's type (`in_type`)."""
     yield name
     while True:
         name, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The text form of graphs: one statement a line, readable back to an equal graph.
+"""The text form of graphs: one statement per line, which parses back to an equal graph.
 
     graph "mlp"
     input x: float32[1,4]
@@ -7,19 +7,19 @@
     y: float32[1,2] = gemm(x, w, b) {alpha=1.0, trans_b=0} as "fc1"
     output y
 
-The bodies of a node stand under it, two columns further in, in the order of the attributes:
+The bodies of a node are below it, indented by two columns, in the order of the attributes:
 
     %1: uint8[192] = loop(n, go, x) {body=graph, decides=true, rows=(), states=1}
       graph "body"
       input step: int64[]
       ...
 
-Constants of up to 16 elements are written out; larger ones are named by the SHA-256 of their
-bytes. Names that are not plain words are JSON strings. A node's name follows `as` where it is not
-the name of its output.
+Constants of up to 16 elements are written out; larger ones are named by the SHA-256 of their bytes.
+Names that are not plain words are JSON strings. A node's name follows `as` if it is not the name of
+its output.
 
-Sizes that are known at run time stand in angle brackets, and lines before the inputs state the
-ranges of their dimensions:
+Dynamic sizes are in angle brackets, and lines before the inputs state the ranges of their
+dimensions:
 
     graph "join"
     size past 0..1023
@@ -47,7 +47,7 @@ from tilewright.compiler.sizes import Dimension, always_at_most, is_open, parse_
 from tilewright.compiler.sizes.ranges import parse_range
 
 DEPTH_LIMIT = 64
-"""Bodies within each other."""
+"""Maximum nesting depth of bodies."""
 
 INLINE_ELEMENTS = 16
 """Constants up to this size are written out."""
@@ -66,9 +66,9 @@ _TOKEN = re.compile(
 def print_graph(graph: Graph, *, digests: bool = True) -> str:
     """The text form, with a line break at its end. Equal graphs have equal texts.
 
-    Constants stand in the order of their first use, so that the order of the mapping is no part of
-    the text. Without `digests` large constants are not read; the text then does not tell them apart
-    and cannot be parsed.
+    Constants are in the order of their first use, so that the order of the mapping does not
+    influence the text. Without `digests` large constants are not read; the text then does not
+    distinguish them and cannot be parsed.
     """
     lines = [f"graph {json.dumps(graph.name)}"]
     for dimension in graph.dimensions:
@@ -89,13 +89,13 @@ def print_graph(graph: Graph, *, digests: bool = True) -> str:
 
 
 def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """Read what `print_graph` prints.
+    """Read the output of `print_graph`.
 
-    `constants` gives the arrays that the text names by digest, under the digest or under the
-    value's name.
+    `constants` has the arrays that the text names by digest, under the digest or under the value's
+    name.
 
     Raises:
-        InvalidModelError: if the text is malformed, or a constant is missing or another one.
+        InvalidModelError: if the text is malformed, or a constant is missing or differs.
     """
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return _parse_lines(lines, constants or {}, 0)
@@ -106,7 +106,7 @@ _Lines = Sequence[tuple[int, str]]
 
 
 def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int) -> Graph:
-    """One graph; what is indented further belongs to the statement before it."""
+    """Parse one graph; lines that are indented further belong to the statement before them."""
     if depth > DEPTH_LIMIT:
         raise InvalidModelError(f"graph text: more than {DEPTH_LIMIT} bodies within each other")
     parser = _Parser(constants)
@@ -180,7 +180,7 @@ def _print_number(value: float) -> str:
 
 
 def without_digests(text: str) -> str:
-    """A printed text as it would be without `digests`; it may be part of a JSON text."""
+    """A printed text in the form without `digests`; it may be part of a JSON text."""
     return _DIGEST.sub("= sha256:", text)
 
 
@@ -310,7 +310,7 @@ class _Parser:
 
 
 _BODY = Graph("", (), (), (), {})
-"""Stands for a body in a node's line until the bodies are read: this very object."""
+"""Placeholder object for a body in a node's line until the bodies are read."""
 
 
 class _Tokens:
@@ -336,7 +336,7 @@ class _Tokens:
             raise ValueError(f"unexpected '{self._items[-1][1]}' at the end")
 
     def peek(self) -> str | None:
-        """The next mark; None before anything else."""
+        """The next mark; None before any other token."""
         kind, text = self._items[-1] if self._items else ("", "")
         return text if kind == "mark" else None
 
@@ -387,7 +387,7 @@ class _Tokens:
         return f"{text}:{self.word()}"
 
     def extent(self) -> int:
-        """An integer or a size."""
+        """An integer or a dynamic size."""
         return self._size() if self._is_size() else int(self.word())
 
     def _is_size(self) -> bool:
@@ -397,7 +397,7 @@ class _Tokens:
         return parse_size(self._items.pop()[1][1:-1], self._dimensions)
 
     def scalar(self) -> Any:
-        """A number, a size or a truth value."""
+        """A number, a dynamic size or a boolean."""
         if self._is_size():
             return self._size()
         text = self.word()

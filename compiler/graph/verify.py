@@ -1,6 +1,6 @@
-"""Structural verification of graphs: named checks that say what is wrong with which value.
+"""Structural verification of graphs: named checks that report the faulty value.
 
-Types are verified where operators are known, in `compiler.ops.check`.
+Types are verified in `compiler.ops.check`, where operators are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def verify_graph(graph: Graph) -> None:
     """Run every check, on the graph and on the bodies of its nodes.
 
     Raises:
-        InvalidModelError: naming the first offender.
+        InvalidModelError: naming the first violation.
     """
     for part in graph.walk():
         for check in CHECKS:
@@ -23,7 +23,7 @@ def verify_graph(graph: Graph) -> None:
 
 
 def check_definitions(graph: Graph) -> None:
-    """Every value is defined once: by an input, a constant or a node."""
+    """Check that every value is defined once: by an input, a constant or a node."""
     defined: dict[str, str] = {}
     origins = [(value, "an input") for value in graph.inputs]
     origins += [(value, "a constant") for value in graph.constants]
@@ -38,7 +38,8 @@ def check_definitions(graph: Graph) -> None:
 
 
 def check_node_names(graph: Graph) -> None:
-    """Node names are unique and not empty; attributes are sorted by name, each once."""
+    """Check that node names are unique and not empty, and attributes are sorted by name, each
+    once."""
     seen: set[str] = set()
     for node in graph.nodes:
         if node.name in seen or not node.name:
@@ -52,7 +53,7 @@ def check_node_names(graph: Graph) -> None:
 
 
 def check_order(graph: Graph) -> None:
-    """Nodes stand in topological order, and every operand and output is defined."""
+    """Check that nodes are in topological order, and every operand and output is defined."""
     defined = {*graph.inputs, *graph.constants}
     for node in graph.nodes:
         for value in node.inputs:
@@ -67,7 +68,7 @@ def check_order(graph: Graph) -> None:
 
 
 def check_types_present(graph: Graph) -> None:
-    """Every value has a type, nothing else has one, and no extent is negative."""
+    """Check that every value has a type, nothing else has one, and no extent is negative."""
     values = {*graph.inputs, *graph.constants, *(v for n in graph.nodes for v in n.outputs)}
     for value in sorted(values - graph.types.keys()):
         raise InvalidModelError(f"graph '{graph.name}': value '{value}' has no type")
@@ -79,7 +80,7 @@ def check_types_present(graph: Graph) -> None:
 
 
 def check_constants(graph: Graph) -> None:
-    """Constants' arrays have the type that the graph states."""
+    """Check that constants' arrays have the type that the graph states."""
     for value, array in graph.constants.items():
         kind = graph.types[value]
         if array.shape != kind.shape or array.dtype != kind.dtype.numpy:

@@ -1,4 +1,4 @@
-"""Plans to artifact folders, which NumPy alone can load."""
+"""Artifact folders from plans; loading one needs only NumPy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def save_artifact(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """Compile a plan for each combination of sizes into one artifact, which NumPy alone can load.
+    """Compile a plan for each combination of sizes into one artifact, which loads with NumPy alone.
 
-    Weights are written while the next are packed, and flushed to the disk during `check`.
+    Weights are written while the next are packed, and flushed to disk during `check`.
 
     Args:
-        plans: by sizes; `()` where no dimension is named.
-        builder: what the plans are built with.
-        folder: where the artifact goes.
-        ports: the open dimensions of inputs and outputs.
+        plans: by sizes; `()` without named dimensions.
+        builder: builds the plans' programs.
+        folder: destination of the artifact.
+        ports: the dynamic dimensions of inputs and outputs.
         timings: counts the time of every stage.
-        check: called with the artifact before it is put at its place; if `check` raises, it is not
-            put there.
+        check: called with the artifact before it is moved to its destination, which an error
+            prevents.
 
     Raises:
         CompilerError: if a workload does not compile, the folder cannot be written, or from
@@ -54,7 +54,7 @@ def save_stages(
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
-    """As `save_artifact`, for a model that is cut: `stages` have the numbers of the plans."""
+    """Like `save_artifact`, for a segmented model: `stages` have the numbers of the plans."""
     return _saved([((), plan) for plan in plans], builder, folder, ports, stages, timings, check)
 
 
@@ -89,7 +89,7 @@ def _saved(
             },
         }
         objects = dict.fromkeys(code for program in compiled for code in program.objects)
-        if not objects:  # nothing is left to compute: a library without code
+        if not objects:  # nothing to compute: a library without code
             objects[backend_of(target).compile("", target)] = None
         with timed(timings, "link"), tempfile.TemporaryDirectory() as work:
             library = Path(work) / "kernels.so"

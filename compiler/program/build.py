@@ -27,14 +27,15 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 CODEGEN_VERSION = "25"
-"""Raised when equal schedules may give other code; kept with every record."""
+"""Incremented when equal schedules may give other code; stored with every record."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
-    """A loop nest, what it looks like from outside, and its code before it is compiled.
+    """A loop nest, its interface, and its code before it is compiled.
 
-    `digest` is that of `KernelCode`: equal code has one. `operators` are those of the workload.
+    `digest` is that of `KernelCode`: equal code has one digest. `operators` are those of the
+    workload.
     """
 
     nest: LoopNest
@@ -108,7 +109,7 @@ def build_kernel(
 
 @contextmanager
 def _naming(operators: Sequence[str]) -> Iterator[None]:
-    """Name the workload in what a back end refuses."""
+    """Add the workload's name to errors of a back end."""
     try:
         yield
     except ScheduleError:
@@ -118,7 +119,7 @@ def _naming(operators: Sequence[str]) -> Iterator[None]:
 
 
 def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelSpec:
-    """The kernel from outside: boundaries as the workload has them, weights as it packs them."""
+    """The interface of a kernel: boundaries as in the workload, weights as it packs them."""
     sources, transforms = dict(kernel.sources), dict(kernel.transforms)
     buffers = []
     for tensor in kernel.nest.buffers:

@@ -42,16 +42,17 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 KERNEL_LIMIT = 2048
-"""Kernels that differ, in one program. Models have tens; this many of the smallest take 8 s."""
+"""Maximum number of distinct kernels in one program. Models have tens; this many of the smallest
+take 8 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledProgram:
     """A program with everything that running or saving it needs.
 
-    `schedules` says for each workload key what was compiled; `tuned` which of them a source knew.
-    Kernels whose code is equal share an object. `described` has for each workload key the name of
-    the kernel in the program, and its operators.
+    `schedules` has the compiled schedule for each workload key; `tuned` are the keys for which a
+    source had one. Kernels whose code is equal share an object. `described` has for each workload
+    key the name of the kernel in the program, and its operators.
     """
 
     program: Program
@@ -73,8 +74,8 @@ def build_program(
     """Compile every workload of a plan and lay out its memory: a `ProgramBuilder` used once.
 
     Raises:
-        CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` differ, or
-            the weights do not fit the limit.
+        CompilerError: if a workload compiles with no schedule, more than `KERNEL_LIMIT` kernels
+            differ, or the weights do not fit the limit.
     """
     return ProgramBuilder(source, mode, weight_limit_bytes, timings).build(plan)
 
@@ -82,13 +83,13 @@ def build_program(
 class ProgramBuilder:
     """Builds programs that share kernels and packed weights: one model at one or several sizes.
 
-    A thread has LLVM compile what is lowered, while the calling one lowers the next workload and
-    packs weights. What comes out does not depend on which of them is faster.
+    A thread compiles lowered kernels with LLVM, while the calling one lowers the next workload and
+    packs weights. The result does not depend on which of them is faster.
 
-    A schedule that the source knows but that no longer fits gives way to the default. If packed
-    weights would take more than the limit, the largest that an algorithm expands (Winograd,
-    Strassen) take one that expands them less, or are stored plainly. With `any_rows`, untuned
-    workloads get schedules whose code and packed weights serve other numbers of rows too.
+    A schedule of the source that no longer fits is replaced by the default. If packed weights would
+    exceed the limit, the largest that an algorithm expands (Winograd, Strassen) use an algorithm
+    that expands them less, or are stored plainly. With `any_rows`, untuned workloads get schedules
+    whose code and packed weights serve other numbers of rows too.
     """
 
     def __init__(
@@ -124,9 +125,9 @@ class ProgramBuilder:
         return other
 
     def reserve(self, plans: Sequence[GraphPlan], spare: int = 1) -> None:
-        """Compile the kernels of several plans, and have one block that holds all their weights.
+        """Compile the kernels of several plans, and reserve one block for all their weights.
 
-        If no block has so much room, a new one is made, `spare` times as large.
+        If no block has enough free memory, a new one is allocated, `spare` times as large.
 
         Raises:
             CompilerError: see `build_program`.
@@ -135,9 +136,9 @@ class ProgramBuilder:
         self._have_room(needed, spare)
 
     def build(self, plan: GraphPlan, spare: int = 1) -> CompiledProgram:
-        """The program of a plan. Its weights go into the block of the programs before it.
+        """The program of a plan. Its weights are added to the block of earlier programs.
 
-        If the block is full, a new one is made, `spare` times as large as this plan needs.
+        If the block is full, a new one is allocated, `spare` times as large as this plan needs.
 
         Raises:
             CompilerError: see `build_program`.
@@ -168,7 +169,7 @@ class ProgramBuilder:
         return self._weights
 
     def kernels(self, plan: GraphPlan) -> dict[Workload, KernelTree]:
-        """The kernels of each workload of a plan, and which sizes each is for.
+        """The kernels of each workload of a plan, with the sizes that each serves.
 
         Raises:
             CompilerError: see `build_program`.
@@ -217,8 +218,8 @@ class ProgramBuilder:
 
 @contextmanager
 def _told_by_names(plan: GraphPlan, workload: Workload) -> Iterator[None]:
-    """An error about a workload's own dimensions (s0) says the names that the graph has for them,
-    and which value is computed."""
+    """Translate a workload's own dimensions (s0) in errors to the graph's names, and name the
+    computed value."""
     try:
         yield
     except CompilerError as error:
@@ -238,9 +239,8 @@ def _limit_weights(
     compiler: KernelCompiler,
     limit: int,
 ) -> None:
-    """Give up kernels that pack weights in their own way for some sizes, then expansions, largest
-    first and one step at a time (two levels of Strassen, one, none), until all packed weights fit.
-    """
+    """Give up kernels that pack weights differently for some sizes, then expansions, largest first
+    and one step at a time (two levels of Strassen, one, none), until all packed weights fit."""
     counts = Counter(step.workload for step in plan.kernels)
 
     def large_first(workloads: Iterable[Workload]) -> list[Workload]:
@@ -279,7 +279,7 @@ def _weight_bytes(tree: KernelTree) -> int:
 
 
 def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tuple[Slot, ...]]:
-    """Where values lie; with open sizes, in slots of the arena."""
+    """The memory plan; with dynamic sizes, slots of the arena."""
     if not plan.dimensions:
         return plan_memory(plan, shared_bytes), ()
     stacked = stack_memory(plan, shared_bytes)
@@ -290,7 +290,7 @@ def _memory(plan: GraphPlan, shared_bytes: SharedBytes) -> tuple[MemoryPlan, tup
 
 
 def _weight_capacity(plan: GraphPlan, built: Mapping[Workload, KernelTree]) -> int:
-    """What the packed weights of a plan take if no two kernels share one."""
+    """Bytes of a plan's packed weights if no two kernels share one."""
     total = 0
     for step in plan.steps:
         match step:

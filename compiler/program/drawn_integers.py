@@ -1,8 +1,8 @@
-"""The numbers that random integers of an input are of: token ids, token types, a sampling rate.
+"""Ranges of random integer inputs: token ids, token types, a sampling rate.
 
 Inputs without given values are random. Random positions are only realistic if they reach all rows
 of a table, and only valid if they reach no others. A number that is compared with a constant, such
-as a rate of 16,000, chooses a branch by it: another number may choose one that fits no other input.
+as a rate of 16,000, selects a branch: another number may select a branch that fits no other input.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _KEEPS_ELEMENTS = (OpKind.VIEW, OpKind.MOVEMENT, OpKind.PIECES)
 
 
 def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
-    """The first number that the elements of a value may be, and the one after the last: the rows of
-    the smallest constant table that they index, or, of a single element, the first constant that it
-    is compared with. None if there is neither."""
+    """The first possible number of a value's elements, and the one after the last: the rows of the
+    smallest constant table that they index, or, for a single element, the first constant that it is
+    compared with. None if the graph has neither."""
     kind = graph.types.get(value)
     if kind is None or kind.dtype.is_float:
         return None
@@ -32,8 +32,8 @@ def drawn_integers(graph: Graph, value: str) -> tuple[int, int] | None:
 
 
 def _readers(graph: Graph, value: str) -> Iterator[tuple[str, Node]]:
-    """The nodes that read the elements of a value, and under which name; not those that only move
-    them."""
+    """The nodes that read the elements of a value, with the name they read it by; nodes that only
+    move elements are skipped."""
     pending, seen = [value], {value}
     while pending:
         name = pending.pop()
@@ -71,7 +71,7 @@ def _keeps_elements(graph: Graph, node: Node) -> bool:
 
 
 def _is_constant(graph: Graph, value: str) -> bool:
-    """Whether a value follows from constants alone: quantised tables are not folded."""
+    """Whether a value depends on constants only: quantised tables are not folded."""
     pending, seen = [value], {value}
     while pending:
         each = pending.pop()

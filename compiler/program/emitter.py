@@ -1,8 +1,8 @@
-"""The steps of a plan as the instructions of a program: where every buffer of every step lies.
+"""Instructions of a program from the steps of a plan, with the place of every buffer.
 
-A body of control flow is a plan of its own. Its inputs and outputs are places that the step around
-it gives, and its arena is a part of that of the plan around it, so that the instructions of bodies
-are instructions like all others.
+A body of control flow is a plan of its own. Its inputs and outputs are places that the enclosing
+step provides, and its arena is a part of the enclosing plan's, so that the instructions of bodies
+are ordinary instructions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProgramEmitter:
         timings: Timings | None = None,
         dimensions: Iterable[Dimension] = (),
     ) -> None:
-        """`dimensions` are those of the plan that are open."""
+        """`dimensions` are the plan's dynamic dimensions."""
         self.kernels: dict[KernelSpec, int] = {}
         self._dimensions = {dimension.name: dimension for dimension in dimensions}
         self._built = built
@@ -93,7 +93,7 @@ class ProgramEmitter:
     def _kernels(
         self, tree: KernelTree, step: KernelStep, places: _Places, position: int
     ) -> KernelCall | SizeBranch:
-        """The call of a step's kernel, or of that which the sizes choose."""
+        """The call of a step's kernel, or of the kernel that the sizes select."""
         if isinstance(tree, SizeSplit):
             return SizeBranch(
                 self._dimensions[step.sizes[tree.position]],
@@ -131,7 +131,7 @@ class ProgramEmitter:
                 return places.temporary(position)[sizes.index(own)]
 
     def _native(self, step: NativeStep, places: _Places) -> NativeCall:
-        """The inputs, constants as they are, the output, and its count where it has one."""
+        """The inputs, constants in their plain form, the output, and its count if it has one."""
         refs = [self._operand(v, places) for v in step.inputs]
         refs.append(places.value(step.output))
         if native_signature(step.function, step.parameters).counts:
@@ -139,7 +139,7 @@ class ProgramEmitter:
         return NativeCall(step.function, step.parameters, tuple(refs))
 
     def _operand(self, name: str, places: _Places) -> BufferRef:
-        """Where an operand lies that no kernel packs: a constant as it is."""
+        """The place of an operand that no kernel packs; constants are in their plain form."""
         array = places.plan.graph.constants.get(name)
         if array is None:
             return places.value(name)
@@ -150,8 +150,8 @@ class ProgramEmitter:
         return BufferRef(BufferSpace.WEIGHTS, self._weights.add(buffer, array))
 
     def _loop(self, step: LoopStep, places: _Places, position: int) -> list[Instruction]:
-        """The first states are copied to where the body reads them. After each step its rows go
-        where they are stacked, and what it gives becomes the next states."""
+        """The initial states are copied to the places that the body reads. After each step, its
+        rows are copied to their stack, and its results become the next states."""
         block = places.value(step.output)
         counter, going, *results = (_after(block, offset) for offset in step.offsets)
         trips, begin, *given = (self._operand(v, places) for v in step.inputs)
@@ -188,7 +188,7 @@ class ProgramEmitter:
         return [*first, Loop(counter, trips, going, most, tuple(body))]
 
     def _branch(self, step: BranchStep, places: _Places, position: int) -> Branch:
-        """Both bodies write the results where they belong."""
+        """Both bodies write the results to their final places."""
         block = places.value(step.output)
         condition, *given = (self._operand(v, places) for v in step.inputs)
         results = [_after(block, offset) for offset in step.offsets]
@@ -202,8 +202,8 @@ class ProgramEmitter:
 
 
 def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimension]) -> list[int]:
-    """The sizes of what the kernels of a step share among threads while they run, each once: one of
-    them runs."""
+    """The distinct sizes of the buffers that a step's kernels share among threads; only one of the
+    kernels runs."""
     sizes = [
         in_graph(step, buffer.bytes, known, kernel.piece)
         for kernel in leaves(tree)
@@ -216,8 +216,8 @@ def shared_bytes(step: KernelStep, tree: KernelTree, known: Mapping[str, Dimensi
 def in_graph(
     step: KernelStep, size: int, known: Mapping[str, Dimension], piece: RangePiece | None = None
 ) -> int:
-    """A size of a step's workload, or of a piece of it, in sizes of the graph, whose dimensions are
-    known."""
+    """A size of a step's workload, or of a piece of it, as a size of the graph, whose dimensions
+    are known."""
     dimensions, names = step.workload.dimensions, step.sizes
     if piece is not None:
         dimensions = piece.workload.dimensions
@@ -229,9 +229,9 @@ def in_graph(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the values of a plan lie.
+    """The places of a plan's values.
 
-    `ports` says it of the plan's inputs and outputs; the plan's arena starts at `base` of the
+    `ports` has those of the plan's inputs and outputs; the plan's arena starts at `base` of the
     program's.
     """
 
@@ -247,15 +247,15 @@ class _Places:
         return BufferRef(BufferSpace.ARENA, self.base + self.memory.offsets[name])
 
     def temporary(self, position: int) -> Sequence[BufferRef]:
-        """What lives only while a step runs."""
+        """The buffers that are used only while a step runs."""
         shared = self.memory.shared[position]
         return [BufferRef(BufferSpace.ARENA, self.base + offset) for offset in shared]
 
     def may_replace(self, output: int, state: int) -> bool:
         """Whether a loop's body may write an output over the state that it becomes. The first step
-        that writes the output may read of the state only the element that it writes, and no later
-        step may read the state. A negative state stands for the condition that another step
-        follows, which no body reads."""
+        that writes the output may read only the element of the state that it writes, and no later
+        step may read the state. A negative state stands for the condition of another step, which no
+        body reads."""
         if state < 0:
             return True
         plan, roots = self.plan, self.memory.roots

@@ -1,6 +1,7 @@
-"""The kernels of workloads: which schedules they have, and their code, compiled once each.
+"""The kernels of workloads: their schedules, and their code, compiled once each.
 
-A workload of open sizes may have several, each for a part of its sizes (`compiler.plan.intervals`).
+A workload of dynamic sizes may have several kernels, each for a part of its sizes
+(`compiler.plan.intervals`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tilewright.compiler.timings import Timings, timed
 
 
 class ScheduleSource(Protocol):
-    """Where tuned schedules come from; the tuning database is one."""
+    """A source of tuned schedules; the tuning database is one."""
 
     def best(self, workload_key: str, mode: Mode) -> Schedule | None:
         """The best schedule known, or None."""
@@ -51,8 +52,8 @@ class ScheduleSource(Protocol):
 class ScheduledKernel:
     """A kernel for a piece of a workload.
 
-    `known` says whether a source knew the schedule; `keys` are those of what is tuned for it: more
-    than one where neighbours came out the same.
+    `known` says whether a source had the schedule. `keys` are the record keys for which it is
+    tuned: several if neighbouring pieces have the same kernel.
     """
 
     piece: RangePiece
@@ -63,18 +64,18 @@ class ScheduledKernel:
 
 
 KernelTree: TypeAlias = ScheduledKernel | SizeSplit[ScheduledKernel]
-"""The kernels of a workload, and which sizes each is for."""
+"""The kernels of a workload, with the sizes that each serves."""
 
 
 def weights_of(tree: KernelTree) -> tuple[BufferSpec, ...]:
-    """The packed weights of a workload's kernels; those that several pack alike once."""
+    """The packed weights of a workload's kernels; equally packed ones once."""
     buffers = (buffer for kernel in leaves(tree) for buffer in kernel.lowered.spec.buffers)
     found = (replace(b, name="") for b in buffers if b.role is BufferRole.WEIGHT)
     return tuple(dict.fromkeys(found))
 
 
 class KernelCache:
-    """Kernels of one process: no builder compiles what another has compiled. Texts are not kept.
+    """Kernels of one process, shared by its builders. Texts are not kept.
 
     `compiled` holds futures of compiled code by its digest.
     """
@@ -91,7 +92,7 @@ class KernelCache:
     def keep(
         self, workload: Workload, schedule: Schedule, mode: Mode, kernel: LoweredKernel
     ) -> LoweredKernel:
-        """Keep a kernel. Equal code may serve workloads of other shapes, each with its own
+        """Add a kernel. Equal code may serve workloads of other shapes, each with its own
         specification: (1, 64, 3136) is (1, 64, 56, 56)."""
         kept = self._lowered[workload, schedule, mode] = replace(kernel, text="")
         return kept
@@ -103,11 +104,12 @@ class KernelCache:
 
 
 class KernelCompiler:
-    """Compiles workloads; kernels whose code comes out the same are compiled once.
+    """Compiles workloads; kernels with equal code are compiled once.
 
-    A context: within it kernels are lowered, and a thread compiles them in that order. The thread
-    ends when it has compiled them all, which may be after the context; `objects` waits for it. More
-    threads would not help: llvmlite lets only one into LLVM. Python's own lock is free meanwhile.
+    A context manager: within it kernels are lowered, and a thread compiles them in that order. The
+    thread ends when it has compiled them all, which may be after the context; `objects` waits for
+    it. More threads would not help: llvmlite allows only one thread in LLVM. Python's own lock is
+    free meanwhile.
     """
 
     def __init__(
@@ -138,8 +140,8 @@ class KernelCompiler:
     def lower(
         self, workload: Workload, source: ScheduleSource | None, *, cut: bool = True
     ) -> KernelTree:
-        """The kernels of a workload with the best schedules known, or the first defaults that
-        lower. Unless its range may be `cut`, there is one.
+        """The kernels of a workload with the best known schedules, or the first defaults that
+        lower. There is one kernel unless the range may be `cut`.
 
         Raises:
             CompilerError: if it lowers with no schedule.
@@ -168,8 +170,9 @@ class KernelCompiler:
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
     def plainer(self, workload: Workload, below: int) -> KernelTree:
-        """The kernel of the default that packs the most weights of those preferred to storing them
-        plainly, but fewer bytes than `below`: one level of Strassen for two. Else the plain one.
+        """The default kernel that packs the most weights, but fewer bytes than `below`, among those
+        preferred to plain storage: one level of Strassen instead of two. Else the kernel with plain
+        weights.
 
         Raises:
             CompilerError: if it lowers with no schedule.
@@ -182,7 +185,7 @@ class KernelCompiler:
             except ScheduleError:
                 continue
             if not kernel.transforms:
-                break  # what comes behind it is slower
+                break  # later candidates are slower
             packed = sum(t.bytes for t in kernel.nest.buffers if t.role is Role.WEIGHT)
             if packed < below and (best is None or packed > best[0]):
                 best = packed, schedule
@@ -207,16 +210,16 @@ class KernelCompiler:
             except ScheduleError as error:
                 refused.append(f"{schedule}: {error}")
         operators = ", ".join(piece.workload.operators)
-        # a piece counts its own dimensions: what is told is the workload's
+        # a piece numbers its own dimensions: errors use the workload's
         names = {f"s{own}": f"s{position}" for own, position in enumerate(piece.positions)}
         why = re.sub(r"\bs\d+\b", lambda found: names.get(found[0], found[0]), refused[-1])
         raise CompilerError(f"the fused workload of {operators} has no schedule ({why})")
 
     def objects(self, kernels: Iterable[LoweredKernel]) -> tuple[bytes, ...]:
-        """The object code of kernels, that of equal ones once.
+        """The object code of kernels, once for equal ones.
 
         Raises:
-            CompilerError: if LLVM refuses the code.
+            CompilerError: if LLVM rejects the code.
         """
         digests = dict.fromkeys(kernel.digest for kernel in kernels)
         with timed(self._timings, "wait for LLVM"):
@@ -225,11 +228,12 @@ class KernelCompiler:
     def _schedules(
         self, part: Workload, whole: Workload, source: ScheduleSource | None
     ) -> Iterator[tuple[Schedule, bool]]:
-        """What to try for a part of a workload's sizes, in order; whether the source knew it."""
+        """The schedules to try for a part of a workload's sizes, in order, each with whether the
+        source had it."""
         with timed(self._timings, "schedules"):
             best = source.best(part.key, self._mode) if source else None
             if source and best is None and whole.dimensions:
-                # what is best at typical sizes has the knobs of the open workload
+                # the best schedule at typical sizes has the knobs of the dynamic workload
                 best = source.best(whole.typical().key, self._mode)
         if best:
             yield best, True

@@ -2,9 +2,9 @@
 
 y = f(x), 16 images  ->  y = loop of 8: f(x[2 k : 2 k + 2]), stacked
 
-What slices gain, and what proves that none has a part in another, is in `compiler.program.slices`:
-programs of ranges ask it of each run. Here the size is known, so that the loop is one of the graph,
-which everything serves that serves loops: sessions, artifacts, C libraries, workers.
+`compiler.program.slices` explains the gain, and proves that slices do not depend on each other:
+programs of ranges decide it in each run. Here the size is known, so that the loop is part of the
+graph. Everything that supports loops then supports it: sessions, artifacts, C libraries, workers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.program import Slices
 
 LEAST_BATCH = 4
-"""No smaller batch is worth a look."""
+"""Minimum batch for which slices are considered."""
 
 
 def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
-    """Whether some node reads and writes so much of a batch that it may not stay in a cache."""
+    """Whether some node accesses so much memory for a batch that it may not stay in a cache."""
     if batch < LEAST_BATCH:
         return False
     touched = 0
@@ -36,15 +36,16 @@ def may_outgrow(graph: Graph, batch: int, budget: int) -> bool:
 
 
 def has_plain_ports(plan: GraphPlan) -> bool:
-    """Whether inputs and outputs are arrays of numbers: no texts and no lists."""
+    """Whether inputs and outputs are arrays of numbers, not texts or lists."""
     names = (*plan.graph.inputs, *plan.graph.outputs)
     return all(plan.labels(name) is None and plan.part_of(name) is None for name in names)
 
 
 def slice_of(batch: int, slices: Slices) -> int | None:
-    """How many elements of a fixed batch a slice has; None where it is better in one piece.
+    """The slice size for a fixed batch; None if it is faster in one piece.
 
-    All slices are equally large, so they may be a little larger or smaller than those of a range.
+    All slices are equally large, so that they may be a little larger or smaller than those of a
+    range.
     """
     most = slices.most({})
     if batch <= most:
@@ -57,11 +58,12 @@ def slice_of(batch: int, slices: Slices) -> int | None:
 
 
 def in_slices(graph: Graph, one: Graph) -> Graph:
-    """A graph as a loop over another, which is the same for a slice of its batch.
+    """A graph as a loop over another one, which computes a slice of its batch.
 
     Args:
-        graph: of the whole batch. Each of its outputs is led by it, and inputs are or have none.
-        one: has the same inputs and outputs, with a smaller batch that divides it.
+        graph: of the whole batch, which is the first dimension of each output, and of inputs that
+            have it.
+        one: has the same inputs and outputs, with a smaller batch that divides the graph's.
     """
     batches = (graph.types[name].shape[0] // one.types[name].shape[0] for name in graph.outputs)
     (count,) = set(batches)

@@ -1,9 +1,9 @@
-"""Which models run a large batch in slices that the caches hold.
+"""Models that run a large batch in slices that the caches hold.
 
 A batch of 32 images through ResNet-50 writes 100 MB in its first layers and reads them again from
-memory in each layer behind; with two images at a time they stay in the third-level cache, and take
-31 ms each instead of 45 (one core of a Zen 5). If no image has a part in another one's results, a
-run of the whole program for each slice gives the same.
+memory in each following layer. With two images at a time they stay in the third-level cache, and
+take 31 ms each instead of 45 (one core of a Zen 5). If no image influences another one's results,
+running the whole program for each slice gives the same result.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _UNHIDDEN = 0.1
 
 
 def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
-    """How the program of a plan runs slices of its batch; None where they depend on each other, or
-    a batch is as fast in one piece."""
+    """The division of the plan's batch into slices; None if slices depend on each other, or a batch
+    is as fast in one piece."""
     batch = _batch(plan)
     if batch is None or not _is_independent(plan, batch):
         return None
@@ -55,12 +55,12 @@ def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
 
 
 def cache_budget(core: CoreModel) -> int:
-    """How many bytes of a slice the caches hold."""
+    """Bytes of a slice that the caches hold."""
     return core.cache_bytes[-1] // 2
 
 
 def _batch(plan: GraphPlan) -> Dimension | None:
-    """The dimension that leads an input, if any number from one on will do."""
+    """The first dimension of an input, if its range includes every number from one on."""
     if plan.growing or any(not isinstance(s, KernelStep | ViewStep) for s in plan.steps):
         return None
     shapes = (plan.graph.types[name].shape for name in plan.graph.inputs)
@@ -70,7 +70,7 @@ def _batch(plan: GraphPlan) -> Dimension | None:
 
 
 def _of_one(size: int, batch: Dimension) -> int:
-    """A size if the batch is one."""
+    """A size for a batch of one."""
     return substituted(size, lambda d: 1 if d == batch else open_size(d) // d.multiple)
 
 
@@ -80,7 +80,8 @@ def _touched(workload: Workload) -> int:
 
 
 def _least(one: GraphPlan, batch: Dimension, core: CoreModel) -> int | None:
-    """From how many on the weights come while the core multiplies; `one` is the plan of one."""
+    """The minimum slice for which weights arrive while the core multiplies; `one` is the plan for a
+    batch of one."""
     tasks = [
         (count * macs(w), count * sum(b.type.elements for b in w.inputs if b.constant))
         for w, count in one.tasks()
@@ -96,14 +97,15 @@ def _least(one: GraphPlan, batch: Dimension, core: CoreModel) -> int | None:
     return None
 
 
-# ---- what proves that no slice has a part in another
+# ---- proof that slices are independent
 
 
 def _is_independent(plan: GraphPlan, batch: Dimension) -> bool:
-    """Whether each element of the outputs comes from what has the same place in the batch.
+    """Whether each element of the outputs depends only on input elements at the same batch
+    position.
 
-    The batch leads all shapes that it is in. So it does in each step, and what a step computes at a
-    place reads its operands at that place.
+    The batch must be the first dimension of all shapes that contain it, in each step, and a step
+    must read its operands only at the batch position that it computes.
     """
     graph, size = plan.graph, open_size(batch)
     if not all(_leads(kind.shape, batch) for kind in graph.types.values()):
@@ -112,7 +114,7 @@ def _is_independent(plan: GraphPlan, batch: Dimension) -> bool:
         return False
     if any(plan.counted(name) is not None for name in graph.outputs):
         return False
-    for step in plan.steps:  # one that has no batch sees one slice alone
+    for step in plan.steps:  # a step without the batch sees a single slice
         given = (graph.types[name].shape for name in step.inputs)
         if graph.types[step.output].shape[:1] != (size,) and any(g[:1] == (size,) for g in given):
             return False
@@ -131,7 +133,7 @@ def _leads(shape: tuple[int, ...], batch: Dimension) -> bool:
 
 
 def _stays_apart(workload: Workload, batch: Dimension) -> bool:
-    """Whether no element of a workload's output reads beyond its own place in the batch."""
+    """Whether no element of a workload's output reads another batch position than its own."""
     if not is_one_expression(workload):
         return _pieces_stay_apart(workload, batch)
     problem = compose(workload)
@@ -154,12 +156,12 @@ def _stays_apart(workload: Workload, batch: Dimension) -> bool:
 
 
 def _depends(indices: Iterable[Affine], axis: Axis | None, batch: Dimension) -> bool:
-    """Whether a place in the batch, or the size of it, is part of indices."""
+    """Whether a batch position, or the batch size, is part of indices."""
     return any(axis in at.axes() or batch in dimensions(*open_sizes(at)) for at in indices)
 
 
 def _pieces_stay_apart(workload: Workload, batch: Dimension) -> bool:
-    """The same of a concatenation or padding, beside which there are elementwise operators."""
+    """The same for a concatenation or padding with fused elementwise operators."""
     graph, whole = workload.graph, (0, open_size(batch))
     for node in graph.nodes:
         operator = ops.get(node.op)

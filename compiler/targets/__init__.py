@@ -1,1 +1,2 @@
-"""What code is generated for, and the machines that run it: descriptions, facts and detection."""
+"""Code-generation targets and the devices that run their code: descriptions, facts and
+detection."""

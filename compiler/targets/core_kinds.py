@@ -1,7 +1,7 @@
-"""Which cores of a machine are alike: the fast and the slow cores of a phone are two machines.
+"""Core kinds: groups of equal cores. The fast and the slow cores of a phone count as two machines.
 
-Only the standard library is used. What the operating system says may be missing or wrong: a core
-that says nothing is like the others.
+Only the standard library is used. The operating system's information may be missing or wrong: a
+core without information counts as equal to the others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ALIKE = 15 / 16
-"""Cores of one processor are alike while the weakest has this share of the strongest's capacity: a
-desktop's favoured cores differ by less, the kinds of a phone by more."""
+"""Cores of one processor are equal if the weakest has at least this share of the strongest's
+capacity: a desktop's favoured cores differ by less, the kinds of a phone by more."""
 
 _LONGEST_NUMBER = 18
-"""Digits of what is taken for a number."""
+"""Maximum digits of a text that is parsed as a number."""
 
 Processor = Mapping[str, str]
 """A paragraph of /proc/cpuinfo: its keys in lower case."""
@@ -23,10 +23,10 @@ Processor = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """Logical cores that are alike.
+    """Logical cores that are equal.
 
     Attributes:
-        processor: what identifies them (`DeviceFacts.processor`); "" if nothing does.
+        processor: identifier of the core (`DeviceFacts.processor`); "" if unknown.
         hertz: the highest clock of the fastest of them; 0 if unknown.
         cores: their numbers, ascending.
     """
@@ -59,12 +59,12 @@ def read_processors(root: Path) -> dict[int, Processor]:
 def find_kinds(
     root: Path, processors: Mapping[int, Processor], usable: Collection[int]
 ) -> tuple[CoreKind, ...]:
-    """The kinds of the cores that may be used, the fastest first; none if no core is described.
+    """The kinds of the usable cores, the fastest first; empty if no core is described.
 
     Args:
-        root: the folder that holds `sys`.
-        processors: as `read_processors` gives them.
-        usable: numbers of cores; if none of them is described, all that are described count.
+        root: the folder that contains `sys`.
+        processors: the result of `read_processors`.
+        usable: numbers of cores; if none of them is described, all described cores count.
     """
     numbers = [number for number in sorted(processors) if number in usable] or sorted(processors)
     cores = [_core(root, number, processors[number]) for number in numbers]
@@ -100,9 +100,9 @@ def _core(root: Path, number: int, processor: Processor) -> _Core:
 
 
 def _registered(folder: Path) -> str:
-    """Implementer and part from MIDR_EL1, Arm's register of identity; "" where it is not told.
+    """Implementer and part from MIDR_EL1, Arm's identification register; "" if it is not readable.
 
-    Kernels for 32 bits, and old ones, describe only one of several kinds in /proc/cpuinfo.
+    32-bit kernels, and old ones, describe only one of several kinds in /proc/cpuinfo.
     """
     text = read_text(folder / "regs/identification/midr_el1").removeprefix("0x")
     if not 0 < len(text) <= 16 or not {*text.lower()} <= {*"0123456789abcdef"}:
@@ -113,7 +113,7 @@ def _registered(folder: Path) -> str:
 
 
 def identity(processor: Processor) -> str:
-    """What identifies a core by its paragraph; "" if nothing does."""
+    """The identifier of a core from its paragraph; "" if unknown."""
     keys: Sequence[tuple[str, ...]] = (
         ("vendor_id", "cpu family", "model", "stepping"),
         ("cpu implementer", "cpu part"),
@@ -131,7 +131,7 @@ def read_integer(path: Path) -> int:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, empty if it is not there or may not be read."""
+    """The text of a file; empty if it does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -139,7 +139,7 @@ def read_text(path: Path) -> str:
 
 
 def ranges_text(cores: Collection[int]) -> str:
-    """`0-3,6`: numbers of cores as users and Linux write them."""
+    """Numbers of cores in the notation of users and Linux, such as `0-3,6`."""
     found: list[list[int]] = []
     for core in sorted(cores):
         if found and found[-1][-1] == core - 1:

@@ -1,4 +1,4 @@
-"""Which code a device runs, found from its facts alone, without LLVM or trial runs of code."""
+"""The best target for a device, from its facts, without LLVM or trial runs of code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def this_device() -> DeviceFacts:
 
 
 def named_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """As `find_device`, with the name of the cores."""
+    """Like `find_device`, with the name of the cores."""
     kinds = core_kinds(root, cores)
     return replace(find_device(root, cores), core=core_label(kinds[0]) if kinds else "")
 
@@ -35,8 +35,8 @@ def core_kinds(
 
 
 def core_name(processor: str) -> str:
-    """What people call a core (`cortex-a78`): else the target that describes it, else what the
-    operating system says of it."""
+    """The name of a core for people (`cortex-a78`): from the CPU models, from the target that
+    describes it, or from the operating system."""
     for family in families():
         name = family.core_names.get(processor) or family.named(processor)
         if name:
@@ -45,14 +45,14 @@ def core_name(processor: str) -> str:
 
 
 def core_label(kind: CoreKind) -> str:
-    """`cortex-a76@2.4`: the name of a kind of cores and their highest clock in GHz, as known."""
+    """The name of a kind of cores with their highest clock in GHz, if known: `cortex-a76@2.4`."""
     name = core_name(kind.processor)
     return f"{name}@{kind.hertz / 1e9:.1f}" if name and kind.hertz else name
 
 
 def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
-    """LLVM's names of the features that a device lacks for code of its own architecture, and the
-    length of vectors that it has not."""
+    """LLVM's names of the features that a device lacks for code of its own architecture, including
+    a vector length that it lacks."""
     family = target.family
     missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
     told = family.told(facts.processor, facts.features)
@@ -74,14 +74,14 @@ def can_run(target: Target, facts: DeviceFacts) -> bool:
 
 
 def best_target(facts: DeviceFacts) -> tuple[Target, str]:
-    """The best described target for a device, and a sentence that says why it is that one.
+    """The best described target for a device, and a sentence with the reason.
 
-    This is the target that describes its CPU. If the CPU hides features that its kind has, it is
-    the one that describes the same CPU with fewer; if there is none, the strongest baseline that
-    the CPU runs.
+    This is the target that describes its CPU. If the CPU hides features that its kind has, it is a
+    target that describes the same CPU with fewer features, or else the strongest baseline that the
+    CPU runs.
 
     Raises:
-        UnknownTargetError: if the device runs none.
+        UnknownTargetError: if the device runs no described target.
     """
     family = family_of(facts.architecture)
     who = f"'{facts.model or facts.processor}'"

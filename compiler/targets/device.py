@@ -1,7 +1,7 @@
-"""Facts of the machine that kernels run on: what it is, found without LLVM.
+"""Facts of the machine that runs kernels, read without LLVM.
 
-Only the standard library is used, so that a device needs nothing else. Everything is read from the
-operating system at the time of the call; what it does not say is empty or 0.
+Only the standard library is used, so that a device needs no other package. All facts are read from
+the operating system at the time of the call; unknown ones are empty or 0.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tilewright.compiler.targets.families import family_of
 _Number = Annotated[int, Between(0, 1 << 62)]
 _Text = Annotated[str, Length(0, 500)]
 _Few = Length(0, 2000)
-"""Limits of what is believed of a device: numbers, characters of a name, features or caches."""
+"""Limits for the facts that a device reports: numbers, characters of a name, features or caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache as one core sees it: `kind` is data, instruction or unified."""
+    """One cache as seen by one core: `kind` is data, instruction or unified."""
 
     level: _Number
     kind: _Text
@@ -51,23 +51,23 @@ class DeviceFacts(JsonValue):
 
     Attributes:
         model: the name of the CPU, or of the board, for people.
-        architecture: as the operating system calls it (`x86_64`, `aarch64`, `AMD64`).
+        architecture: the operating system's name (`x86_64`, `aarch64`, `AMD64`).
         system: `Linux`, `Darwin`...
         cores: logical cores that this process may run on.
         physical_cores: cores of the machine without their hyper-threads.
         memory_bytes: main memory.
         governor: the clock governor of the first core.
         caches: of one core.
-        processor: what identifies the core, as the CPU gives it: vendor, family, model and stepping
+        processor: identifier of the core as the CPU reports it: vendor, family, model and stepping
             (`GenuineIntel-6-85-4`), implementer and part (`0x41-0xd0c`), or microarchitecture,
             vendor and number (`sifive,u74-mc 0x489-0x8000000000000007`).
         features: instruction-set features that all cores have, sorted, by the operating system's
             names: `flags`, `Features` or the parts of the `isa` line of /proc/cpuinfo.
-        microcode: its revision, where the CPU has one (`0xa101148`).
-        core: which cores kernels run on, with their highest clock in GHz (`cortex-a76@2.4`); empty
-            where nothing names them.
-        vector_bits: length of a vector register, where the device decides it (SVE, RISC-V's V); 0
-            where it has none, or the operating system does not say.
+        microcode: its revision, if the CPU has one (`0xa101148`).
+        core: the cores that run kernels, with their highest clock in GHz (`cortex-a76@2.4`); empty
+            if unknown.
+        vector_bits: length of a vector register, if the device determines it (SVE, RISC-V's V); 0
+            without such registers, or if the operating system does not report it.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -95,26 +95,26 @@ class DeviceFacts(JsonValue):
     vector_bits: _Number = 0
 
     def cache(self, level: int) -> Cache | None:
-        """The data cache of a level, None if there is none."""
+        """The data cache of a level; None if there is no such level."""
         found = (c for c in self.caches if c.level == level and c.kind != "instruction")
         return next(found, None)
 
     def cache_bytes(self, level: int) -> int:
-        """Size of the data cache of a level, 0 if there is none."""
+        """Size of the data cache of a level; 0 if there is no such level."""
         found = self.cache(level)
         return found.bytes if found else 0
 
     def brief(self) -> DeviceFacts:
-        """The same without features: what goes into every measurement."""
+        """The facts without features, which every measurement contains."""
         return replace(self, features=())
 
 
 def find_device(root: Path = Path("/"), cores: Collection[int] | None = None) -> DeviceFacts:
-    """The facts of this machine, or of some of its cores; of its features those that the system
-    grants this process.
+    """The facts of this machine, or of some of its cores. Of its features, only those are included
+    that the system grants this process.
 
     Args:
-        root: the folder that holds `proc` and `sys`.
+        root: the folder that contains `proc` and `sys`.
         cores: numbers of the cores that code will run on; None: all that this process may use.
     """
     processors = read_processors(root)
@@ -168,7 +168,7 @@ def _features(processors: Sequence[Processor]) -> tuple[str, ...]:
 
 
 def _model(root: Path, processor: Processor) -> str:
-    """The name on the box: x86 says it in cpuinfo, boards with Arm cores in the device tree."""
+    """The product name: from cpuinfo on x86, from the device tree on boards with Arm cores."""
     if "model name" in processor:
         return processor["model name"]
     board = read_text(root / "sys/firmware/devicetree/base/model").strip("\0")
@@ -179,7 +179,7 @@ def _model(root: Path, processor: Processor) -> str:
 
 
 def _physical_cores(processors: Sequence[Processor]) -> int:
-    """Cores without their hyper-threads, if cpuinfo tells them apart."""
+    """Cores without their hyper-threads, if cpuinfo distinguishes them."""
     cores = {
         (p["physical id"], p["core id"]) for p in processors if {"physical id", "core id"} <= {*p}
     }
@@ -210,7 +210,7 @@ def _cache(folder: Path) -> Cache | None:
 
 
 def _listed(ranges: str) -> int:
-    """How many numbers a list like `0-3,8` holds."""
+    """The length of a list such as `0-3,8`."""
     count = 0
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")

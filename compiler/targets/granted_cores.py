@@ -1,4 +1,4 @@
-"""How many cores a process may keep busy, which is fewer than there are in a container."""
+"""The number of cores that a process may keep busy, which may be limited in a container."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tilewright.compiler.targets.device import available_cores
 
 
 def granted_cores(root: Path = Path("/")) -> int:
-    """The cores that this process may run on, but no more than the CPU time that its control groups
-    grant (Linux, both versions of them), rounded down; at least 1."""
+    """The number of cores that this process may run on, limited to the CPU time that its control
+    groups grant (Linux, both versions of them), rounded down; at least 1."""
     granted = float(len(available_cores()))
     for group in _control_groups(root):
         for words in (
@@ -24,7 +24,8 @@ def granted_cores(root: Path = Path("/")) -> int:
 
 
 def _control_groups(root: Path) -> Sequence[Path]:
-    """The folders of the control groups that limit this process: its own and those around it."""
+    """The folders of the control groups that limit this process: its own group and the enclosing
+    ones."""
     found: list[Path] = []
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

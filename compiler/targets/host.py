@@ -1,7 +1,7 @@
-"""The target of this machine, targets by their names, and what this process can run.
+"""The target of this machine, targets by name, and whether this process can run a target's code.
 
-This is the one place where a target is compared with the host. Everything else that needs to run
-code asks a device (`service.jobs.device.device`), whose target may be another machine's.
+Only this module compares a target with the host. Other code that needs to run a program uses a
+device (`service.jobs.device.device`), whose target may be another machine's.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tilewright.compiler.targets.target import Target, known_targets
 def host_target() -> Target:
     """The target of this machine, with the features that its CPU and operating system allow.
 
-    LLVM is asked where it is installed and knows this CPU; else the best described target is taken.
+    LLVM determines it if it is installed and knows this CPU; else it is the best described target.
 
     Raises:
         UnknownTargetError: if no family describes this machine.
     """
-    try:  # llvmlite is an extra
+    try:  # llvmlite is an optional dependency
         import llvmlite.binding as llvm
     except ImportError:
         return best_target(this_device())[0]
@@ -45,8 +45,8 @@ def resolve_target(name: str) -> Target:
         name: `host`, `x86-64-v4`, `host:256`, `znver4:256`...
 
     Raises:
-        UnknownTargetError: if no description has the name, it has no such vectors, or `host` is
-            asked for on a machine that no family describes.
+        UnknownTargetError: if no description has the name, it has no such vectors, or the name is
+            `host` on a machine that no family describes.
     """
     base, colon, bits = name.partition(":")
     if base == "host":
@@ -67,8 +67,8 @@ def resolve_target(name: str) -> Target:
 
 
 def runs_here(target: Target) -> bool:
-    """Whether code for the target runs in this process; False where no family describes the host
-    or LLVM is not installed."""
+    """Whether code for the target runs in this process; False if no family describes the host or
+    LLVM is not installed."""
     try:
         return target.runs_on(host_target())
     except (UnknownTargetError, ImportError):

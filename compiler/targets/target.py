@@ -1,8 +1,8 @@
-"""What code is generated for: an instruction set with its vector width and registers.
+"""Code-generation targets: an instruction set with its vector width and registers.
 
-A target says nothing about a machine's cores or caches; those are facts of a device (`device.py`).
-Descriptions live in `compiler/targets/families/`, one module a CPU family, and are found by
-themselves: adding a family is adding a file. `detection.py` finds the target of a device.
+A target excludes a machine's cores and caches; those are facts of a device (`device.py`).
+Descriptions are in `compiler/targets/families/`, one module per CPU family, and are discovered
+automatically: adding a family means adding a file. `detection.py` finds the target of a device.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tilewright.compiler.targets.families import (
 )
 
 KEY_VERSION = 1
-"""Part of every key; raised when the meaning of a field changes."""
+"""Part of every key; incremented when the meaning of a field changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target(JsonValue):
     """A code-generation target.
 
-    `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts
-    registers of `vector_bits` each. `fma` says whether the target has a fused multiply-add
-    instruction: without one, `llvm.fma` is a call into a C library that a kernel does not have.
-    `abi` is LLVM's ABI name, where the triple leaves a choice (RISC-V).
+    `features` holds LLVM's switches ("+avx2", "-gfni"), sorted. `vector_registers` counts registers
+    of `vector_bits` each. `fma` says whether the target has a fused multiply-add instruction:
+    without one, `llvm.fma` is a call into a C library that a kernel does not have. `abi` is LLVM's
+    ABI name, if the triple leaves a choice (RISC-V).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm("target", UnknownTargetError)
@@ -69,7 +69,7 @@ class Target(JsonValue):
 
     @property
     def family(self) -> Family:
-        """The CPU family, with all that differs between architectures.
+        """The CPU family, with all differences between architectures.
 
         Raises:
             UnknownTargetError: if no module of `compiler.targets.families` describes it.
@@ -83,7 +83,7 @@ class Target(JsonValue):
 
     @property
     def register_bits(self) -> int:
-        """The length of scalable registers that its code relies on; 0 where every device has it."""
+        """The length of scalable registers that its code relies on; 0 if every device has it."""
         return self.family.register_bits(self.features, self.vector_bits)
 
     @property
@@ -93,15 +93,16 @@ class Target(JsonValue):
 
     @property
     def lane_factors(self) -> int:
-        """How many neighbouring scalars one load brings as factors of vectors."""
+        """Number of neighbouring scalars that one load provides as factors of vectors."""
         bits = self.family.lane_factor_bits
         return bits // 32 if bits == self.vector_bits else 1
 
     def scalar_loads(self, rows: int, vectors: int) -> float:
-        """Loads of a step of a register tile that bring the scalars of its rows.
+        """Loads per step of a register tile that provide the scalars of its rows.
 
-        Where neighbours come together, a row's next ones wait in a register for unrolled steps: as
-        many rows have one as sums and panels leave registers, but for one that is loaded ahead.
+        If one load provides neighbours, the next scalars of a row wait in a register for unrolled
+        steps. That applies to as many rows as there are registers besides sums and panels, minus
+        one that is loaded ahead.
         """
         spare = self.vector_registers - rows * vectors - vectors - 1
         together = self.lane_factors
@@ -110,8 +111,8 @@ class Target(JsonValue):
     def keeps_sums(self, rows: int, vectors: int) -> bool:
         """Whether the sums of a register tile stay in their registers through unrolled steps.
 
-        Where a factor for all lanes has to be in a register of its own, and one vector alone reads
-        it, LLVM puts the sum into that register, and the next step's into another one.
+        If a broadcast factor needs a register of its own, and only one vector reads it, LLVM writes
+        the sum into that register, and the next step's sum into another one.
         """
         if vectors > 1 or 2 * rows + 2 <= self.vector_registers:
             return True
@@ -124,22 +125,23 @@ class Target(JsonValue):
         return not feature or self.has(feature)
 
     def joined(self, vectors: int) -> int:
-        """How many neighbouring ones of so many vectors an instruction works on together."""
+        """Number of neighbouring vectors, of `vectors`, that an instruction processes together."""
         feature, bits = self.family.joined
         most = bits // self.vector_bits if self.has(feature) else 0
         return most if most > 0 and vectors % most == 0 else 1
 
     @property
     def multiplies_scalars(self) -> bool:
-        """Whether an instruction multiplies a vector by a scalar that takes no vector register."""
+        """Whether an instruction multiplies a vector by a scalar outside the vector registers."""
         return self.has(self.family.scalar_factors)
 
     def factor_registers(self, rows: int, vectors: int) -> int:
-        """Registers of a step of a register tile beside its sums and the row of a panel.
+        """Registers that a step of a register tile needs in addition to its sums and the row of a
+        panel.
 
-        One holds a scalar for all lanes, but where instructions take it from elsewhere. Where a
-        load does not spread it, LLVM loads those of the next rows ahead; a product that no
-        instruction adds takes the scalar's place once its last vector is multiplied.
+        One holds a broadcast scalar, unless instructions take it from elsewhere. If no load
+        broadcasts it, LLVM loads the scalars of the next rows ahead. A product that no fused
+        instruction adds replaces the scalar after its last vector is multiplied.
         """
         if self.multiplies_scalars:
             return 0
@@ -150,18 +152,19 @@ class Target(JsonValue):
 
     @property
     def rounds(self) -> bool:
-        """Whether instructions round floats to integers; elsewhere additions do."""
+        """Whether instructions round floats to integers; otherwise additions do."""
         feature = self.family.rounding
         return feature is not None and (not feature or self.has(feature))
 
     @property
     def backend(self) -> str:
-        """The folder of `compiler/codegen` that makes its code; every described family is a CPU."""
+        """The folder of `compiler/codegen` that generates its code; every described family is a
+        CPU."""
         return "cpu"
 
     @property
     def feature_text(self) -> str:
-        """The features as LLVM takes them."""
+        """The features in LLVM's notation."""
         return ",".join(self.features)
 
     def lanes(self, dtype: DType) -> int:
@@ -169,7 +172,7 @@ class Target(JsonValue):
         return self.vector_bits // (dtype.bytes * 8)
 
     def has(self, feature: str) -> bool:
-        """Whether the target turns on this feature, given by its LLVM name (`avx512vnni`)."""
+        """Whether the target enables this feature, given by its LLVM name (`avx512vnni`)."""
         return f"+{feature}" in self.features
 
     def dot(
@@ -181,8 +184,8 @@ class Target(JsonValue):
         *,
         seven_bits: bool = False,
     ) -> DotInstruction | None:
-        """The best instruction that adds products of these types, in order, to so many sums; with
-        `seven_bits`, one that has only those of left elements of seven bits."""
+        """The best instruction that adds products of these types, in order, to `lanes` sums. With
+        `seven_bits`, it may require left elements of seven bits."""
         for found in self.family.dot:
             types = found.left, found.right, found.accumulator
             reaches = found.intrinsic[-1][0] >= lanes and found.seven_bits == seven_bits
@@ -192,8 +195,8 @@ class Target(JsonValue):
         return None
 
     def matrix(self, left: DType, right: DType, accumulator: DType) -> MatrixInstruction | None:
-        """The instruction that multiplies two rows of the one type by two of the other, where such
-        a pair of rows is a vector of the target."""
+        """The instruction that multiplies two rows of one type by two of the other, if such a pair
+        of rows is a vector of the target."""
         for found in self.family.matrix if self.vector_bits == MATRIX_BITS else ():
             types = found.left, found.right, found.accumulator
             if types == (left, right, accumulator) and self.has(found.feature):
@@ -202,7 +205,7 @@ class Target(JsonValue):
 
     @property
     def tiles(self) -> TileRegisters | None:
-        """The registers that hold matrices; None where there are none."""
+        """The registers that hold matrices; None without them."""
         found = self.family.tiles
         return found if found is not None and self.has(found.feature) else None
 
@@ -216,7 +219,7 @@ class Target(JsonValue):
 
     @property
     def widening(self) -> WideningProduct | None:
-        """The multiplication of vectors of int16 in int32; None where there is none."""
+        """The widening multiplication of int16 vectors to int32; None if the target has none."""
         found = self.family.widening
         return (
             found if found is not None and (not found.feature or self.has(found.feature)) else None
@@ -224,22 +227,22 @@ class Target(JsonValue):
 
     @property
     def takes_elements(self) -> bool:
-        """Whether scalars of groups that stand for all lanes are factors one by one."""
+        """Whether broadcast groups are multiplied element by element."""
         return self.widening is not None and not self.widening.intrinsic
 
     @property
     def multiplies_bytes(self) -> bool:
-        """Whether an instruction adds products of bytes, of whatever signs, to int32."""
+        """Whether an instruction adds products of bytes, of any signedness, to int32."""
         lanes = self.lanes(DType.INT32)
         both = (DType.UINT8, DType.INT8)
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """The type in which stored integers are multiplied.
+        """The factor type with which stored integers are multiplied.
 
-        For bytes, by bytes of int8: their own type if an instruction takes that or none takes the
-        other one. For 16 bits, by others of int16: that, or None where no instruction adds their
-        products to a sum, so that floats are as fast.
+        For bytes, the result describes the operand multiplied by int8 bytes: it is their own type
+        if an instruction takes that, or if none takes the other type. For 16 bits it is int16, or
+        None if no instruction adds such products to a sum, so that floats are as fast.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))
@@ -249,7 +252,7 @@ class Target(JsonValue):
         return stored if stored in taken or not taken else taken[0]
 
     def masks(self, dtype: DType) -> bool:
-        """Whether vectors of this type are loaded and stored under a mask made at run time."""
+        """Whether vectors of this type are loaded and stored under a run-time mask."""
         return any(
             self.has(feature) and least <= dtype.bytes for feature, least in self.family.masked
         )

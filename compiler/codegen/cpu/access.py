@@ -1,8 +1,8 @@
 """From a load's logical index to an address: linear forms over loop variables.
 
-The index is bound to the loop variables in scope, taken through the physical layout, and added up
-to bytes. Divisions and remainders are proved by ranges, or computed at run time where only run-time
-variables take part.
+The index is bound to the loop variables in scope, mapped by the physical layout, and summed to
+bytes. Divisions and remainders are proved by ranges, or computed at run time if only run-time
+variables occur in them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Kind(Enum):
     UNROLLED = auto()
     LANE = auto()
     REPEATED = auto()
-    """The rows of a tile that may have fewer than it has room for: the last one stands for those
-    that are missing."""
+    """The rows of a tile that may have fewer rows than its capacity: the last row replaces the
+    missing ones."""
     PACKED = auto()
     """The elements of one 32-bit operand of a dot instruction."""
 
 
 class Padding(Enum):
-    """What a load may do with a halo."""
+    """How a load treats a halo."""
 
     READ = auto()
     SKIP = auto()
-    """Its zeros change nothing: leave out the points that are known to read it."""
+    """Its zeros have no effect: skip points that are known to read it."""
     NEVER = auto()
     """Its zeros would be wrong (a maximum): it is out of bounds."""
 
@@ -47,9 +47,9 @@ class Padding(Enum):
 class Variable:
     """A loop variable over [0, count).
 
-    RUNTIME has an SSA value, REPEATED one for each row that there is room for; a LANE variable
-    stands for `lane // divisor`, and `lanes` is the number of lanes of a whole vector where `count`
-    is that of a ragged last one.
+    RUNTIME has an SSA value, REPEATED one for each row of the capacity. A LANE variable equals
+    `lane // divisor`; `lanes` is the number of lanes of a whole vector if `count` is that of a
+    ragged last one.
     """
 
     kind: Kind
@@ -63,7 +63,8 @@ class Variable:
 
 @dataclass(slots=True)
 class Linear:
-    """`sum(coefficient * variable) + constant`. Coefficients and the constant may be sizes."""
+    """`sum(coefficient * variable) + constant`. Coefficients and the constant may be dynamic
+    sizes."""
 
     terms: dict[Variable, int] = field(default_factory=dict)
     constant: int = 0
@@ -96,11 +97,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What an axis stands for in the present scope: a tile of `extent` that starts at `start`.
+    """The range of an axis in the current scope: a tile of `extent` that starts at `start`.
 
-    Of an extent that is a size, `rows` are the numbers of its rows and of those up to which it is
-    rounded up: there the last one is repeated. Of what a loop runs over, `has_rests` says whether
-    full tiles may leave such a tile.
+    If the extent is a dynamic size, `rows` are the row numbers up to the capacity, with the last
+    row repeated. For the range of a loop, `has_rests` says whether such a tile may follow the full
+    tiles.
     """
 
     start: Linear
@@ -114,7 +115,7 @@ Environment = Mapping[Axis, Bound]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`0 <= index < extent` must hold, and ranges do not prove it."""
+    """The condition `0 <= index < extent`, which ranges do not prove."""
 
     index: Linear
     extent: int
@@ -205,7 +206,8 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 
 
 def _quotients(numbers: int, divisor: int) -> int:
-    """How many quotients so many numbers have; of open ones that do not divide, no fewer."""
+    """Number of distinct quotients of that many numbers; an upper bound for dynamic sizes that do
+    not divide."""
     if is_open(divisor):
         exact = exact_quotient(numbers, divisor)
         return numbers if exact is None else exact
@@ -213,7 +215,7 @@ def _quotients(numbers: int, divisor: int) -> int:
 
 
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
-    """What the divisor is known to divide, divided, and the rest."""
+    """The part that the divisor is known to divide, divided, and the rest."""
     quotient = Linear()
     if is_open(divisor):  # the constant's own quotient is known at run time only
         quotient.constant = exact_quotient(form.constant, divisor) or 0
@@ -241,7 +243,7 @@ def evaluate(emitter: Emitter, form: Linear) -> Value:
 
 
 def locate(emitter: Emitter, environment: Environment, load: Load, padding: Padding) -> Address:
-    """Where an element lies, in bytes from the start of its buffer."""
+    """The position of an element, in bytes from the start of its buffer."""
     tensor = load.tensor
     indices = [bind(emitter, environment, index) for index in load.index]
     offset = Linear()
@@ -279,7 +281,7 @@ def _guards(tensor: Tensor, indices: list[Linear], padding: Padding) -> list[Gua
 def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) -> Value:
     """The run-time part of an address, outermost variables first so that it is hoisted.
 
-    A size in the offset's constant is part of it, and so is the `constant` given.
+    A dynamic size in the offset's constant is part of it, and so is the argument `constant`.
     """
     size = offset.constant - static_part(offset.constant)
     address = emitter.offset(base, size)
@@ -294,14 +296,14 @@ def pointer(emitter: Emitter, base: Value, offset: Linear, constant: int = 0) ->
 
 
 def alignment(offset: Linear, limit: int) -> int:
-    """Largest power of two up to `limit` that divides all that is known at run time only."""
+    """The largest power of two up to `limit` that divides the whole run-time part."""
     moved = offset.constant - static_part(offset.constant)
     terms = *offset.of(Kind.RUNTIME).values(), *offset.of(Kind.REPEATED).values()
     return gcd(limit, *map(known_divisor, (moved, *terms)))
 
 
 def static_part(number: int) -> int:
-    """What of a number is known now: of a size, its constant."""
+    """The part of a number that is known at compile time: of a dynamic size, its constant."""
     return number.constant if isinstance(number, Size) else number
 
 

@@ -1,11 +1,11 @@
-"""Loads some multiply-adds ahead of their use, for cores that run instructions in order.
+"""Loads emitted some multiply-adds ahead of their use, for in-order cores.
 
     x0 = load; sum += x0 * w          x0 = load; x1 = load; sum += x0 * w
     x1 = load; sum += x1 * w    ->    x2 = load; sum += x1 * w
     x2 = load; sum += x2 * w          sum += x2 * w
 
-Such a core waits for a load where its value is used. LLVM takes a register again as soon as it is
-free, so that its scheduler cannot move loads ahead afterwards.
+Such a core waits for a load when its value is used. LLVM reuses a register as soon as it is free,
+so that its scheduler cannot move loads ahead afterwards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DISTANCES = (12, 8, 6, 4, 2)
 """Multiply-adds between a load and its use; the latency of a load is three to five cycles."""
 
 _OTHERS = 3
-"""Registers for what the sums meet at last: a bias and two limits."""
+"""Registers for the operands of the final operations on sums: a bias and two limits."""
 
 
 def loads_ahead(
@@ -34,7 +34,7 @@ def loads_ahead(
     points: Points,
     order: Sequence[Point],
 ) -> Callable[[int], None]:
-    """What to call before a point is computed, with its number in the order."""
+    """A function to call before each point is computed, with its number in the order."""
     emitter = context.emitter
     found = [
         access
@@ -76,7 +76,8 @@ def loads_ahead(
 
 
 def _most_held(held: Sequence[Sequence[tuple[int, ...]]], distance: int) -> int:
-    """The most loaded values that wait at once, if each is loaded so many points ahead."""
+    """The maximum number of loaded values that wait at once, if each is loaded `distance` points
+    ahead."""
     last = {key: number for number, keys in enumerate(held) for key in keys}
     live: set[tuple[int, ...]] = set()
     most = 0

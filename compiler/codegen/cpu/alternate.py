@@ -1,4 +1,4 @@
-"""Vectors of every second element, two of which lie in the same memory.
+"""Vectors of every second element, two of which share the same memory.
 
 Elements 0 2 4 6 and 1 3 5 7 are two loads of 0 1 2 3 and 4 5 6 7, or one instruction that loads
 both vectors.
@@ -14,18 +14,20 @@ from tilewright.compiler.sizes import is_open
 from tilewright.compiler.targets.target import Target
 
 Place = tuple[int, ...]
-"""That of an element: its offset in bytes, and what else differs between points."""
+"""The place of an element: its offset in bytes, and all other differences between points."""
 
 
 def splits(target: Target) -> bool:
-    """Whether that is so. Vectors that LLVM makes of SVE's registers are permuted otherwise."""
+    """Whether the target has such an instruction. Vectors in SVE registers are permuted
+    otherwise."""
     return target.family.splits_pairs and target.lane_factors > 1
 
 
 def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]:
-    """The place of a vector whose elements lie between those of another one -> the place of that.
+    """Map the place of a vector whose elements lie between those of another one to the place of
+    that.
 
-    Each vector is one of two at most. Those at points that are out of bounds do not count.
+    Each vector belongs to at most one pair. Points out of bounds are ignored.
     """
     places = _places(points, access)
     size = access.tensor.dtype.bytes
@@ -38,8 +40,8 @@ def second_halves(points: Sequence[Point], access: Access) -> dict[Place, Place]
 
 
 def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
-    """The offset of a vector of every second element -> where memory begins that is twice as long,
-    holds all of it, and lies between elements that the tile reads.
+    """Map the offset of a vector of every second element to the start of memory that is twice as
+    long, contains all of it, and lies between elements that the tile reads.
 
     Both halves of that memory then give the same lanes: 0 2 | 0 2 or 1 3 | 1 3. Memory that ends
     with the vector's last element gives 0 2 | 1 3, which takes one instruction more.
@@ -57,7 +59,7 @@ def starts(points: Sequence[Point], access: Access) -> dict[int, int]:
 
 
 def _places(points: Sequence[Point], access: Access) -> set[Place]:
-    """The places of an access whose lanes are two elements apart; none of any other one."""
+    """The places of an access whose lanes are every second element; empty for any other access."""
     step, lanes = 2 * access.tensor.dtype.bytes, len(access.lane_offsets)
     if lanes < 2 or access.packed > 1 or access.indirect_strides:
         return set()

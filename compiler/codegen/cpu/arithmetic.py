@@ -1,6 +1,6 @@
 """Scalar and vector operations as LLVM instructions.
 
-All semantics are those of `compiler.loops.expr.Operation`; the only simplifications are exact in
+The semantics are those of `compiler.loops.expr.Operation`; the only simplifications are exact in
 IEEE arithmetic.
 """
 
@@ -34,13 +34,13 @@ _INTEGER_PREDICATES = {
 
 
 _BITWISE = (Operation.SELECT, Operation.NEG, Operation.ABS)
-"""What needs no arithmetic of a float."""
+"""Operations that need no floating-point arithmetic."""
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """One operation on values of one type; scalars are splatted where others are vectors.
+    """One operation on values of one type; scalars are splatted if others are vectors.
 
-    The remainder of floats is made of several: `operations.apply` has it too.
+    The remainder of floats consists of several operations and is in `operations.apply`.
     """
     lanes = max([a.lanes for a in args])
     values = args if lanes == 1 else tuple([emitter.splat(a, lanes) for a in args])
@@ -126,7 +126,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
-    """That a constant was added to rounded bytes, or to a rounded float."""
+    """Record that a constant was added to rounded bytes, or to a rounded float."""
     if a.const is not None:
         a, b = b, a
     rounding.note_shifted(emitter, result, a, b)
@@ -136,12 +136,13 @@ def _note_added(emitter: Emitter, result: Value, a: Value, b: Value) -> None:
 
 
 def _limits(emitter: Emitter, value: Value) -> tuple[float, float]:
-    """Between what two numbers a float is known to be, unless it is NaN."""
+    """The known lower and upper bound of a float that is not NaN."""
     return emitter.limits.get(value.name, (-inf, inf))
 
 
 def _note_limits(emitter: Emitter, operation: Operation, result: Value, a: Value, b: Value) -> None:
-    """The limits of what a constant limits, or of the product with a positive one."""
+    """Record the bounds of a result that is limited by a constant, or of a product with a positive
+    constant."""
     if a.const is not None:
         a, b = b, a
     limit = b.const
@@ -162,8 +163,8 @@ def _computes(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
-    """An operation on 16-bit floats, rounded once more: sums, products, quotients and roots come
-    out as if rounded once, since float32 has more than twice their digits."""
+    """An operation on 16-bit floats, computed in float32. Sums, products, quotients and roots equal
+    those that are rounded once, since float32 has more than twice their digits."""
     dtype = values[-1].dtype
     assert dtype is not None
     wide = [cast(emitter, v, DType.FLOAT32) if v.dtype is dtype else v for v in values]
@@ -172,8 +173,8 @@ def _in_float32(emitter: Emitter, operation: Operation, values: Sequence[Value])
 
 
 def cast(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Conversion as C does it; where C leaves it undefined, floats saturate, and NaN gives the
-    lowest integer."""
+    """Conversion as in C. Where C leaves it undefined, floats saturate, and NaN becomes the lowest
+    integer."""
     source = value.dtype
     assert source is not None
     if source is to:
@@ -216,7 +217,7 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
         whole = emitter.call(to, lanes, function, value)
         if not to.is_signed:
             return whole
-        # LLVM's gives 0 of NaN.
+        # LLVM's conversion returns 0 for NaN.
         missing = _compare_floats(emitter, "uno", value, value)
         lowest = emitter.const(int(np.iinfo(to.numpy).min), to, lanes)
         return apply(emitter, Operation.SELECT, missing, lowest, whole)
@@ -232,10 +233,11 @@ def cast(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float as an integer: what it cannot hold saturates, NaN to the lowest.
+    """A float as an integer: numbers out of range saturate, NaN becomes the lowest.
 
-    The limits are floats, so that one conversion of floats in range is left. LLVM's own saturating
-    conversion goes lane by lane where no instruction saturates (x86), and to bytes on others, too.
+    The limits are floats, so that only a conversion of floats in range remains. LLVM's own
+    saturating conversion goes lane by lane if no instruction saturates (x86), and to bytes on other
+    targets, too.
     """
     source, lanes = value.dtype, value.lanes
     assert source is not None
@@ -251,7 +253,7 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
     if int(highest) > limits.max:  # it was rounded up
         highest = np.nextafter(highest, source.numpy.type(0))
     low, high = (emitter.const(float(n), source, lanes) for n in (limits.min, highest))
-    # A comparison with NaN is false: it becomes the lower limit.
+    # A comparison with NaN is false: NaN becomes the lower limit.
     inside = value
     for predicate, limit in (("ogt", low), ("olt", high)):
         within = _compare_floats(emitter, predicate, inside, limit)
@@ -270,10 +272,10 @@ def _saturated(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def _rounded_to_odd(emitter: Emitter, value: Value) -> Value:
-    """float64 as the float32 toward zero, its last bit set where anything is lost.
+    """float64 as the float32 toward zero, with its last bit set if the conversion is inexact.
 
     Rounding that once more gives a 16-bit float as if it had been rounded once (Boldo and
-    Melquiond, Emulation of FMA and correctly rounded sums, 2008); the direct conversion is a call
+    Melquiond, Emulation of FMA and correctly rounded sums, 2008). The direct conversion is a call
     into a C library on most targets.
     """
     lanes = value.lanes
@@ -314,7 +316,7 @@ def _arithmetic_name(operation: Operation, dtype: DType) -> str:
 
 
 def _identity(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Value | None:
-    """The operand itself where the other one is the identity, exactly; else None."""
+    """The operand itself if the other one is the identity, exactly; else None."""
     is_float = a.dtype is not None and a.dtype.is_float
     match operation:
         case Operation.ADD if a.const == 0 and not is_float:
@@ -358,7 +360,8 @@ def _fma(emitter: Emitter, x: Value, y: Value, z: Value) -> Value:
 
 
 def _held(emitter: Emitter, value: Value) -> Value:
-    """A vector that is computed where the text says so, if the family needs that said."""
+    """A vector that is computed at its place in the text, if the family needs that to be
+    enforced."""
     if not emitter.target.family.holds_sums or value.const is not None or value.dtype is None:
         return value
     if value.lanes * value.dtype.bytes * 8 != emitter.target.vector_bits:
@@ -399,13 +402,13 @@ def _extremum(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Val
         sign = "s" if dtype.is_signed else "u"
         name = f"llvm.{sign}{operation.value}.{suffix(dtype, a.lanes)}"
         return emitter.call(dtype, a.lanes, name, a, b)
-    # `a > b ? a : b` is one maxps, and gives b if either is NaN. With a constant as `a`, a NaN
+    # `a > b ? a : b` is one maxps, and returns b if either is NaN. With a constant as `a`, a NaN
     # passes through, as ReLU and Clip require.
     if b.const is not None:
         a, b = b, a
     limited = a.const is not None and a.const == a.const and dtype.bytes >= 4
     if limited and emitter.target.family.extrema_of_nan:
-        # Of zeros of both signs it takes 0.0 as the larger one, where a selection takes `b`.
+        # Of zeros of both signs it returns 0.0 as the larger one, whereas a selection returns `b`.
         name = f"llvm.{operation.value}imum.{suffix(dtype, a.lanes)}"
         return emitter.call(dtype, a.lanes, name, a, b)
     predicate = "ogt" if operation is Operation.MAX else "olt"
@@ -425,15 +428,16 @@ def _compare(emitter: Emitter, operation: Operation, a: Value, b: Value) -> Valu
 
 
 def _compare_floats(emitter: Emitter, predicate: str, a: Value, b: Value) -> Value:
-    """bfloat16 is compared in float32, which holds all of its values: LLVM 22 has no code for such
-    a comparison in SVE registers of a known length."""
+    """bfloat16 is compared in float32, which represents all of its values: LLVM 22 has no code for
+    such a comparison in SVE registers of a known length."""
     if a.dtype is DType.BFLOAT16:
         a, b = (cast(emitter, value, DType.FLOAT32) for value in (a, b))
     return emitter.emit(DType.BOOL, a.lanes, f"fcmp {predicate} {a.type} %s, %s", a, b)
 
 
 def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
-    """x * 2**n; without an instruction in two steps, so that no power overflows on the way."""
+    """x * 2**n; without an instruction it takes two steps, so that no intermediate power
+    overflows."""
     dtype, lanes = x.dtype, x.lanes
     assert dtype is not None
     if dtype is DType.FLOAT32:
@@ -464,7 +468,7 @@ def _scale(emitter: Emitter, x: Value, n: Value) -> Value:
 
 
 def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> Value:
-    """A family's intrinsic on vectors of one type, with the constants that it takes after them."""
+    """Call a family's intrinsic on vectors of one type, followed by its constants."""
     text = values[0].type
     types = ", ".join([v.type for v in values] + [kind for kind, _ in intrinsic.constants])
     emitter.declarations.add(f"declare {text} @{intrinsic.name}({types})")
@@ -475,7 +479,7 @@ def _call_lanes(emitter: Emitter, intrinsic: LaneIntrinsic, *values: Value) -> V
 
 
 def cast_unchecked(emitter: Emitter, value: Value, to: DType) -> Value:
-    """Float to integer where the value is known to be in range: one instruction."""
+    """Convert a float that is known to be in range to an integer: one instruction."""
     kind = "fptosi" if to.is_signed else "fptoui"
     return emitter.emit(
         to, value.lanes, f"{kind} {value.type} %s to {type_text(to, value.lanes)}", value

@@ -19,9 +19,9 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
 _UNPROVEN = ("half", "bfloat")
-"""LLVM's names of types whose selection of instructions may abort or hang, depending on the target
-and on what surrounds an operation: masked vectors of 8 bfloat16 elements did on Neoverse V1. For
-all other types, every operation was seen to compile on every described target."""
+"""LLVM's names of types for which instruction selection may abort or hang, depending on the target
+and on surrounding operations: masked vectors of 8 bfloat16 elements did on Neoverse V1. For all
+other types, every operation was tested to compile on every described target."""
 
 
 class CpuBackend:

@@ -1,4 +1,4 @@
-"""Joining partial results of a reduction: accumulators, and the lanes of a vector.
+"""Combination of a reduction's partial results: accumulators, and the lanes of a vector.
 
 A partial result is a tuple of values, one for each item of a Fold; the plain combiners have one.
 """
@@ -17,7 +17,7 @@ Partial = tuple[Value, ...]
 
 
 def neutral(combiner: Combiner, dtype: DType) -> float:
-    """The value that a reduction starts from."""
+    """The initial value of a reduction."""
     match combiner:
         case Combiner.SUM:
             return 0
@@ -38,7 +38,8 @@ def neutral(combiner: Combiner, dtype: DType) -> float:
 def join_lanes(
     emitter: Emitter, values: Partial, joined: Callable[[Partial, Partial], Partial]
 ) -> Partial:
-    """The lanes of vectors of one width joined to scalars, pairwise: log2(lanes) shuffles each."""
+    """The lanes of vectors of one width combined to scalars, pairwise: log2(lanes) shuffles
+    each."""
     lanes = values[0].lanes
     while lanes > 1:
         half = lanes // 2
@@ -56,7 +57,7 @@ def _part(emitter: Emitter, value: Value, first: int, end: int) -> Value:
 
 
 def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
-    """Two partial results as one."""
+    """Combine two partial results."""
     match combiner:
         case Combiner.SUM:
             return apply(emitter, Operation.ADD, a, b)
@@ -71,7 +72,7 @@ def combine(emitter: Emitter, combiner: Combiner, a: Value, b: Value) -> Value:
             joined = apply(emitter, operation, a, b)
             if b.dtype is None or not b.dtype.is_float:
                 return joined
-            # The native operation gives `b` if either is NaN. The selection keeps any NaN, and is
+            # The native operation returns `b` if either is NaN. The selection keeps any NaN, and is
             # one masked instruction on targets that have those.
             return apply(emitter, Operation.SELECT, apply(emitter, Operation.EQ, a, a), joined, a)
     assert_never(combiner)

@@ -48,7 +48,7 @@ from tilewright.compiler.sizes import is_open
 
 
 class ComputeLowering:
-    """State of one Compute while it is lowered."""
+    """State of one Compute during lowering."""
 
     def __init__(self, context: Context, compute: Compute) -> None:
         self.context = context
@@ -115,7 +115,7 @@ class ComputeLowering:
         return counts
 
     def _initial(self, combiner: Combiner | Fold) -> dict[Key, Partial]:
-        """One accumulator (of several items) for each point of the spatial and partial axes."""
+        """One accumulator (of one or more items) for each point of the spatial and partial axes."""
         init = self.compute.init
         partials = list(product(*map(range, self._partial_counts())))
         neutral = start(self.emitter, combiner, self.dtype)
@@ -135,7 +135,7 @@ class ComputeLowering:
         return result
 
     def _by_key(self, values: Sequence[Value], keys: Sequence[Key]) -> dict[Key, Partial]:
-        """The items of accumulators that follow each other, together again."""
+        """The items of accumulators from a flat list, grouped by key."""
         items = len(values) // len(keys)
         return {key: tuple(values[i * items : (i + 1) * items]) for i, key in enumerate(keys)}
 
@@ -161,8 +161,8 @@ class ComputeLowering:
         )
 
     def _is_rest(self, tile: Tile) -> bool:
-        """Whether a reduction loop of several steps is that of a rest: rows of which some may be
-        computed again. There is one pass of it, and its steps take less code one by one."""
+        """Whether a reduction loop of several steps belongs to a rest: rows of which some may be
+        recomputed. It runs once, and is shorter without unrolling."""
         one_by_one = any(t.axis == tile.axis for t in self.compute.unroll)
         is_inner = tile is self.compute.reduce[-1] and not tile.unroll
         is_partial = tile.axis in self.compute.partial
@@ -170,7 +170,7 @@ class ComputeLowering:
         return one_by_one and is_inner and not is_partial and rows
 
     def _clip_loads(self, tile: Tile) -> tuple[Load, ...]:
-        """Loads that may clip the range of this reduction loop to what is in bounds."""
+        """Loads that may clip the range of this reduction loop to indices in bounds."""
         if tile.step != 1:
             return ()
         return tuple(
@@ -235,7 +235,7 @@ class ComputeLowering:
     def _accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """Adds what a point gives to an accumulator."""
+        """A function that adds a point's contribution to an accumulator."""
         lanes = self.context.lanes
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
@@ -254,7 +254,7 @@ class ComputeLowering:
     def _masked_accumulator(
         self, combiner: Combiner | Fold, accesses: Accesses, points: Points
     ) -> Callable[[Partial, Point], Partial]:
-        """That of a vector along the reduction that has fewer lanes in use than it has."""
+        """The same for a vector along the reduction that has fewer active lanes than its width."""
         emitter, lanes = self.emitter, self.context.lanes
         neutral = start(emitter, combiner, self.dtype)
         items = items_evaluator(self.context, self.budget, self.compute.body, accesses, points)
@@ -363,14 +363,14 @@ class ComputeLowering:
                 return
             prepared = [self._prepare(store, points) for store in self.compute.stores]
             held = ByteStores(self.context, self.compute.stores)
-            # Sums leave no registers for what several of their stores read.
+            # Sums leave no registers for values that several of their stores read.
             apart = self.compute.combiner is None and are_apart(self.compute.stores)
             waiting: dict[Point, list[Value]] = {}
             if self.compute.combiner is not None and may_wait(self.context, self.compute.stores):
                 ((value_of, _),) = prepared
                 waiting = {point: [value_of(point, results[point])] for point in points}
             for point in points:
-                # What is read for several stores is read once where none of them writes it.
+                # A value that several stores read is loaded once if none of them writes it.
                 known = waiting.get(point) or [
                     value_of(point, results[point]) for value_of, _ in prepared if apart
                 ]
@@ -383,7 +383,7 @@ class ComputeLowering:
             held.flush()
 
     def _prepare(self, store: Store, points: Points) -> tuple[Evaluator, Access | RegisterAccess]:
-        """What a store writes, and where."""
+        """The evaluator of a store's value, and its destination."""
         value = evaluator(
             self.context,
             self.budget,
@@ -431,14 +431,14 @@ class ComputeLowering:
                 memory.store(self.context, across, row, first, width)
 
     def _points(self, tiles: Sequence[Tile]) -> Points:
-        # Lanes that are reduced are none of what is stored.
+        # Lanes that are reduced are not stored.
         joined = self.reduces_lanes and tiles is self.spatial
         vector = None if joined else self.compute.vector
         return Points(self.context, tiles, vector, self.compute.dot, self.compute.group)
 
 
 def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
-    """The part of a point at some positions."""
+    """A function that selects the positions of a point."""
     match positions:
         case []:
             return lambda point: ()
@@ -449,7 +449,7 @@ def _picker(positions: Sequence[int]) -> Callable[[Point], Point]:
 
 
 def _equal(values: Partial, constants: Partial) -> bool:
-    """Whether all values are these constants: an accumulator that nothing was added to."""
+    """Whether all values are these constants, as in an accumulator to which nothing was added."""
     for value, constant in zip(values, constants, strict=True):
         if value.const is None or value.const != constant.const:
             return False

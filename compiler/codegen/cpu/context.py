@@ -1,7 +1,7 @@
-"""What the parts of the lowering share while they emit one stage.
+"""Shared state of the lowering while one stage is emitted.
 
-The state is here, below every module that changes it: what an axis stands for, what register
-tensors hold, and how often a tensor was written.
+The module is below every module that changes the state: the ranges of axes, the contents of
+register tensors, and the number of writes to each tensor.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Context:
         slots: byte offset of each buffer's pointer in the array of pointers.
         scratch: byte offset of each scratch tensor in a thread's block.
         written: names of the memory tensors that the stage stores to.
-        environment: what each axis stands for in the open scopes.
-        ranges: what the innermost loop over each axis runs over.
+        environment: the range of each axis in the open scopes.
+        ranges: the range of the innermost loop over each axis.
         registers: elements of register tensors, by `RegisterAccess.key`.
-        epochs: how often each tensor was stored to so far.
-        masks: whether tails of vectors get a mask that is made at run time.
-        cuts: whether tiles that loops inside split have one code, be they full or not.
-        has_matrices: whether something was multiplied in registers that hold matrices.
+        epochs: number of stores to each tensor so far.
+        masks: whether tails of vectors get a run-time mask.
+        cuts: whether tiles that inner loops split have one code for full and partial ones.
+        has_matrices: whether registers that hold matrices were used.
     """
 
     emitter: Emitter
@@ -48,11 +48,11 @@ class Context:
 
     @property
     def lanes(self) -> int:
-        """Lanes of a vector that joins what it sums: as many as the target has for float32."""
+        """Lanes of a vector whose lanes are summed: the target's lanes for float32."""
         return self.emitter.target.lanes(DType.FLOAT32)
 
     def open_axis(self, axis: Axis) -> None:
-        """Let an axis stand for its whole extent, unless an outer loop has tiled it."""
+        """Map an axis to its whole extent, unless an outer loop has tiled it."""
         if axis not in self.environment:
             self.environment[axis] = Bound(Linear(), axis.extent)
 
@@ -69,12 +69,13 @@ class Context:
 
 @dataclass(slots=True)
 class RegisterBudget:
-    """How many loads of one compute may move out of loops: each holds a register all along.
+    """Budget of loads that may move out of loops in one compute: each occupies a register
+    throughout.
 
     Attributes:
         registers: vector registers of the target.
-        accumulators: those that the compute's sums take.
-        factors: those that hold factors for several rows or steps.
+        accumulators: registers for the sums of the compute.
+        factors: registers for factors of several rows or steps.
     """
 
     registers: int
@@ -83,7 +84,7 @@ class RegisterBudget:
     _hoisted: set[tuple[str, int]] = field(default_factory=set)
 
     def allows(self, base: Value, offset: int) -> bool:
-        """Whether the element at this place may stay in a register; it is counted if so."""
+        """Whether the element at this place may stay in a register; counts it if so."""
         key = (base.name, offset)
         if key not in self._hoisted:
             # Two registers remain for the operands of a multiply-add.

@@ -1,7 +1,7 @@
 """Tensor expressions, prepared once for all points of a register tile.
 
-The tree is the same at every point. So it is walked once, and the accesses of its loads are looked
-up once. For each point only a list of steps is left.
+The tree is the same at every point. It is therefore walked once, and the accesses of its loads are
+looked up once. For each point only a list of steps remains.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Evaluator = Callable[[Point, Partial], Value]
 """The value of an expression at a point, given the items of its accumulator."""
 
 _Step = Callable[[Point, Partial, list[Value]], Value]
-"""One node's value; the list holds those of the nodes before it."""
+"""Computes one node's value; the list holds the values of earlier nodes."""
 
 
 def evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Evaluator:
-    """An expression, prepared for the points of a tile that is open."""
+    """An evaluator of an expression for the points of an open tile."""
     numbers: dict[Expr, int] = {}
     steps: list[_Step] = []
     for node in walk(expr):
@@ -66,7 +66,7 @@ def evaluator(
 def items_evaluator(
     context: Context, budget: RegisterBudget, expr: Expr, accesses: Accesses, points: Points
 ) -> Callable[[Point], Partial]:
-    """The items of a tuple, prepared likewise; a single value is a tuple of one."""
+    """An evaluator of a tuple's items; a single value is a tuple of one."""
     items = [evaluator(context, budget, item, accesses, points) for item in items_of(expr)]
     return lambda point: tuple([item(point, ()) for item in items])
 

@@ -1,4 +1,4 @@
-"""Joining partial results of a reduction, be it a plain combiner's or a Fold's."""
+"""Combination of a reduction's partial results, for plain combiners and Folds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tilewright.compiler.loops.expr import (
 
 
 def start(emitter: Emitter, combiner: Combiner | Fold, dtype: DType) -> Partial:
-    """The constants that change nothing."""
+    """The neutral constants."""
     if isinstance(combiner, Fold):
         return tuple(emitter.const(c.value, c.type) for c in combiner.neutral)
     return (emitter.const(neutral(combiner, dtype), dtype),)
 
 
 def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) -> Partial:
-    """Two partial results as one."""
+    """Combine two partial results."""
     if isinstance(combiner, Fold):
         return _joined(emitter, combiner, a, b)
     ((x,), (y,)) = a, b
@@ -36,7 +36,7 @@ def join(emitter: Emitter, combiner: Combiner | Fold, a: Partial, b: Partial) ->
 
 
 def join_lanes(emitter: Emitter, combiner: Combiner | Fold, partial: Partial) -> Partial:
-    """The lanes of vectors of one width joined to scalars."""
+    """The lanes of vectors of one width combined to scalars."""
     return combining.join_lanes(emitter, partial, lambda a, b: join(emitter, combiner, a, b))
 
 

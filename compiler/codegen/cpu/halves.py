@@ -1,7 +1,7 @@
-"""16-bit floats to float32 and back by integer arithmetic, where a target has no instructions.
+"""16-bit floats to float32 and back by integer arithmetic, for targets without instructions.
 
 Every number is converted exactly, or rounded half to even; subnormal numbers and infinities are
-kept, and a NaN stays one. After Giesen, "Half to float done quic" (2012).
+kept, and a NaN stays NaN. After Giesen, "Half to float done quic" (2012).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tilewright.compiler.loops.expr import Operation
 _INFINITY = 0x7F800000
 _SIGN = 0x80000000
 _QUIET = 0x40
-"""In bfloat16: tells a NaN from an infinity when its other bits are cut off."""
+"""In bfloat16: keeps a NaN distinct from an infinity when its other bits are truncated."""
 
 _REBIAS = 112 << 23
-"""What the exponents of float32 and float16 differ by, in float32."""
+"""The difference between the exponents of float32 and float16, in float32."""
 _HALF_INFINITY = 0x47800000
-"""2**16 in float32: all from here on is infinite in float16."""
+"""2**16 in float32: all numbers from here on are infinite in float16."""
 _HALF_NORMAL = 0x38800000
 """2**-14 in float32: the smallest number that is normal in float16."""
 _ONE_HALF = 0x3F000000
@@ -28,21 +28,21 @@ _ONE_HALF = 0x3F000000
 
 
 def has_instructions(emitter: Emitter, dtype: DType) -> bool:
-    """Whether the target converts this type by itself."""
+    """Whether the target has instructions that convert this type."""
     feature = emitter.target.family.conversions.get(dtype)
     return feature is not None and (not feature or emitter.target.has(feature))
 
 
 def bits(emitter: Emitter, value: Value) -> Value:
-    """A 16-bit float as it lies, as uint16."""
+    """The bits of a 16-bit float, as uint16."""
     return emitter.bits.get(value.name) or _reinterpreted(emitter, value, DType.UINT16)
 
 
 def of_bits(emitter: Emitter, whole: Value, dtype: DType) -> Value:
-    """The 16-bit float of these bits.
+    """The 16-bit float with these bits.
 
-    Without instructions for the type they are kept as what they are: LLVM calls a library for a
-    vector of bfloat16 that one block makes and another one reads.
+    If the target has no instructions for the type, values stay bits: LLVM calls a library for a
+    vector of bfloat16 that crosses basic blocks.
     """
     value = _reinterpreted(emitter, whole, dtype)
     if not has_instructions(emitter, dtype):
@@ -67,7 +67,7 @@ def widened(emitter: Emitter, value: Value) -> Value:
 
 
 def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
-    """A float32 in 16 bits, rounded half to even."""
+    """A float32 rounded to 16 bits, half to even."""
     given = _Bits.of(emitter, value)
     magnitude, sign = given("and", ~_SIGN), given("and", _SIGN)("lshr", 16)
     if to is DType.BFLOAT16:
@@ -91,7 +91,7 @@ def narrowed(emitter: Emitter, value: Value, to: DType) -> Value:
 
 
 def on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> Value:
-    """SELECT, NEG or ABS of 16-bit floats, which is no arithmetic."""
+    """SELECT, NEG or ABS of 16-bit floats, which need no arithmetic."""
     dtype, lanes = values[-1].dtype, values[-1].lanes
     assert dtype is not None
     operands = [bits(emitter, value) for value in values if value.dtype is dtype]
@@ -107,7 +107,7 @@ def on_bits(emitter: Emitter, operation: Operation, values: Sequence[Value]) -> 
 
 
 class _Bits:
-    """The bits of float32 numbers, as integers of as many lanes."""
+    """The bits of float32 numbers, as integers with the same lanes."""
 
     def __init__(self, emitter: Emitter, value: Value) -> None:
         self._emitter = emitter
@@ -119,7 +119,7 @@ class _Bits:
 
     @property
     def number(self) -> Value:
-        """The float32 of these bits."""
+        """The float32 with these bits."""
         return _reinterpreted(self._emitter, self.value, DType.FLOAT32)
 
     def __call__(self, instruction: str, other: _Bits | int) -> _Bits:
@@ -130,7 +130,7 @@ class _Bits:
         return _Bits(self._emitter, made)
 
     def choose(self, predicate: str, bound: int, first: _Bits | int, second: _Bits | int) -> _Bits:
-        """`first` where these bits are so against the bound, else `second`."""
+        """`first` if the comparison of these bits with the bound holds, else `second`."""
         emitter, lanes, kind = self._emitter, self.value.lanes, self.value.type
         text = f"icmp {predicate} {kind} %s, %s"
         is_so = emitter.emit(DType.BOOL, lanes, text, self.value, self._operand(bound))

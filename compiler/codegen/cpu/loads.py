@@ -1,8 +1,9 @@
-"""Ways to load an element, or the lanes of a vector, chosen once for an access.
+"""Ways to load an element, or the lanes of a vector, chosen once per access.
 
-The lane stride of an access picks the way. A stride of 0 is a scalar (splatted where it is used),
-one of the element size is a vector. `lane // n` is one vector and a constant permutation, a stride
-of a few elements is as many vectors and permutations. Anything else is a gather.
+The lane stride of an access determines the way. A stride of 0 is a scalar (splatted where it is
+used), a stride of the element size is a vector. `lane // n` is one vector and a constant
+permutation. A stride of a few elements takes several vectors and permutations. All other strides
+are gathers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from tilewright.compiler.loops.expr import Operation, Space
 from tilewright.compiler.sizes import always_less, is_open
 
 LoadPlan = Callable[[LoadSite], Value]
-"""How the elements of an access are loaded at any place."""
+"""Loads the elements of an access at any place."""
 
 
 def load_plan(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """The way that suits an access at all points of a tile."""
+    """The load plan for an access at all points of a tile."""
     emitter, dtype, is_full = context.emitter, access.tensor.dtype, access.present >= access.packed
     if access.tensor.space is Space.CONSTANT:
         return _constant
@@ -52,7 +53,7 @@ def _constant(place: LoadSite) -> Value:
 
 
 def _scalars(context: Context, budget: RegisterBudget, access: Access, points: Points) -> LoadPlan:
-    """Elements one by one, or as lanes of vectors that hold four elements of the tile."""
+    """Load elements one by one, or as lanes of vectors that hold four elements of the tile."""
     first_of, paired = quads(context.emitter, budget, access, points)
 
     def quad(access: Access, first: int) -> Value:
@@ -63,7 +64,7 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
         if first is None:
             return place.scalar()
         whole = quad(place.access, first)
-        if first in paired:  # known from now on: the load of it is met again
+        if first in paired:  # record it now: this load occurs again in the tile
             quad(place.access, paired[first])
         lane = (place.offset - first) // place.dtype.bytes
         text = f"extractelement {whole.type} %s, i32 {lane}"
@@ -75,7 +76,7 @@ def _scalars(context: Context, budget: RegisterBudget, access: Access, points: P
 
 
 def _single_elements(place: LoadSite) -> Value:
-    """The elements that a group has, one by one: what lies behind each is none of ours."""
+    """The elements of a group, one by one, because memory after each belongs to others."""
     return _group(place, 0)
 
 
@@ -100,15 +101,15 @@ def _takes_elements(emitter: Emitter, dtype: DType) -> bool:
 
 
 def _separate_groups(place: LoadSite) -> Value:
-    """Groups that are not full, one for each lane, where nothing is known to lie behind them."""
+    """Partial groups, one per lane, if nothing is known about the memory after them."""
     return _collected(place, (_group(place, behind) for behind in place.separate))
 
 
 def _interleaved(place: LoadSite) -> Value:
-    """Groups whose elements lie in vectors of their own: loaded as those, then put side by side.
+    """Groups whose elements lie in separate vectors: these are loaded, then interleaved.
 
-    Vectors that follow each other are loaded together. Where there are fewer of them than a group
-    has elements, the rest is arbitrary: the other operand has zeros there.
+    Consecutive vectors are loaded together. If there are fewer vectors than elements in a group,
+    the other elements are arbitrary: the other operand has zeros there.
     """
     emitter, access, lanes, active = place.emitter, place.access, place.lanes, place.active
     size = access.tensor.dtype.bytes
@@ -131,7 +132,7 @@ def _interleaved(place: LoadSite) -> Value:
 
 
 def _in_runs_or(plan: LoadPlan) -> LoadPlan:
-    """Several vectors of a few lanes where the target joins them; else by the plan."""
+    """Several vectors of a few lanes if the target joins them; else the given plan."""
 
     def load(place: LoadSite) -> Value:
         run = run_of(place.emitter, place.access, place.active)
@@ -150,7 +151,7 @@ def _side_by_side(
     def load(place: LoadSite) -> Value:
         value = place.vector(place.lanes, place.active)
         second = None if is_written else beside(place.offset)
-        if second is not None:  # known from now on: the load of it is met again
+        if second is not None:  # record it now: this load occurs again in the tile
             place.vector(place.lanes, place.active, second - place.offset)
         return value
 
@@ -158,7 +159,7 @@ def _side_by_side(
 
 
 def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
-    """Lanes with memory between them, or in another order."""
+    """Lanes that are not contiguous, or in another order."""
     first_of = starts([*points], access) if splits(emitter.target) and not points.is_ragged else {}
     is_known = not any(map(is_open, access.lane_offsets))
 
@@ -175,7 +176,7 @@ def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
 
 
 def _permuted(place: LoadSite) -> Value | None:
-    """One aligned vector and a constant permutation, where all lanes lie inside one vector."""
+    """One aligned vector and a constant permutation, if all lanes lie inside one vector."""
     access, lanes, size = place.access, place.lanes, place.dtype.bytes
     span = lanes * size
     start = place.offset - place.offset % span
@@ -191,11 +192,11 @@ def _permuted(place: LoadSite) -> Value | None:
 
 
 def _strided(place: LoadSite, start: int | None) -> Value | None:
-    """Lanes a few elements apart: the vectors that hold them, joined by constant permutations.
+    """Lanes a few elements apart: the vectors that hold them, combined by constant permutations.
 
-    At most half as many vectors as lanes; beyond that, one load a lane is as good. The last vector
-    ends at the last lane, so that nothing beyond what is asked for is read. Two vectors from
-    `start` on hold lanes that are two elements apart.
+    This takes at most half as many vectors as lanes; beyond that, one load per lane is as good. The
+    last vector ends at the last lane, so that no memory beyond the lanes is read. If `start` is
+    given, two vectors from there on contain the lanes, which are every second element.
     """
     emitter, lanes, size, active = place.emitter, place.lanes, place.dtype.bytes, place.active
     offsets = place.access.lane_offsets
@@ -240,9 +241,9 @@ def _collected(place: LoadSite, items: Iterable[Value]) -> Value:
 def place_at(
     context: Context, budget: RegisterBudget, access: Access, offset: int, active: int
 ) -> LoadSite:
-    """Where elements are loaded.
+    """The place from which elements are loaded.
 
-    What is only read may move out of loops, as long as registers are left for it.
+    Read-only elements may move out of loops, as long as registers are left for them.
     """
     emitter, base, name = context.emitter, access.base, access.tensor.name
     depth, tag = emitter.depth, ""
@@ -250,6 +251,6 @@ def place_at(
         tag = f" ; {context.epochs.get(name, 0)}"
     elif base is not None and (base.depth == depth or budget.allows(base, offset)):
         depth = base.depth
-    if is_open(active):  # what the lanes are used for stays in the tail
+    if is_open(active):  # the users of the lanes stay in the tail
         depth = emitter.depth
     return LoadSite(emitter, access, offset, active, depth, tag)

@@ -1,4 +1,4 @@
-"""Loops over the tiles of an axis: what is unrolled, what runs, and over which range."""
+"""Loops over the tiles of an axis: unrolled and run-time loops, and their ranges."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tilewright.compiler.sizes import always_less, bounds, is_open
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` tiles of `width` that start at `offset` and follow each other every `step`.
+    """`count` tiles of `width` that start at `offset`, one every `step`.
 
-    The offset and the count may be sizes. So may the width of what one tile holds that is there or
-    not, or two do; `room` is for how many rows each is emitted, of which the last one is repeated.
-    Where `is_cut`, the last of all tiles ends with the axis: the width of each is known when it
-    runs. Where it `overlaps`, the last one ends at most there too, and starts earlier instead.
+    The offset and the count may be dynamic sizes. So may the width of one optional tile, or of two;
+    `room` is then the number of rows for which each is emitted, with the last row repeated. If
+    `is_cut`, the last of all tiles ends with the axis, and the width of each is known at run time.
+    If `overlaps`, the last one also ends at most there, but starts earlier instead.
     """
 
     offset: int
@@ -47,45 +47,46 @@ class Segment:
 
 _TAIL_ROWS = 4
 """Rows of the widest tiles in a tail: with two vectors each, as many sums as multipliers have in
-flight at once. Wider ones would be more code, and hardly faster."""
+flight at once. Wider tiles would add code, and hardly be faster."""
 
 
 _FEW_TILES = 2
-"""Full tiles of a block, at most, whose rest has less code. A matrix of as many rows as a request
-brings has more: of 5 rows in tiles of 6, two tiles would read all weights twice."""
+"""Maximum number of full tiles in a block whose rest has less code. A matrix whose rows depend on a
+request has more: with 5 rows in tiles of 6, two tiles would read all weights twice."""
 
 
 class Tail(Enum):
-    """What follows the full tiles of an axis whose extent is known at run time."""
+    """The code after the full tiles of an axis whose extent is known at run time."""
 
     WHOLE = auto()
-    """One tile of run-time width: loops inside split it further."""
+    """One tile of run-time width, which inner loops split further."""
     CUT = auto()
-    """None: loops inside split the full tiles as well as the last one, so one code serves both."""
+    """No code: inner loops split the full tiles as well as the last one, so that one code serves
+    both."""
     OVERLAPPED = auto()
-    """None: the last full tile ends with the axis, and computes some rows again."""
+    """No code: the last full tile ends with the axis, and recomputes some rows."""
     MASKED = auto()
     """Whole vectors, then one under a mask."""
     UNITS = auto()
-    """The register tile's steps, one by one: a sum goes on with fewer copies."""
+    """The register tile's steps, one by one: a sum continues with fewer copies."""
     HALVES = auto()
-    """Tiles of 4, of 2 and of 1; behind whole vectors, halves of vectors."""
+    """Tiles of 4, of 2 and of 1; after whole vectors, halves of vectors."""
     MATRICES = auto()
     """Tiles of half the rows, of a quarter, down to 1: a matrix of few rows takes as long as one of
     several."""
     REPEATED = auto()
-    """One tile, of one row, or a quarter, a half, three quarters or all of them. Its last row is
-    computed again in place of those that are missing: what streams past the rows does so once. In a
-    block of few full tiles there are thirds, and none has all rows: that is one more full tile that
-    ends with the axis, or two of two thirds where the block has no full tile."""
+    """One tile of one row, or of a quarter, half, three quarters or all of the rows. Its last row
+    is recomputed in place of missing ones, so that streamed operands are read once. In a block of
+    few full tiles, the widths are thirds, without a tile of all rows: instead, one more full tile
+    ends with the axis, or two tiles of two thirds if the block has no full tile."""
 
 
 def repeating_tail(known: int, extent: int, step: int) -> Tail | None:
-    """The tail of an axis whose rows may be computed again, if there may be few of them, or are
-    always enough. It is known of how many rows a loop is; `extent` is what it runs over here.
+    """The tail of an axis whose rows may be recomputed, if there may be few of them, or always
+    enough. `known` is the whole loop's number of rows, `extent` the range of this loop.
 
-    A full tile that computes rows again takes no longer than halves of tiles, which wait for their
-    few sums; and they are a third of the code of a detector's products.
+    A full tile that recomputes rows takes no longer than halves of tiles, which wait for their few
+    sums; and it is a third of the code for a detector's products.
     """
     if bounds(extent)[0] >= step:
         return Tail.OVERLAPPED
@@ -101,8 +102,8 @@ def tail_of(
     repeats: Tail | None = None,
     is_of_matrices: bool = False,
 ) -> Tail:
-    """The tail of an axis, by what its loop's body does with it; `repeats` if rows may be computed
-    again."""
+    """The tail of an axis, depending on the body of its loop; `repeats` if rows may be
+    recomputed."""
     if is_split:
         return Tail.CUT if context.cuts and not is_reduced else Tail.WHOLE
     if is_vector:
@@ -117,7 +118,7 @@ def tail_of(
 def segments(
     extent: int, step: int, *, peel: bool, granularity: int, tail: Tail = Tail.HALVES
 ) -> tuple[Segment, ...]:
-    """Full tiles (the first and last apart if peeled), a tail of whole vectors, the rest."""
+    """Full tiles (the first and last separate if peeled), a tail of whole vectors, the rest."""
     if is_open(extent):
         return _open_segments(extent, step, peel, granularity or 1, tail)
     full, rest = divmod(extent, step)
@@ -183,17 +184,18 @@ def _is_block(full: int) -> bool:
 
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
-    """Whether tiles that repeat rows are all that follows full tiles."""
+    """Whether only tiles that repeat rows follow the full tiles."""
     return tail is Tail.REPEATED and is_open(extent) and not _is_block(extent // step)
 
 
 def _rooms(step: int) -> list[int]:
-    """For how many rows of a block there are narrower tiles."""
+    """The numbers of rows for which narrower tiles of a block exist."""
     return sorted({room for room in (1, -(-step // 3), -(-2 * step // 3)) if room < step})
 
 
 def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator[Segment]:
-    """A tile for each room; there is the smallest one that holds the rest, if there is a rest."""
+    """An optional tile for each capacity; the smallest one that holds the rest runs, if there is a
+    rest."""
     below = 0
     for room in rooms:
         count = _is_above(rest, below, step) - _is_above(rest, room, step)
@@ -202,8 +204,9 @@ def _one_of(offset: int, rest: int, step: int, rooms: Sequence[int]) -> Iterator
 
 
 def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
-    """Full tiles, then at most one for a rest that narrower ones hold. A larger rest is one more
-    full tile, which starts early enough, or two of the widest others where no full tile is."""
+    """Full tiles, then at most one narrower tile for a rest that it can hold. A larger rest is one
+    more full tile, which starts early enough, or two of the widest narrower tiles without a full
+    tile."""
     full, rest = divmod(extent, step)
     rooms = _rooms(step)
     is_large = _is_above(rest, rooms[-1], step)
@@ -217,12 +220,12 @@ def _repeated_segments(extent: int, step: int) -> Iterator[Segment]:
 
 
 def _is_above(rest: int, number: int, step: int) -> int:
-    """1 if what full tiles leave is more than a number, else 0."""
+    """1 if the rest after full tiles exceeds a number, else 0."""
     return (rest + step - 1 - number) // step if number < step else 0
 
 
 def _tail_widths(step: int, granularity: int, tail: Tail) -> Iterator[int]:
-    """Widths of tiles behind those of `step`; what they leave is under a mask."""
+    """Widths of tiles after those of `step`; the remaining elements are under a mask."""
     if granularity > 1 or tail is Tail.UNITS:
         yield granularity
     if tail is Tail.HALVES or tail is Tail.MATRICES:
@@ -250,7 +253,7 @@ def over(
     clip: Sequence[Load] | None = None,
     padding: Padding = Padding.READ,
 ) -> list[Value]:
-    """Run `body` for each tile of an axis; run-time loops where a segment has several tiles."""
+    """Run `body` for each tile of an axis; segments of several tiles become run-time loops."""
     outer, around = context.environment[axis], context.ranges.get(axis)
     context.ranges[axis] = replace(outer, has_rests=_has_rests(outer.extent, step, tail))
     values = list(carried)
@@ -288,7 +291,7 @@ def _carrying_bits(
     *,
     may_be_empty: bool,
 ) -> list[Value]:
-    """`Emitter.loop`, which carries 16-bit floats without instructions as their bits."""
+    """`Emitter.loop`, which carries 16-bit floats without instructions as bits."""
     types = [value.dtype for value in carried]
 
     def as_bits(values: Sequence[Value]) -> list[Value]:
@@ -336,8 +339,8 @@ def tile_body(
             )
             return body(values)
         start = _started(context, outer, segment)
-        # A tile that is there or not has a variable too: how many there are bounds where it ends,
-        # and its loads stay inside. That of run-time width ends with the axis.
+        # An optional tile has a variable too: the number of tiles bounds its end, and its loads
+        # stay inside. A tile of run-time width ends with the axis.
         if clipped or not (segment.count == 1 or is_open(segment.width)):
             counter = _counted_from(context.emitter, counter, first)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
@@ -356,10 +359,10 @@ def _counted_from(emitter: Emitter, counter: Value, first: int) -> Value:
 
 
 def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int) -> Bound:
-    """One of the tiles of which the last ends with the axis.
+    """A tile of a segment whose last one ends with the axis.
 
-    Its width w is a size that is known here. Tile i ends at step i + w <= extent, so that
-    i < (extent - w) // step + 1: with this bound of i the ranges prove that the tile is inside.
+    Its width w is a size that is known here. Tile i ends at step i + w <= extent, so that i <
+    (extent - w) // step + 1: with this bound of i the ranges prove that the tile is inside.
     """
     extent, step = outer.extent, segment.step
     counter = _counted_from(emitter, counter, first)
@@ -375,7 +378,7 @@ def _cut(emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first
 def _overlapping(
     emitter: Emitter, outer: Bound, segment: Segment, counter: Value, first: int
 ) -> Bound:
-    """One of the tiles of which the last starts early enough to be full."""
+    """A tile of a segment whose last one starts early enough to be full."""
     step, last = segment.step, outer.extent - segment.step
     counter = _counted_from(emitter, counter, first)
     begin = emitter.emit(DType.INT64, 1, "mul nsw i64 %s, %s", counter, emitter.size(step))
@@ -386,9 +389,9 @@ def _overlapping(
 
 
 def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tuple[Value, ...]:
-    """The number of each row that there is room for, at most that of the last one.
+    """The number of each row of the capacity, clamped to the last existing row.
 
-    They are known here, not before: what is read at them is not read if there is no row.
+    They are computed here, not before, so that loads at them do not run if there is no row.
     """
     last = emitter.size(segment.width - 1)
     least = partial(emitter.call, DType.INT64, 1, "llvm.smin.i64", depth=emitter.depth)
@@ -405,10 +408,10 @@ def _rows(emitter: Emitter, segment: Segment, counter: Value, first: int) -> tup
 
 
 def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
-    """Where a segment starts.
+    """The start of a segment.
 
-    That it lies within its axis may be more than the normal forms of open sizes tell. Then its
-    start is one number, of which nothing but this is known.
+    The normal forms of dynamic sizes may not prove that it lies within its axis. Its start is then
+    a new number with only this fact.
     """
     start = _moved(outer.start, segment.offset)
     if not is_open(segment.offset):
@@ -427,10 +430,10 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
 def _clip(
     context: Context, axis: Axis, outer: Bound, loads: Sequence[Load], padding: Padding
 ) -> tuple[Value, Value] | None:
-    """The range of a reduction axis for which all loads are in bounds; None if all of it is.
+    """The range of a reduction axis for which all loads are in bounds; None for the whole range.
 
-    Only for offsets that are uniform over the register tile; where they are not, the accesses
-    keep their guards.
+    This requires offsets that are uniform over the register tile; otherwise the accesses keep their
+    guards.
     """
     if outer.start.terms or outer.start.constant or axis.extent == 1:
         return None

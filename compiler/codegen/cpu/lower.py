@@ -1,6 +1,6 @@
 """Lowering of loop nests to LLVM IR text.
 
-One mechanism for every kernel: structured scopes (`ssa`), unrolled axes as constants of the
+One mechanism lowers every kernel: structured scopes (`ssa`), unrolled axes as constants of the
 generator (`points`), and access analysis (`access`). A stage becomes one function
 
     void stage(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo, int64_t hi)
@@ -42,7 +42,7 @@ from tilewright.compiler.targets.target import Target
 
 _ALIGNMENT = 64
 MOST_VSCALE = 16
-"""Registers of SVE have at most so many times 128 bits."""
+"""Maximum length of SVE registers, in units of 128 bits."""
 
 
 def stage_symbol(name: str, number: int) -> str:
@@ -51,29 +51,30 @@ def stage_symbol(name: str, number: int) -> str:
 
 
 def stage_extent(stage: Stage) -> int:
-    """Tiles that lo and hi count, those of the stage's first nest; 1 when it is serial.
+    """The number of tiles that lo and hi count, those of the stage's first nest; 1 for a serial
+    stage.
 
-    A size where a loop's extent is known at run time.
+    A dynamic size if a loop's extent is known at run time.
     """
     loops = _parallel_loops(stage)
     return _shared_tiles(loops[0]) if loops else 1
 
 
 def _parallel_loops(stage: Stage) -> tuple[For, ...]:
-    """The nests whose tiles threads share; none where the stage is serial."""
+    """The nests whose tiles threads share; empty for a serial stage."""
     loops = tuple(node for node in stage.body if isinstance(node, For))
     return loops if all(loop.binding is Binding.PARALLEL for loop in loops) else ()
 
 
 def _shared_tiles(loop: For) -> int:
-    """Tiles of a parallel loop, times those of the parallel loop right inside it."""
+    """Tiles of a parallel loop, times those of the parallel loop directly inside it."""
     own = sum(segment.count for segment in _loop_segments(loop))
     inner = _parallel_inside(loop)
     return own * _shared_tiles(inner) if inner is not None else own
 
 
 def _parallel_inside(loop: For) -> For | None:
-    """The parallel loop that is all of a loop's body."""
+    """The parallel loop that is the whole body of a loop."""
     first = loop.body[0] if len(loop.body) == 1 else None
     return first if isinstance(first, For) and first.binding is Binding.PARALLEL else None
 
@@ -88,11 +89,12 @@ def scratch_layout(nest: LoopNest) -> tuple[dict[str, int], int]:
 
 
 def lower_nest(nest: LoopNest, target: Target, sizes: Sequence[Dimension] | None = None) -> str:
-    """A kernel as the text of an LLVM module, one function a stage; `sizes` are the nest's.
+    """A kernel as the text of an LLVM module, one function per stage; `sizes` default to the
+    nest's.
 
     Raises:
-        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if what is
-            emitted depends on a size that is known at run time.
+        ScheduleError: if tiles do not align with layouts or bounds cannot be proved, or if the
+            emitted code depends on a dynamic size.
     """
     if sizes is None:
         sizes = nest.sizes
@@ -186,13 +188,13 @@ def _lower(context: Context, node: Node) -> None:
 
 
 def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
-    """Those tiles of a parallel loop that are in [low, high), split over its segments.
+    """The tiles of a parallel loop in [low, high), split over its segments.
 
-    The tiles of a parallel loop inside it count: [low, high) begins and ends within tiles of the
-    outer one.
+    The tiles of a nested parallel loop are counted too: [low, high) begins and ends within tiles of
+    the outer one.
 
-    The narrow tile of rows comes first. The code does not state bounds that low and high keep
-    anyway, so it does not say how many full tiles follow, and serves any number of them.
+    The narrow tile of rows comes first. The code does not state bounds that low and high guarantee;
+    it is therefore independent of the number of full tiles.
     """
     emitter = context.emitter
     context.open_axis(loop.axis)
@@ -232,7 +234,7 @@ def _parallel_tile(
     counter: Value,
     values: list[Value],
 ) -> list[Value]:
-    """A tile of a parallel loop; of the loop inside it those that are `within` bounds."""
+    """A tile of a parallel loop; of the nested loop, the tiles `within` bounds."""
 
     def body(values: list[Value]) -> list[Value]:
         if inner is None:
@@ -281,7 +283,7 @@ def _let(context: Context, let: Let) -> Bound:
 
 
 def _loop_segments(loop: For, *, cuts: bool = False) -> tuple[Segment, ...]:
-    """There are as many tiles with and without cuts."""
+    """The number of tiles is the same with and without cuts."""
     return segments(
         loop.axis.extent,
         loop.step,
@@ -292,7 +294,7 @@ def _loop_segments(loop: For, *, cuts: bool = False) -> tuple[Segment, ...]:
 
 
 def _granularity(body: Sequence[Node], axis: Axis) -> int:
-    """The step in which computes inside unroll an axis: tails are cut to whole vectors of it."""
+    """The unrolling step of an axis in inner computes: tails are rounded to whole vectors of it."""
     for node in body:
         match node:
             case For():
@@ -305,7 +307,7 @@ def _granularity(body: Sequence[Node], axis: Axis) -> int:
 
 
 def _tail(context: Context, loop: For) -> Tail:
-    """What follows the full tiles of a loop over an open extent."""
+    """The tail of a loop over a dynamic extent."""
     computes = [*_computes(loop.body)]
     unrolling = [c for c in computes if any(tile.axis == loop.axis for tile in c.unroll)]
     repeats = None

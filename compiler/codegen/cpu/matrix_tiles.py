@@ -1,13 +1,13 @@
 """Register tiles of instructions that multiply two rows by two columns.
 
 Sums of a register tile are vectors along the columns. An instruction such as `smmla` adds to two
-rows and two columns at once. So while the sum runs, two vectors of neighbouring rows are kept as
-two blocks:
+rows and two columns at once. Two vectors of neighbouring rows are therefore kept as two blocks
+during the sum:
 
     row 0:  a0 a1 a2 a3         block 0:  a0 a1 b0 b1
     row 1:  b0 b1 b2 b3         block 1:  a2 a3 b2 b3
 
-A row without a neighbour, and vectors of fewer columns, stay as they are: each product with them
+A row without a neighbour, and vectors of fewer columns, are not changed: each product with them
 takes the same instructions, half of whose sums are not used.
 """
 
@@ -29,7 +29,7 @@ from tilewright.compiler.loops.nest import Compute, Tile, dot_operands
 from tilewright.compiler.targets.families import MatrixInstruction
 
 Key = tuple[Point, Point]
-"""Which accumulator: the point of the spatial axes, and that of the partial axes."""
+"""Key of an accumulator: the point of the spatial axes, and that of the partial axes."""
 
 _COLUMNS = 4
 """Lanes of the sums that two blocks hold."""
@@ -38,11 +38,11 @@ _UPPER, _LOWER = (0, 1, 4, 5), (2, 3, 6, 7)
 
 
 def matrix_tile(context: Context, compute: Compute, spatial: Sequence[Tile]) -> MatrixTile | None:
-    """The tile of a compute that adds products in groups of 64 bits; None of any other.
+    """The tile of a compute that adds products in groups of 64 bits; None for any other.
 
     Raises:
         ScheduleError: if the target has no such instruction for its types, or its operands are not
-            one along the vectors and one beside them.
+            one along the vectors and one across them.
     """
     operands = dot_operands(compute.body) if compute.dot is not None else None
     if operands is None or compute.group * operands[0].dtype.bytes != 8:
@@ -72,7 +72,7 @@ def _moves(load: Load, compute: Compute) -> bool:
 
 
 def _pair(point: Point, at: int) -> tuple[Point, Point]:
-    """The two neighbours along an axis of which a point is one."""
+    """The pair of neighbours along an axis that contains a point."""
     first = point[at] & ~1
     return (*point[:at], first, *point[at + 1 :]), (*point[:at], first + 1, *point[at + 1 :])
 
@@ -80,7 +80,7 @@ def _pair(point: Point, at: int) -> tuple[Point, Point]:
 class MatrixTile:
     """The products of one register tile.
 
-    `rows` are positions of the spatial axes along which the broadcast operand alone moves.
+    `rows` are positions of the spatial axes along which only the broadcast operand moves.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MatrixTile:
         self._spatial = [tile.axis for tile in spatial]
 
     def turned(self, values: dict[Key, Partial]) -> dict[Key, Partial]:
-        """Rows as blocks, or blocks as rows, where two rows lie side by side."""
+        """Convert rows to blocks, or blocks to rows, for pairs of neighbouring rows."""
         position = self._position(values)
         result = dict(values)
         for key, (first,) in values.items():
@@ -118,7 +118,8 @@ class MatrixTile:
         return result
 
     def _position(self, keys: dict[Key, Partial]) -> int | None:
-        """Along which of the spatial axes rows are neighbours: the one with the most points."""
+        """The position of the spatial axis along which rows are paired: the one with the most
+        points."""
         counts = {i: len({point[i] for point, _ in keys}) for i in self._rows}
         return max(counts, key=lambda i: counts[i], default=None)
 
@@ -131,7 +132,7 @@ class MatrixTile:
         accesses: Accesses,
         points: Points,
     ) -> None:
-        """Add what some points give to the sums, in place."""
+        """Add the products of some points to the sums, in place."""
         for load in (self._left, self._right):
             access = accesses[load]
             if not isinstance(access, Access) or (access.is_interleaved and access.is_vector):
@@ -157,7 +158,7 @@ class MatrixTile:
                 self._blocks(current, [key_of(each) for each in pair], rows, right(point, ()))
 
     def _row(self, left: Evaluator, point: Point, present: bool) -> Value:
-        """Eight bytes of the broadcast operand; zeros where a point is left out."""
+        """Eight bytes of the broadcast operand; zeros for a point that is left out."""
         return left(point, ()) if present else self._emitter.const(0, DType.INT64)
 
     def _blocks(

@@ -1,7 +1,7 @@
 """Loads and stores at points of a register tile.
 
-How elements are loaded is chosen once for an access (`load_plan`). Lanes that do not lie side by
-side are stored one by one.
+The way to load elements is chosen once per access (`load_plan`). Lanes that are not contiguous are
+stored one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilewright.compiler.sizes import is_open, known_divisor
 
 
 class Loader:
-    """Reads what an access gives at a point, once for each place."""
+    """Reads the value of an access at a point, once for each place."""
 
     def __init__(
         self, context: Context, budget: RegisterBudget, access: Access, points: Points
@@ -83,9 +83,10 @@ class Loader:
         return value if access.packed > 1 else _from_storage(emitter, value, access.tensor.dtype)
 
     def _table(self, point: Point, positions: Sequence[Value]) -> Value | None:
-        """Lanes of a table of bytes by an instruction; None where there is none, or it is another.
+        """Lanes of a table of bytes by an instruction; None if the target has none, or the access
+        is not such a table.
 
-        The tables are read where they are used: they would take four registers of outer loops.
+        The tables are read where they are used: they would occupy four registers of outer loops.
         """
         emitter = self._context.emitter
         access = self._access.in_row(emitter, point)
@@ -111,7 +112,7 @@ class Loader:
         return looked_up(emitter, found, parts, place)._replace(dtype=tensor.dtype)
 
     def _moved(self, base: Value, positions: Sequence[Value]) -> tuple[Value, Value | None]:
-        """The base at run-time positions, and bytes from it for each lane where lanes differ."""
+        """The base at run-time positions, and the byte offset of each lane if lanes differ."""
         emitter = self._context.emitter
         lanes: Value | None = None
         for value, stride in zip(positions, self._access.indirect_strides, strict=True):
@@ -125,7 +126,7 @@ class Loader:
 
 
 def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
-    """The access and an offset of it, with what is known at run time only in its base."""
+    """The access and an offset of it, with the run-time part moved into its base."""
     if not is_open(offset):
         return access, offset
     assert access.base is not None
@@ -135,7 +136,7 @@ def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
 
 
 def _at_lanes(place: LoadSite, positions: Value) -> Value:
-    """Lanes each of which lies so many bytes further."""
+    """Gather lanes with individual byte offsets."""
     emitter, access, last = place.emitter, place.access, place.active - 1
     offsets = access.lane_offsets or (0,) * positions.lanes
     place = replace(place, access=replace(access, lane_offsets=offsets))

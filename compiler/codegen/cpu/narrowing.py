@@ -1,10 +1,10 @@
-"""Floats rounded to unsigned bytes, four vectors at once where their bytes lie side by side.
+"""Floats rounded to unsigned bytes, four vectors at once if their bytes are adjacent.
 
 each: frintn, fmaxnm 0, fminnm 255, fcvtzs, xtn, add, uzp1    each: fcvtns, sqxtun (a half)
 all:  three times ins                                      -> all:  uqxtn, uqxtn2, add
 
-A conversion to int32 rounds to nearest and saturates, and so do both steps to narrower integers: a
-byte is the nearest one, and 0 of NaN.
+A conversion to int32 rounds to nearest and saturates, and so do both steps to narrower integers:
+the result is the nearest byte, and 0 for NaN.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TOGETHER = 4
 
 
 class ByteStores:
-    """Stores of one compute that are held back, until those beside them are known too.
+    """Stores of one compute that are delayed until neighbouring stores are known too.
 
-    Nothing is held back of a tensor that the compute reads: it may read what it has just stored.
+    Stores to a tensor that the compute reads are not delayed, because it may read the stored value.
     """
 
     def __init__(self, context: Context, stores: Sequence[Store]) -> None:
@@ -38,7 +38,7 @@ class ByteStores:
         self._held: dict[Access, dict[int, tuple[Value, Point]]] = {}
 
     def hold(self, access: Access, value: Value, point: Point, active: int) -> bool:
-        """Whether a store is held back: one of a whole vector of rounded bytes."""
+        """Delay a store of a whole vector of rounded bytes; returns whether it is delayed."""
         emitter = self._context.emitter
         narrows = emitter.target.family.narrows is not None and value.lanes == TOGETHER == active
         if not narrows or value.name not in emitter.bytes or value.dtype is not access.tensor.dtype:
@@ -51,13 +51,13 @@ class ByteStores:
         return True
 
     def flush(self) -> None:
-        """Store what is held back: four neighbours together, others one by one."""
+        """Emit the delayed stores: four neighbours together, others one by one."""
         for access, held in self._held.items():
             row: list[int] = []
             for offset in _in_order(held):
                 row = [*row, offset] if row and offset == row[-1] + TOGETHER else [offset]
                 added = {self._context.emitter.bytes[held[place][0].name][1] for place in row}
-                if len(added) > 1:  # another number at each point
+                if len(added) > 1:  # a different number at each point
                     row = [offset]
                 if len(row) == TOGETHER:
                     values = [held.pop(place) for place in row]
@@ -70,8 +70,8 @@ class ByteStores:
 
 
 def _in_order(offsets: Iterable[int]) -> Iterator[int]:
-    """Offsets, those that are known to be apart by a number in order: which of two rows begins
-    first may be decided by a size."""
+    """Offsets, sorted among those whose difference is a known number. The order of others may
+    depend on a dynamic size."""
     alike: dict[int, list[int]] = {}
     for offset in offsets:
         alike.setdefault(offset - static_part(offset), []).append(offset)
@@ -80,7 +80,7 @@ def _in_order(offsets: Iterable[int]) -> Iterator[int]:
 
 
 def _together(emitter: Emitter, values: list[Value]) -> Value:
-    """Four vectors of bytes as one, from the floats that they were."""
+    """Combine four vectors of bytes into one, from their float sources."""
     assert emitter.target.family.narrows is not None
     nearest, to_halves, to_bytes = emitter.target.family.narrows
     sources = [emitter.bytes[value.name][0] for value in values]

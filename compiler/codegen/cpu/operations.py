@@ -1,4 +1,4 @@
-"""Every operation of an expression, be it one or two instructions or a sequence of many."""
+"""All operations of an expression, whether single instructions or longer sequences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.compiler.loops.expr import Operation
 
 
 def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
-    """One operation on values of one type; scalars are splatted where others are vectors."""
+    """One operation on values of one type; scalars are splatted if others are vectors."""
     dtype = args[-1].dtype
     if operation is Operation.DOT:
         return _dot(emitter, *args)
@@ -21,7 +21,7 @@ def apply(emitter: Emitter, operation: Operation, *args: Value) -> Value:
 
 
 def _dot(emitter: Emitter, x: Value, y: Value, total: Value) -> Value:
-    """Bytes multiplied and added; without vectors, by those instructions that vectors have."""
+    """Products of bytes, added; scalars use the vector instructions."""
     lanes = max(x.lanes, y.lanes, total.lanes)
     total = emitter.splat(total, lanes)
     return multiply_add(emitter, (DType.UINT8, DType.INT8), total, x, y)

@@ -13,15 +13,15 @@ from tilewright.compiler.targets.target import Target
 
 
 def waits(target: Target) -> bool:
-    """Whether the core runs instructions in the order in which they stand, so that each waits for
-    those before it. Only AArch64's cores are known to gain by another order."""
+    """Whether the core executes instructions in order, so that each waits for earlier ones. Only
+    AArch64's cores are known to gain from another order."""
     return not target.core.reorder_buffer and target.lane_factors > 1
 
 
 def constant_points(points: list[Point], matrix: Access, spatial: Sequence[int]) -> list[Point]:
     """Drop the zeros of a constant matrix, and start each sum with a coefficient of one.
 
-    So a transform by a constant matrix (Winograd) costs only what its nonzero coefficients cost.
+    A transform by a constant matrix (Winograd) therefore costs only its nonzero coefficients.
     """
     size = matrix.tensor.dtype.bytes
     coefficients = {p: matrix.tensor.values[matrix.offset(p) // size] for p in points}
@@ -43,9 +43,9 @@ def greedy_points(
     """Fewest new loads first; ties in program order.
 
     This gives an outer product for GEMM, and 'read each pixel once, scatter' for a depthwise
-    convolution. Loads that move out of the loop do not count. `beside` says of places of an access,
-    which may be the only one here, with which others they are loaded: both are then used, else the
-    second ones of a whole tile would wait in registers.
+    convolution. Loads that move out of the loop are not counted. `beside` maps places of an access,
+    if it is the only one, to places that are loaded together with them: both are then used, else
+    the second ones of a whole tile would wait in registers.
     """
     inner = [
         access

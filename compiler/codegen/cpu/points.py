@@ -18,9 +18,8 @@ Point = tuple[int, ...]
 
 class Points:
     """A context manager that binds unrolled axes to generator-time variables, and the vector axis
-    to lanes; `dot` runs through packed elements, `group` at a time. Iterating gives the points in
-    program order.
-    """
+    to lanes; `dot` enumerates packed elements, `group` at a time. Iterating yields the points in
+    program order."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Points:
         self._masked: int | None = None
         self._ragged: tuple[int, int, int] | None = None
         self.is_ragged = False
-        """Whether the last vector has fewer lanes in use than the others."""
+        """Whether the last vector has fewer active lanes than the others."""
 
     def __enter__(self) -> Self:
         context = self._context
@@ -84,7 +83,7 @@ class Points:
         return self
 
     def _repeat(self, axis: Axis, bound: Bound) -> None:
-        """Open an axis for all rows that there is room for, whatever number of them there is."""
+        """Open an axis for all rows of the capacity, whatever their number at run time."""
         variable = Variable(Kind.REPEATED, bound.extent, rows=bound.rows)
         self.position[variable] = len(self.variables)
         self.variables.append(variable)
@@ -103,7 +102,7 @@ class Points:
         self.lanes = 1 << (bound.extent - 1).bit_length()
         start = Linear(dict(bound.start.terms), bound.start.constant)
         if self.lanes > 1:
-            # Bounds count the lanes of a ragged last vector that are used; divisions count all.
+            # Bounds count the active lanes of a ragged last vector; divisions count all.
             last = self._ragged[2] % self._ragged[1] if self._ragged else self._active
             start.add(Linear({Variable(Kind.LANE, last, lanes=bound.extent): 1}))
         self._context.environment[axis] = Bound(start, 1)
@@ -116,11 +115,12 @@ class Points:
 
     @property
     def lanes_in_use(self) -> int:
-        """Lanes in use at every point, where none is ragged; a size under a run-time mask."""
+        """Active lanes at every point, without a ragged vector; a dynamic size under a run-time
+        mask."""
         return self._active
 
     def active(self, point: Point) -> int:
-        """Lanes in use at a point."""
+        """Active lanes at a point."""
         if self._ragged is None:
             return self._active
         position, step, extent = self._ragged

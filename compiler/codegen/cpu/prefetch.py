@@ -1,15 +1,15 @@
-"""Asking for cache lines ahead of their use.
+"""Software prefetch of cache lines.
 
-A step of the innermost loop asks for the weights that lie a distance behind its own. If the
-register tile reads the same weights, a panel, on several passes, each pass asks for a share of the
-panel that follows:
+A step of the innermost loop prefetches the weights that lie a distance after its own. If the
+register tile reads the same weights, a panel, in several passes, each pass prefetches a share of
+the panel that follows:
 
-    a panel of 4096 bytes, read in P passes of 64 steps: pass p asks, at step s, for the byte
-    4096 + p * (4096 / P) + s * (64 / P) behind the first of them
+    a panel of 4096 bytes, read in P passes of 64 steps: pass p prefetches, at step s, the byte
+    4096 + p * (4096 / P) + s * (64 / P) after the first of them
 
-so that the memory has the time of all passes to bring what the next ones need. Hardware fetches a
-stream during the first pass alone, which then waits for the memory while the others leave it idle.
-P may be a size: then the quotients are computed once, in front of all passes.
+so that the memory has the time of all passes to deliver the data of the next ones. Hardware fetches
+a stream during the first pass only, which then waits for the memory while the others leave it idle.
+P may be a dynamic size: the quotients are then computed once, before all passes.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from tilewright.compiler.loops.nest import Compute, Tile
 from tilewright.compiler.sizes import bounds, exact_quotient, is_open
 
 _FIRST_LEVEL, _SECOND_LEVEL = 3, 2
-"""How near LLVM is told to bring a line."""
+"""Prefetch locality levels of LLVM: how near to the core a line is brought."""
 
 _SOON = 4096
-"""Bytes ahead up to which a line is brought to the first level. Others would push out of it what is
-in use, and hold its few places for lines on their way: on one core of a Zen 4 a MiniLM of 7 tokens
-that asks 8 KiB ahead takes 1.19 of the time without asking, and 0.95 with lines in the second."""
+"""Maximum distance in bytes at which a line is brought to the first level. More distant lines would
+evict data in use, and occupy its few buffers for lines in flight: on one core of a Zen 4, a MiniLM
+of 7 tokens with a distance of 8 KiB takes 1.19 of the time without prefetching, and 0.95 with lines
+in the second level."""
 
 _ALONE = 8192
-"""Bytes ahead that a pass asks for where no other one shares its panel, on cores whose model does
-not say: nobody has asked for the first panel."""
+"""Prefetch distance in bytes of a pass that shares its panel with no other, for cores whose model
+does not state it: nothing has prefetched the first panel."""
 
 
 def prefetch(
     context: Context, compute: Compute, accesses: Accesses, points: Sequence[Point]
 ) -> None:
-    """Ask for the cache lines of weights, and of vectors of inputs, that `compute` wants ahead of
-    those that it reads at these points."""
+    """Prefetch the cache lines of weights, and of vectors of inputs, as `compute` specifies
+    relative to the lines that it reads at these points."""
     emitter = context.emitter
     if not points:  # all of them read padding
         return
@@ -70,7 +71,7 @@ def prefetch(
 
 
 def _is_stream(access: Access, emitter: Emitter) -> bool:
-    """Whether each step of the innermost loop reads lines of its own, side by side."""
+    """Whether each step of the innermost loop reads its own lines, which are adjacent."""
     tensor = access.tensor
     if tensor.space is not Space.MEMORY or access.base is None or not access.contiguous:
         return False
@@ -84,7 +85,7 @@ def _is_stream(access: Access, emitter: Emitter) -> bool:
 def _share(
     context: Context, compute: Compute, load: Load, access: Access, points: Sequence[Point]
 ) -> None:
-    """Ask for a step's share of the panel that follows."""
+    """Prefetch a step's share of the panel that follows."""
     emitter = context.emitter
     size = len(access.lane_offsets) * access.tensor.dtype.bytes * access.packed
     step = size * len({access.offset(point) for point in points})
@@ -102,10 +103,10 @@ def _share(
 
 
 def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
-    """Which of how many passes this is: those of the loops around it, each over its range.
+    """The number of the current pass, and the number of passes, over the surrounding loops.
 
-    A rest counts as one that is alone. Behind full tiles it reads what they have brought near, and
-    is over too soon to bring anything itself: of ten rows, one had to wait for half a panel.
+    A rest counts as a single pass. After full tiles it reads data that they have already loaded,
+    and is too short to prefetch anything itself: of ten rows, one had to wait for half a panel.
     """
     number, count = Linear(), 1
     if any(context.environment[tile.axis].start.of(Kind.REPEATED) for tile in passes):
@@ -122,9 +123,9 @@ def _pass(context: Context, passes: Sequence[Tile]) -> tuple[Linear, int]:
 
 
 def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
-    """How many tiles, of `count`, have begun in front of what starts behind so many points.
+    """The number of tiles, of `count`, that have begun before the tile at position `done`.
 
-    One that overlaps the tile before it starts at no multiple of the step.
+    A tile that overlaps the previous one does not start at a multiple of the step.
     """
     numbers = (*done.terms.values(), done.constant)
     if all(exact_quotient(number, step) is not None for number in numbers):
@@ -137,11 +138,11 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 
 
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
-    """`whole // count`, at most `most`, and as a size that is known from here on if it is open."""
+    """`whole // count`, at most `most`; a new named size if it is dynamic."""
     if not is_open(count):
         return whole // count
     parts = emitter.size(count)
-    if bounds(count)[0] < 1:  # computed in front of a loop that may have nothing to do
+    if bounds(count)[0] < 1:  # computed before a loop that may have nothing to do
         one = emitter.const(1, DType.INT64)
         parts = emitter.call(DType.INT64, 1, "llvm.smax.i64", parts, one)
     value = emitter.emit(DType.INT64, 1, "udiv i64 %s, %s", emitter.size(whole), parts)
@@ -149,7 +150,7 @@ def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
 
 
 def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
-    """How far ahead the first pass, of `rows`, asks: if it is alone, for what it reads itself."""
+    """Prefetch distance of the first pass, of `rows`: a single pass prefetches its own panel."""
     core = emitter.target.core
     near = min(panel, core.prefetch_bytes or _ALONE) if rows >= core.prefetch_rows else 0
     if near == panel or bounds(count)[0] > 1:
@@ -164,12 +165,12 @@ def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
 
 
 def _offset(context: Context, load: Load) -> Linear:
-    """Bytes from the start of its tensor to what is read."""
+    """Byte offset of the current read from the start of its tensor."""
     return _runtime(locate(context.emitter, context.environment, load, Padding.READ).offset)
 
 
 def _first(context: Context, load: Load, reduced: Set[Axis]) -> Linear:
-    """Bytes to what the first step of a pass reads."""
+    """Byte offset of the first step's read in a pass."""
     environment = {
         axis: Bound(_others(bound.start), bound.extent) if axis in reduced else bound
         for axis, bound in context.environment.items()
@@ -186,14 +187,14 @@ def _others(form: Linear) -> Linear:
 
 
 def _scaled(form: Linear, times: int, by: int) -> Linear:
-    """The run-time part of a form, scaled; what does not divide is rounded, which asks for a
-    neighbouring line."""
+    """The run-time part of a form, scaled; coefficients that do not divide are rounded, which
+    prefetches a neighbouring line."""
     terms = {v: c * times // by for v, c in form.of(Kind.RUNTIME).items()}
     return Linear(terms, form.constant * times // by)
 
 
 def _ask(emitter: Emitter, base: Value, offset: int, distance: int) -> None:
-    """Ask for the line at an offset, which is read so many bytes later."""
+    """Prefetch the line that is read `distance` bytes after an offset."""
     emitter.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     where = emitter.offset(base, offset, emitter.depth)
     level = _FIRST_LEVEL if distance <= _SOON else _SECOND_LEVEL

@@ -1,4 +1,4 @@
-"""Four scalars that are loaded at once: each is a lane that an instruction multiplies by.
+"""Four scalars that are loaded at once, as lanes that an instruction multiplies by.
 
 ldr s0, [a]; fmla v8.4s, v1.4s, v0.s[0]        ldr q0, [a]; fmla v8.4s, v1.4s, v0.s[0]
 ldr s0, [a, #4]; fmla v9.4s, v1.4s, v0.s[0] ->              fmla v9.4s, v1.4s, v0.s[1] ...
@@ -15,27 +15,26 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter
 from tilewright.compiler.sizes import is_open
 
 QUAD = 4
-"""Scalars that are loaded together where one lane of a vector can be a factor."""
+"""Scalars that are loaded together if one lane of a vector can be a factor."""
 
 SPARE = 1
-"""Registers for what LLVM loads ahead of its use: with none, it spills."""
+"""Registers for LLVM's loads ahead of use: without them, it spills."""
 
 
 PAIR = 2
-"""Vectors that one instruction loads, where they lie side by side and are asked for together."""
+"""Adjacent vectors that one instruction loads, if they are needed together."""
 
 
 def quads(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """Offsets of elements of 32 bits that are loaded four at a time -> the first of the four; and
-    first ones -> those of the next four, which one instruction loads as well.
+    """Two maps: the offset of each 32-bit element loaded in a group of four -> the first of the
+    four; and first ones -> those of the next four, which one instruction loads as well.
 
-    These are elements side by side, all of which the tile reads, on a target whose instructions
-    multiply a vector by one lane of another: four scalars take one load instead of four. Where rows
-    of a tile lie apart, each has a vector of its own, which waits in a register for the next steps
-    of the sum: as many rows get one as there are registers for. Rows that lie side by side have two
-    at once.
+    The elements are adjacent, and the tile reads all of them, on a target whose instructions
+    multiply a vector by one lane of another: four scalars take one load instead of four. If the
+    rows of a tile are not adjacent, each has its own vector, which waits in a register for the next
+    steps of the sum, for as many rows as there are registers. Adjacent rows have two at once.
     """
     nothing: tuple[Mapping[int, int], Mapping[int, int]] = {}, {}
     target, size = emitter.target, access.tensor.dtype.bytes * access.packed
@@ -75,11 +74,11 @@ def quads(
 def pairs(
     emitter: Emitter, budget: RegisterBudget, access: Access, points: Points
 ) -> Callable[[int], int | None]:
-    """The offset of the vector that is loaded with another one, by the offset of that; None of
+    """A function from the offset of a vector to that of the vector that is loaded with it; None for
     vectors that are loaded alone.
 
-    A tile of three vectors reads the first one of its next step with the last one of this step,
-    where a register is left for it. Which factors wait in registers is known when loads begin.
+    A tile of three vectors reads the first one of its next step with the last one of this step, if
+    a register is left for it. The factors that wait in registers are known when loads begin.
     """
     paired = vector_pairs(emitter, access, points)
     sums = max(1, budget.accumulators)
@@ -94,8 +93,8 @@ def pairs(
 
 
 def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, int]:
-    """The offsets of vectors of a tile that one instruction may load with another: the first ->
-    the second."""
+    """Pairs of offsets of a tile's vectors that one instruction may load together: the first -> the
+    second."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
     known = access.base is not None and not any(is_open(stride) for _, stride in access.unrolled)
@@ -110,7 +109,7 @@ def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, 
 
 
 def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Offsets that are `size` apart, two and two: the first -> the second."""
+    """Pairs of offsets that differ by `size`: the first -> the second."""
     found: dict[int, int] = {}
     free = None
     for offset in sorted({*offsets}):
@@ -123,8 +122,8 @@ def side_by_side(offsets: Sequence[int], size: int) -> dict[int, int]:
 
 
 def _live_at_once(used: Sequence[int], most: int) -> tuple[frozenset[int], int]:
-    """Of values in the order of their uses, those that fit, and how many are held: no more than
-    `most` are between their first use and their last one at any time."""
+    """The values, in the order of their uses, that fit, and the number held: at most `most` are
+    between their first and last use at any time."""
     last = {value: number for number, value in enumerate(used)}
     live: set[int] = set()
     met: set[int] = set()

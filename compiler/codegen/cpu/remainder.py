@@ -14,7 +14,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Combiner, Operation
 
 _STEP = 25
-"""Bits of the quotient that are found at once: times half a mantissa they make an exact product."""
+"""Bits of the quotient that are computed at once: multiplied by half a mantissa, they give an exact
+product."""
 _HALF = 2.0**25
 _INFINITY = float("inf")
 _SMALLEST = 2.2250738585072014e-308
@@ -25,11 +26,12 @@ class _Do(Protocol):
 
 
 def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
-    """fmod(a, b): a - trunc(a / b) b, with the sign of a. NaN where a is infinite or b is 0.
+    """fmod(a, b): a - trunc(a / b) b, with the sign of a. NaN if a is infinite or b is 0.
 
     With mantissas in [1, 2) and d = exponent(a) - exponent(b), it is 2**exponent(b) times
-    (mantissa(a) 2**d) mod mantissa(b), found by a loop that shifts in up to `_STEP` of the d bits
-    a time. It runs as often as the lane with the largest d needs, mostly once or twice.
+    (mantissa(a) 2**d) mod mantissa(b). A loop computes it by shifting in up to `_STEP` of the d
+    bits at a time. The number of iterations depends on the lane with the largest d, mostly one or
+    two.
     """
     dtype = a.dtype
     assert dtype is not None
@@ -54,11 +56,11 @@ def float_remainder(emitter: Emitter, a: Value, b: Value) -> Value:
     low = do(Operation.SUB, b_part, high)
 
     def reduced(rest: Value) -> Value:
-        """rest mod b_part, where the quotient has at most `_STEP` bits: every step is exact."""
+        """rest mod b_part, if the quotient has at most `_STEP` bits: every step is exact."""
         whole = do(Operation.FLOOR, do(Operation.DIV, rest, b_part))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, high))
         rest = do(Operation.SUB, rest, do(Operation.MUL, whole, low))
-        # The quotient may have been rounded up to a whole number.
+        # The quotient may have been rounded up to an integer.
         return do(
             Operation.SELECT, do(Operation.LT, rest, 0.0), do(Operation.ADD, rest, b_part), rest
         )

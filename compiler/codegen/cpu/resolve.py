@@ -48,19 +48,18 @@ class Access:
     alignment: int
     indirect_strides: tuple[int, ...] = ()
     packed: int = 1
-    """Elements that are loaded as one of 32 or 64 bits."""
+    """Number of elements that are loaded as one of 32 or 64 bits."""
     present: int = 1
-    """How many of them there are; the others meet zeros."""
+    """How many of these elements exist; the others are multiplied by zeros."""
     apart: int = 0
-    """Bytes from one of them to the next."""
+    """Bytes from one of these elements to the next."""
     repeated: tuple[tuple[int, int, tuple[Value, ...]], ...] = ()
-    """Of axes whose last row is repeated: a position in the point, the stride along it, and the
+    """For axes whose last row is repeated: a position in the point, the stride along it, and the
     number of each row."""
     contiguous: bool = field(init=False, default=False)
-    """Whether the lanes lie side by side, in order."""
+    """Whether the lanes are contiguous and in order."""
     run: int = field(init=False, default=0)
-    """How many lanes lie side by side at a time, where those are vectors of a few lanes at equal
-    places; else 0."""
+    """Number of contiguous lanes in each of several equal groups; 0 for other arrangements."""
 
     def __post_init__(self) -> None:
         size = self.tensor.dtype.bytes * self.packed
@@ -75,11 +74,11 @@ class Access:
         return total
 
     def place(self, point: Point) -> tuple[int, ...]:
-        """What differs between the elements at two points."""
+        """All differences between the elements at two points."""
         return (self.offset(point), *[point[i] for i, _, _ in self.repeated])
 
     def in_row(self, emitter: Emitter, point: Point) -> Access:
-        """The access from the base of the row that a point is in."""
+        """The access relative to the base of a point's row."""
         base = self.base
         if not self.repeated or base is None:
             return self
@@ -89,11 +88,11 @@ class Access:
         return replace(self, base=base)
 
     def based(self, base: Value, moved: int) -> Access:
-        """The access from a base that is a size of bytes away."""
+        """The access relative to a base that is moved by a dynamic number of bytes."""
         return replace(self, base=base, alignment=gcd(self.alignment, known_divisor(moved)))
 
     def transposed(self, position: int, lane: int) -> Access:
-        """The access whose lanes run along an unrolled axis, at one lane of the old vector axis."""
+        """The access with lanes along an unrolled axis, at one lane of the old vector axis."""
         stride = next((s for i, s in self.unrolled if i == position), 0)
         offsets = tuple(stride * i for i in range(len(self.lane_offsets)))
         return replace(self, constant=self.constant + self.lane_offsets[lane], lane_offsets=offsets)
@@ -104,20 +103,20 @@ class Access:
 
     @property
     def packed_dtype(self) -> DType:
-        """The type of the elements that are loaded as one."""
+        """The type that represents the packed elements."""
         return DType.INT64 if self.packed * self.tensor.dtype.bytes == 8 else DType.INT32
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether the elements of a group lie apart: those of one lane between those of others."""
+        """Whether the elements of a group are not adjacent: those of one lane lie between those of
+        others."""
         return self.packed > 1 and self.apart != self.tensor.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterAccess:
     """A register tensor's element: its name, and for each index the run-time loops that it depends
-    on, its constant, and pairs of a position in the point and the coefficient along it.
-    """
+    on, its constant, and pairs of a position in the point and the coefficient along it."""
 
     name: str
     indices: tuple[tuple[frozenset[tuple[int, int]], int, tuple[tuple[int, int], ...]], ...]
@@ -133,8 +132,8 @@ class RegisterAccess:
 
 
 def _run(lane_offsets: Sequence[int], size: int) -> int:
-    """How many lanes of so many bytes lie side by side in each of several equal parts; 0 if they
-    are one part, or parts of fewer than four."""
+    """Number of contiguous lanes in each of several equal groups; 0 for a single group, or groups
+    of fewer than four."""
     lanes = len(lane_offsets)
     breaks = [i for i in range(1, lanes) if lane_offsets[i] != lane_offsets[i - 1] + size]
     run = breaks[0] if breaks else lanes
@@ -149,7 +148,7 @@ Accesses = Mapping[Load, Access | RegisterAccess]
 def resolve(
     context: Context, expr: Expr, points: Points, padding: Padding = Padding.READ
 ) -> dict[Load, Access | RegisterAccess]:
-    """Every load of an expression."""
+    """Resolve every load of an expression."""
     return {
         node: resolve_register(context, node, points)
         if node.tensor.space is Space.REGISTER
@@ -173,7 +172,7 @@ def resolve_register(context: Context, load: Load, points: Points) -> RegisterAc
 
 
 def resolve_target(context: Context, target: Load, points: Points) -> Access:
-    """Where a store goes."""
+    """The destination of a store."""
     access = _resolve(context, target, points, Padding.READ)
     if access.guards:
         raise ScheduleError(f"a store to '{target.tensor.name}' may be out of bounds")
@@ -223,14 +222,14 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
 
 
 def _is_far(context: Context, constant: int) -> bool:
-    """Whether a part of an address that is known belongs into its pointer: loads do not reach so
-    far, or not two of them in one instruction."""
+    """Whether a constant part of an address must be in its pointer, because it exceeds the reach of
+    loads, or of a load of two vectors."""
     reach = context.emitter.target.family.pointer_reach
     return 0 < reach < abs(constant)
 
 
 def _stride(tensor: Tensor, dim: int) -> int:
-    """Bytes from one index of a dimension to the next, where its layout does not split it."""
+    """Bytes from one index of a dimension to the next, if its layout does not split it."""
     factors = tensor.layout.resolved(len(tensor.shape))
     steps = [s for f, s in zip(factors, tensor.byte_strides, strict=True) if f.dim == dim]
     if len(steps) != 1:
@@ -239,10 +238,10 @@ def _stride(tensor: Tensor, dim: int) -> int:
 
 
 def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
-    """How many elements one operand of a dot instruction takes (`count`), how many there are, and
-    how many bytes one is from the next.
+    """The number of elements in one operand of a dot instruction (`count`), how many of them exist,
+    and the bytes from one to the next.
 
-    Those of vectors must be neighbours, or each be part of a vector of neighbours.
+    The elements of a group must be neighbours, or each be part of a vector of neighbours.
     """
     group = offset.of(Kind.PACKED)
     if not group:
@@ -258,7 +257,7 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
 
 
 def holds_groups(tensor: Tensor, count: int) -> bool:
-    """Whether a group lies side by side, with room for elements that it does not have."""
+    """Whether a group is contiguous, with space for the elements that do not exist."""
     factors = tensor.layout.factors
     return bool(factors) and (factors[-1].mod or 1) % count == 0
 
@@ -276,7 +275,7 @@ def _static_guard(
 
 
 def bounds_check(accesses: Iterable[Access | RegisterAccess]) -> Callable[[Point], bool]:
-    """Whether every one of these loads is in bounds at a point."""
+    """A function that says whether all of these loads are in bounds at a point."""
     guards = [g for a in accesses if isinstance(a, Access) for g in a.guards]
 
     def in_bounds(point: Point) -> bool:

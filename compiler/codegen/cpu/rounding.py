@@ -1,8 +1,8 @@
-"""Rounding floats to integers: where a target has no instruction for it, and where converting to
-integers is the instruction.
+"""Rounding of floats to integers: for targets without an instruction for it, and for targets whose
+instruction is a conversion to integers.
 
-A float of n fraction bits that is 2**n or more is an integer; below, adding 2**n rounds what is
-behind the point away, half to even, and subtracting it again is exact.
+A float with n fraction bits that is 2**n or more is an integer. Below, adding 2**n rounds the
+fraction away, half to even, and subtracting it again is exact.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation
 
 _FARTHEST = 1 << 16
-"""Of integers that are added: float32 holds the sums of all that is in range of 16 bits."""
+"""Maximum integer that may be added: float32 holds the sums with all numbers in range of 16
+bits."""
 
 _FRACTION_BITS = {DType.FLOAT32: 23, DType.FLOAT64: 52}
 
 
 def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..., Value]) -> Value:
-    """RINT, FLOOR or CEIL of a float32 or float64; the sign stays, also that of a zero.
+    """RINT, FLOOR or CEIL of a float32 or float64; the sign is kept, also for zero.
 
     `apply` is `arithmetic.apply`, which calls this.
     """
@@ -36,7 +37,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
     least = emitter.const(2.0 ** _FRACTION_BITS[dtype], dtype, lanes)
     magnitude = do(Operation.ABS, x)
     shifted = do(Operation.SUB, do(Operation.ADD, magnitude, least), least)
-    fractional = do(Operation.LT, magnitude, least)  # false of a NaN, which stays
+    fractional = do(Operation.LT, magnitude, least)  # false for a NaN, which is kept
     nearest = do(Operation.SELECT, fractional, signed(shifted), x)
     if operation is Operation.RINT:
         return nearest
@@ -49,7 +50,7 @@ def rounded(emitter: Emitter, operation: Operation, x: Value, apply: Callable[..
 
 
 def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> None:
-    """That `result` is a rounded float and an integer that is known."""
+    """Record that `result` is the sum of a rounded float and a known integer."""
     source, number = emitter.rounded.get(x.name), added.const
     if source is None or number is None or not abs(number) <= _FARTHEST:
         return
@@ -58,13 +59,13 @@ def note_shifted(emitter: Emitter, result: Value, x: Value, added: Value) -> Non
 
 
 def note_above(emitter: Emitter, result: Value, number: Value, x: Value) -> None:
-    """That `result` says whether a rounded float is above a number that is known."""
+    """Record that `result` compares a rounded float with a known number."""
     if number.const is not None and x.name in emitter.rounded:
         emitter.above[result.name] = x.name, number.const
 
 
 def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: Value) -> None:
-    """That `result` is a rounded float where that is above a whole number, else the number."""
+    """Record that `result` is the larger of a rounded float and a known integer."""
     limit = number.const
     if limit is None or emitter.above.get(above.name) != (x.name, limit):
         return
@@ -73,10 +74,11 @@ def note_floor(emitter: Emitter, result: Value, above: Value, x: Value, number: 
 
 
 def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> Value | None:
-    """The smaller one of a rounded float with a floor and a whole number, by `_nearest`; None where
-    that does not do, or this is something else.
+    """The smaller of an integer and a rounded float with a floor, by `_nearest`; None if that is
+    not possible, or `x` is another value.
 
-    A zero is +0, also one of a negative number: this is what a byte was (`loops/narrowing.py`).
+    A zero is +0, also for a negative number: this matches the byte that was replaced
+    (`loops/narrowing.py`).
     """
     if operation is not Operation.MIN or x.name not in emitter.floors or limit.const is None:
         return None
@@ -91,8 +93,8 @@ def limited(emitter: Emitter, operation: Operation, x: Value, limit: Value) -> V
 
 
 def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
-    """A rounded float, or one and a whole number, as int32 between two limits, of which NaN gives
-    the lower one; None where `_nearest` does not do, or `x` is something else.
+    """A rounded float, optionally plus an integer, as int32 clamped to two limits; NaN gives the
+    lower limit. None if `_nearest` is not possible, or `x` is another value.
 
     `min(max(rint(source) + added, low), high)` is `min(max(rint(source), low - added), high -
     added) + added`.
@@ -106,10 +108,10 @@ def nearest(emitter: Emitter, x: Value, low: int, high: int) -> Value | None:
 
 
 def _nearest(emitter: Emitter, source: Value, low: int, high: int) -> Value | None:
-    """A vector of float32, rounded and limited, as int32; NaN gives the lower limit.
+    """A vector of float32, rounded and clamped, as int32; NaN gives the lower limit.
 
-    The limits come first, which are whole numbers, so that rounding does not leave them; then one
-    instruction rounds and converts. None where the target has none.
+    The limits are applied first. They are integers, so that rounding does not exceed them; then one
+    instruction rounds and converts. None if the target has no such instruction.
     """
     feature, lanes = emitter.target.family.nearest, source.lanes
     if not emitter.target.has(feature):

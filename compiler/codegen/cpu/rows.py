@@ -1,4 +1,4 @@
-"""Which tiles of rows may start anywhere, and which rows may be computed again."""
+"""Tiles of rows that may start anywhere, and rows that may be recomputed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tilewright.compiler.loops.nest import Compute, For, Node
 
 
 def is_of_rows(loop: For) -> bool:
-    """Whether the loop's tiles may start anywhere: no vector and no block of a layout ends there.
+    """Whether the loop's tiles may start anywhere, because no vector or layout block is bound to a
+    position.
 
-    They may if the axis runs over whole slices of everything that moves with it.
+    They may if the axis moves over whole slices in every access.
     """
 
     def of_rows(node: Node) -> bool:
@@ -44,17 +45,17 @@ def _accesses(compute: Compute) -> Iterator[Load]:
 
 
 def _moves_by_slices(load: Load, axis: Axis) -> bool:
-    """Whether a step along the axis is a step along dimensions that no layout divides."""
+    """Whether a step along the axis is a step along dimensions that no layout splits."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     moved = [f for f in factors if axis in load.index[f.dim].axes()]
     return all(f.div == 1 and f.mod is None for f in moved)
 
 
 def may_repeat(compute: Compute, axis: Axis) -> bool:
-    """Whether rows along an axis may be computed again, by whichever thread: a sum that reads and
-    writes memory by rows, and reads nothing that it writes.
+    """Whether rows along an axis may be recomputed, by any thread. This holds for a sum that reads
+    and writes memory by rows, and reads nothing that it writes.
 
-    Nothing that it reads is changed by others either: only elementwise kernels work in place.
+    Others do not change its operands either: only elementwise kernels work in place.
     """
     if compute.combiner is None or compute.store_vector is not None:
         return False

@@ -1,8 +1,8 @@
 """Vectors whose lanes lie in several pieces of memory, each of which is loaded or stored at once.
 
-Instructions of some targets work on several vectors together (`Family.joined`). Their lanes
-lie in several blocks of channels, or are those of one and a half vectors, which a mask would cost
-a register.
+Instructions of some targets process several vectors together (`Family.joined`). Their lanes lie in
+several blocks of channels, or are those of one and a half vectors, for which a mask would cost a
+register.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.sizes import is_open
 
 _FEWEST = 4
-"""Lanes of a piece."""
+"""Minimum lanes of a piece."""
 
 
 def run_of(emitter: Emitter, access: Access, active: int) -> int:
-    """How many lanes at a time lie side by side, where `active` ones are loaded or stored in
-    several such pieces; 0 where that is one, or there are others than whole ones."""
+    """Number of contiguous lanes per piece, if `active` lanes form several whole pieces; 0
+    otherwise."""
     feature, _ = emitter.target.family.joined
     if not emitter.target.has(feature) or is_open(active):
         return 0
@@ -33,7 +33,7 @@ def run_of(emitter: Emitter, access: Access, active: int) -> int:
 
 
 def in_runs(place: LoadSite, run: int) -> Value:
-    """Lanes in pieces of `run`; a block that has room for all of them is read whole."""
+    """Lanes in pieces of `run`; a block that contains all of them is read as a whole."""
     if place.access.contiguous and _is_inside(place):
         return place.vector(place.lanes, place.lanes)
     emitter, lanes = place.emitter, place.lanes
@@ -49,10 +49,11 @@ def in_runs(place: LoadSite, run: int) -> Value:
 
 
 def _is_inside(place: LoadSite) -> bool:
-    """Whether all lanes are inside of the tensor, where only so many are asked for.
+    """Whether a whole vector may be read although only some lanes are active.
 
-    These lie in one of its innermost blocks, which are as long as the vector. The block starts
-    where the vector does, if that is where a line starts, and they take more than all other lines.
+    The lanes lie in one of the tensor's innermost blocks, which are as long as the vector. The
+    block starts where the vector does, if that is the start of a cache line, and the active lanes
+    reach into its last line.
     """
     access, lanes, tensor = place.access, place.lanes, place.access.tensor
     size, layout = tensor.dtype.bytes, tensor.layout.resolved(len(tensor.shape))
@@ -66,7 +67,7 @@ def _is_inside(place: LoadSite) -> bool:
 def pieces(
     emitter: Emitter, access: Access, run: int, active: int, value: Value
 ) -> Iterator[tuple[int, Value]]:
-    """Pieces of a vector, each with its bytes behind the first one."""
+    """Pieces of a vector, each with its byte offset from the first one."""
     for first in range(0, active, run):
         lanes = range(first, first + run)
         yield access.lane_offsets[first], emitter.shuffle(value, None, lanes)

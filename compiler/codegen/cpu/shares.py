@@ -1,4 +1,4 @@
-"""Which tiles of a nest belong to the range [lo, hi) that a thread is given."""
+"""The tiles of a nest that belong to a thread's range [lo, hi)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Range = tuple[Value, Value]
 
 
 def share(emitter: Emitter, whole: int, own: int) -> Range:
-    """The part of a nest's `own` tiles that [lo, hi) is of the stage's `whole`.
+    """The part of a nest's `own` tiles that corresponds to [lo, hi) of the stage's `whole`.
 
-    Threads that share out the first nest of a stage share out all others alike, however much less
-    work their tiles are.
+    Threads that share the first nest of a stage share all others in the same proportion, even if
+    their tiles are less work.
     """
     ends = Value("%lo", DType.INT64), Value("%hi", DType.INT64)
     if own == whole:
@@ -23,7 +23,8 @@ def share(emitter: Emitter, whole: int, own: int) -> Range:
 
 
 def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
-    """The tiles of an outer loop that have some of a range inside, which counts `count` in each."""
+    """The tiles of an outer loop that contain some of a range, which counts `count` inner tiles in
+    each."""
     low, high = within
     up = _calculate(emitter, "add nsw", high, emitter.size(count - 1))
     divisor = emitter.size(count)
@@ -31,7 +32,7 @@ def whole_tiles(emitter: Emitter, within: Range, count: int) -> Range:
 
 
 def part(emitter: Emitter, within: Range, tile: Value, count: int) -> Range:
-    """Which of the `count` inner tiles of an outer loop's tile are in a range."""
+    """The `count` inner tiles of an outer loop's tile that are in a range."""
     low, high = within
     before = _calculate(emitter, "mul nsw", tile, emitter.size(count))
     start = _calculate(emitter, "sub nsw", low, before)

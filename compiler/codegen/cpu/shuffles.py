@@ -1,4 +1,4 @@
-"""Bytes and pairs of bytes put into other places of vectors."""
+"""Permutations of bytes and pairs of bytes in vectors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tilewright.compiler.targets.families import ByteLookup
 
 
 def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
-    """Vectors of `lanes` elements, one after the other, as int32 that have an element of each.
+    """Interleave vectors of `lanes` elements, given one after the other, to int32 with an element
+    of each.
 
-    Four vectors of bytes, or two of 16 bits. Bytes move four lanes at a time first, then within
-    them: instruction sets have both movements, few have all at once.
+    There are four vectors of bytes, or two of 16 bits. Bytes move four lanes at a time first, then
+    within them: instruction sets have both movements, few have the combined one.
     """
     count = vectors.lanes // lanes
     text = type_text(DType.INT32, lanes)
@@ -34,7 +35,7 @@ def interleaved(emitter: Emitter, vectors: Value, lanes: int) -> Value:
 
 
 def looked_up(emitter: Emitter, lookup: ByteLookup, parts: Sequence[Value], places: Value) -> Value:
-    """The bytes at these places (uint8) of a table, of which each part has a quarter."""
+    """The bytes at these places (uint8) of a table, of which each part is a quarter."""
     lanes = range(places.lanes)
     padded = [i if i in lanes else None for i in range(lookup.bytes)]
     wide = emitter.shuffle(places, None, padded)

@@ -1,8 +1,9 @@
 """SSA values and structured scopes.
 
 Every value carries the loop depth that it depends on and is emitted into the still-open scope of
-that depth, which is loop-invariant code motion by construction. Each scope remembers what it has
-emitted, so a common subexpression is emitted once. No LLVM optimisation pass is needed afterwards.
+that depth, which is loop-invariant code motion by construction. Each scope records its
+instructions, so that a common subexpression is emitted once. No LLVM optimisation pass is needed
+afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SUFFIXES = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 def element(dtype: DType) -> str:
-    """LLVM's type of one element in a register; a bool is one bit there and a byte in memory."""
+    """LLVM's type of one element in a register; a bool is one bit in registers and a byte in
+    memory."""
     return _ELEMENTS.get(dtype) or f"i{dtype.bytes * 8}"
 
 
@@ -43,7 +45,7 @@ def type_text(dtype: DType, lanes: int) -> str:
 
 @cache
 def suffix(dtype: DType, lanes: int) -> str:
-    """The type as it stands in the name of an overloaded intrinsic: `v16f32`."""
+    """The type in the name of an overloaded intrinsic, such as `v16f32`."""
     name = _SUFFIXES.get(element(dtype), element(dtype))
     return name if lanes == 1 else f"v{lanes}{name}"
 
@@ -63,7 +65,7 @@ class Value(NamedTuple):
 
 
 _SCALES = (1, 2, 4, 8)
-"""Factors that an address may have for nothing, on x86 and ARM alike."""
+"""Factors that an address may have for free, on x86 and ARM alike."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class _Scope:
     multiples: dict[int, Value] = field(default_factory=dict)
     """Multiples of the counter that are used, by their factor."""
     pointers: dict[tuple[Value, int], Value] = field(default_factory=dict)
-    """Pointers that a multiple of the counter was added to, by pointer and factor."""
+    """Pointers plus a multiple of the counter, by pointer and factor."""
     lines: list[str] = field(default_factory=list)
     memo: dict[str, Value] = field(default_factory=dict)
 
@@ -113,30 +115,34 @@ class Emitter:
         self._calls: dict[tuple[str, ...], str] = {}
         self._splats: dict[tuple[str, int, int], Value] = {}
         self.masks: dict[str, int] = {}
-        """Values by name -> the bits that may be set in each of their integers, where known."""
+        """Values by name -> the bits that may be set in each of their integers, if known."""
         self.forward = {"%buffers", "%scratch"}
-        """Pointers that nothing negative was added to: none lies in front of its buffer."""
+        """Pointers to which nothing negative was added, so that they are not before their
+        buffer."""
         self.taken: set[str] = set()
         """Scalars that are lanes of a vector."""
         self.rounded: dict[str, Value] = {}
-        """Floats that were rounded to integers, by name -> what they were."""
+        """Rounded floats by name -> their values before rounding."""
         self.shifted: dict[str, tuple[Value, int]] = {}
-        """Such floats that an integer was added to, by name -> what they were, and the integer."""
+        """Rounded floats plus an integer, by name -> their values before rounding, and the
+        integer."""
         self.above: dict[str, tuple[str, float]] = {}
-        """Comparisons by name -> the rounded float that is compared, and the number it is above."""
+        """Comparisons `rounded float > number`, by name -> the float, and the number."""
         self.floors: dict[str, tuple[Value, int]] = {}
-        """Rounded floats, or a limit that they are not above: by name -> what they were, and it."""
+        """Maxima of a rounded float and an integer, by name -> the value before rounding, and the
+        integer."""
         self.wide: dict[tuple[str, DType], Value] = {}
         """Narrow integers by name and type -> the same numbers as int32. A uint8 that is read as an
         int8 keeps its name, but is another number."""
         self.limits: dict[str, tuple[float, float]] = {}
-        """Floats by name -> between what they are, unless they are NaN."""
+        """Floats by name -> their bounds, unless they are NaN."""
         self.bytes: dict[str, tuple[Value, int]] = {}
-        """Bytes by name -> the float whose nearest unsigned byte they are, and what was added."""
+        """Bytes by name -> the float of which they are the nearest unsigned byte, and the added
+        number."""
         self.bits: dict[str, Value] = {}
-        """16-bit floats by name -> the uint16 that they are, for types without instructions."""
+        """16-bit floats by name -> their bits as uint16, for types without instructions."""
         self.parts: dict[str, tuple[Value, ...]] = {}
-        """Groups by name -> their elements, where these are loaded one by one."""
+        """Groups by name -> their elements, if these are loaded one by one."""
 
     @property
     def depth(self) -> int:
@@ -149,7 +155,7 @@ class Emitter:
 
     @property
     def opening(self) -> list[str]:
-        """What comes before `lines`."""
+        """The lines before `lines`."""
         return list(self._opening)
 
     def emit(
@@ -157,8 +163,8 @@ class Emitter:
     ) -> Value:
         """Emit `template`, its `%s` replaced by the arguments, into the scope where all are known.
 
-        `depth` is a lower bound, for what must not be hoisted further. Returns the earlier value
-        where the same text has been emitted in that scope.
+        `depth` is a lower bound, for instructions that must not be hoisted further. Returns the
+        earlier value if the same text has been emitted in that scope.
         """
         for arg in args:
             if arg.depth > depth:
@@ -170,7 +176,7 @@ class Emitter:
             self._names += 1
             value = scope.memo[text] = Value(f"%t{self._names}", dtype, lanes, depth)
             scope.lines.append(f"  {value.name} = {text}")
-        # int8 and uint8 are one type to LLVM: an equal text may be of the other sign.
+        # int8 and uint8 are one type to LLVM: an equal text may have the other signedness.
         return value if value.dtype is dtype else value._replace(dtype=dtype)
 
     def open(self, line: str) -> None:
@@ -178,7 +184,7 @@ class Emitter:
         self._opening[f"  {line}"] = None
 
     def again(self, dtype: DType | None, lanes: int, template: str, *args: Value) -> Value:
-        """Emit into the innermost scope what may have another result than the last time."""
+        """Emit an instruction that may have another result each time into the innermost scope."""
         return self.emit(
             dtype, lanes, f"{template} ; {self._names}", *args, depth=len(self._scopes) - 1
         )
@@ -188,7 +194,7 @@ class Emitter:
         self._scopes[-1].lines.append(f"  {line}")
 
     def do(self, function: str, *args: Value | int) -> None:
-        """Call an intrinsic for its effect; numbers are bytes that it takes as constants."""
+        """Call an intrinsic for its effect; numbers are constant bytes."""
         types = ["i8 immarg" if isinstance(arg, int) else arg.type for arg in args]
         self.declarations.add(f"declare void @{function}({', '.join(types)})")
         operands = [f"i8 {a}" if isinstance(a, int) else f"{a.type} {a.name}" for a in args]
@@ -206,7 +212,7 @@ class Emitter:
         return found
 
     def splat(self, value: Value, lanes: int) -> Value:
-        """The scalar in every lane; vectors stay as they are."""
+        """The scalar in every lane; vectors are unchanged."""
         if lanes == 1 or value.lanes != 1:
             return value
         if value.const is not None:
@@ -241,7 +247,7 @@ class Emitter:
         )
 
     def shuffle(self, a: Value, b: Value | None, lanes: Sequence[int | None]) -> Value:
-        """Lanes picked from `a` and `b`; the lanes of `b` are numbered on after the last of `a`.
+        """Lanes selected from `a` and `b`; the lanes of `b` are numbered after the last of `a`.
 
         A lane that is None is arbitrary.
         """
@@ -282,7 +288,7 @@ class Emitter:
         return found
 
     def named_size(self, value: Value, low: int, high: int) -> int:
-        """An i64 as a size: in the scope where it is known, sizes may be made of it."""
+        """An i64 as a named size, which sizes in its scope may refer to."""
         dimension = Dimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
         return open_size(dimension)
@@ -313,14 +319,14 @@ class Emitter:
         if bytes_ < 0 or not self.target.family.modules or pointer.name not in self.forward:
             where = f"getelementptr i8, ptr %s, i64 {bytes_}"
             return self.emit(None, 1, where, pointer, depth=depth)
-        # WebAssembly adds an offset without wrapping: part of a load only if that is said to hold.
+        # WebAssembly adds an offset without wrapping: it is part of a load only with this flag.
         where = f"getelementptr nuw i8, ptr %s, i64 {bytes_}"
         moved = self.emit(None, 1, where, pointer, depth=depth)
         self.forward.add(moved.name)
         return moved
 
     def multiple(self, value: Value, factor: int) -> Value:
-        """An i64 times a constant or a size, as addresses take it.
+        """An i64 times a constant or a size, for use in addresses.
 
         In an innermost loop, a multiple of the counter is carried and added to: LLVM's pass that
         finds such multiples (loop strength reduction) takes a third of its time.
@@ -335,7 +341,7 @@ class Emitter:
             return self.emit(DType.INT64, 1, "mul nsw i64 %s, %s", value, size)
         found = scope.multiples.get(factor)
         if found is None:
-            self.size(factor)  # in front of the loop, which adds it
+            self.size(factor)  # before the loop, which adds it
             self._names += 1
             found = Value(f"%t{self._names}", DType.INT64, 1, value.depth)
             scope.multiples[factor] = found
@@ -344,7 +350,7 @@ class Emitter:
     def moved(self, pointer: Value, value: Value, factor: int) -> Value:
         """A pointer and a multiple of an i64, in bytes.
 
-        In an innermost loop, where no addressing mode adds the two, the pointer itself is carried.
+        In an innermost loop, if no addressing mode adds the two, the pointer itself is carried.
         """
         scope = self._scopes[value.depth]
         carried = self.target.family.pointer_reach > 0 and value.name == scope.counter
@@ -353,7 +359,7 @@ class Emitter:
             return self.emit(None, 1, "getelementptr i8, ptr %s, i64 %s", pointer, bytes_)
         found = scope.pointers.get((pointer, factor))
         if found is None:
-            self.size(factor)  # in front of the loop, which adds it
+            self.size(factor)  # before the loop, which adds it
             self._names += 1
             found = Value(f"%t{self._names}", None, 1, value.depth)
             scope.pointers[pointer, factor] = found
@@ -370,7 +376,7 @@ class Emitter:
     ) -> list[Value]:
         """A run-time loop over [low, high) that carries values; returns their last versions.
 
-        Where pointers are carried and nothing else reads the counter, it counts down.
+        If pointers are carried and no other instruction reads the counter, it counts down.
         """
         self._loops += 1
         number = self._loops

@@ -1,4 +1,4 @@
-"""What the stores of a compute read and write, and in which order they may be."""
+"""Reads, writes and permitted order of a compute's stores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilewright.compiler.sizes import is_open
 
 
 def may_wait(context: Context, stores: Sequence[Store]) -> bool:
-    """Whether all sums of a tile become results before the first of them is stored.
+    """Whether all results of a tile are computed before the first of them is stored.
 
-    Where a core runs instructions in order, each result then stays in the register of its sum, so
-    that the steps of one run while others wait. If it were stored at once, all of them would take
-    turns in one register. Results of several stores would not find registers.
+    On an in-order core, each result then stays in the register of its sum, so that the steps of one
+    run while others wait. If it were stored at once, all of them would use one register in turn.
+    Results of several stores would not fit into registers.
     """
     if not waits(context.emitter.target) or len(stores) != 1:
         return False
@@ -26,7 +26,7 @@ def may_wait(context: Context, stores: Sequence[Store]) -> bool:
 
 
 def are_apart(stores: Sequence[Store]) -> bool:
-    """Whether no store of several reads, at the same point, what another one writes."""
+    """Whether no store of several reads, at the same point, an element that another one writes."""
     written = [store.target for store in stores]
     read = [
         {
@@ -46,7 +46,7 @@ def are_apart(stores: Sequence[Store]) -> bool:
 
 
 def _is_elsewhere(load: Load, target: Load) -> bool:
-    """Whether a load reads another element than a target is, wherever both are."""
+    """Whether a load reads another element than a target's, at all points."""
     if load.tensor.name != target.tensor.name:
         return True
     if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:

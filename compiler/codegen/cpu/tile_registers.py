@@ -6,11 +6,11 @@ A register tile of 20 rows and two vectors of columns, on registers of 16 rows:
     left 0     sums 0,  sums 1      rows 0 to 15
     left 1     sums 2,  sums 3      rows 16 to 19
 
-The sums stay in their registers throughout the reduction. Then they go to the stack, and what is
-made of them is computed on vectors, row by row.
+The sums stay in their registers throughout the reduction. Then they are stored to the stack, and
+all further operations are computed on vectors, row by row.
 
 Each register has a shape of its own, so that tails are smaller matrices and nothing is padded. The
-shapes are loaded in front of a register tile that has others than the one before it.
+shapes are loaded before a register tile whose shapes differ from the previous one's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SUM_BYTES = 4
 def tile_registers(
     context: Context, compute: Compute, spatial: Sequence[Tile]
 ) -> RegisterMatrices | None:
-    """The register tile of a compute that multiplies matrices; None of any other.
+    """The register tile of a compute that multiplies matrices; None for any other.
 
     Raises:
         ScheduleError: if the target has no such instruction for its types.
@@ -114,7 +114,7 @@ class RegisterMatrices:
             emitter.do(registers.zero, number)
 
     def _configure(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Load the shapes, unless they are those in use."""
+        """Load the shapes, unless they are already in use."""
         emitter, registers = self._emitter, self._registers
         name = "@tiles_" + "_".join(f"{rows}x{width}" for rows, width in shapes)
         content = registers.shapes(shapes)
@@ -124,7 +124,7 @@ class RegisterMatrices:
         )
         size = (registers.count - 2) * registers.rows * registers.row_bytes
         emitter.open(f"%tile_stack = alloca [{size} x i8], align 64")
-        # Behind this, reads of sums do not look like registers that were spilled.
+        # After this, reads of sums are not counted as register spills.
         emitter.open(f'{_SUMS.name} = call ptr asm "", "=r,0"(ptr %tile_stack)')
         emitter.open(f"{_SHAPES.name} = alloca ptr, align 8")
         emitter.open(f"store ptr null, ptr {_SHAPES.name}, align 8")
@@ -142,10 +142,10 @@ class RegisterMatrices:
         self._context.has_matrices = True
 
     def multiply(self, accesses: Accesses, points: Points) -> None:
-        """Add what one step of the reduction gives.
+        """Add the products of one step of the reduction.
 
         Raises:
-            ScheduleError: if the rows of a factor do not lie at equal distances.
+            ScheduleError: if the rows of a factor are not equidistant in memory.
         """
         emitter, registers = self._emitter, self._registers
         if points.variables[self._places[self._dot]].count != self._groups:
@@ -188,7 +188,7 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """The sums of each row, as vectors; each is read where it is asked for."""
+        """The sums of each row, as vectors; each is read on access."""
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
         for number in range(len(self._heights) * self._vectors):
@@ -215,7 +215,7 @@ class RegisterMatrices:
 
 
 class _Sums(Mapping[Point, Partial]):
-    """Sums by their points. None is read before it is used: a tile has more than registers hold."""
+    """Sums by their points. Each is read only on use: a tile has more than registers hold."""
 
     def __init__(self, matrices: RegisterMatrices) -> None:
         self._matrices = matrices
@@ -232,7 +232,7 @@ class _Sums(Mapping[Point, Partial]):
 
 
 def release(context: Context) -> None:
-    """End the use of matrices, if a stage made any."""
+    """End the use of matrix registers, if a stage used any."""
     registers = context.emitter.target.tiles
     if context.has_matrices and registers is not None:
         context.emitter.do(registers.release)

@@ -1,4 +1,4 @@
-"""Loads of scalars and vectors, and the masks of vectors that have fewer lanes in use."""
+"""Loads of scalars and vectors, and masks of vectors with fewer active lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.compiler.sizes import is_open, known_divisor
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
-    """A mask with the first `active` lanes set; a constant unless they are a size."""
+    """A mask with the first `active` lanes set; a constant unless the number is dynamic."""
     if is_open(active):
         numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
         count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
@@ -27,14 +27,14 @@ def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class LoadSite:
-    """Where an element, or the lanes of a vector, are loaded, and when.
+    """The place and depth of the load of an element, or of the lanes of a vector.
 
     Attributes:
-        access: from the base of the row that they are in.
+        access: relative to the base of its row.
         offset: bytes from that base to the element, or to the first lane.
-        active: lanes in use; 0 of a scalar.
-        depth: that of the scope in which the load is done.
-        tag: tells apart loads before and after a write.
+        active: active lanes; 0 for a scalar.
+        depth: of the scope of the load.
+        tag: distinguishes loads before and after a write.
     """
 
     emitter: Emitter
@@ -50,29 +50,29 @@ class LoadSite:
 
     @property
     def separate(self) -> Sequence[int]:
-        """Offsets of the active lanes. Raises ScheduleError for an open number of them."""
+        """Offsets of the active lanes. Raises ScheduleError for a dynamic number of them."""
         return [self.access.lane_offsets[n] for n in separate_lanes(self.access, self.active)]
 
     @property
     def dtype(self) -> DType:
-        """What memory holds, or a group of elements that are loaded as one."""
+        """The type in memory, or of a group of elements that are loaded as one."""
         access = self.access
         return access.packed_dtype if access.packed > 1 else stored_dtype(access.tensor.dtype)
 
     def scalar(self, behind: int = 0, dtype: DType | None = None) -> Value:
-        """The element so many bytes behind the first one."""
+        """The element `behind` bytes after the first one."""
         return self.element(self.pointer(behind), dtype)
 
     def element(self, where: Value, dtype: DType | None = None) -> Value:
-        """The element that a pointer leads to."""
+        """The element at a pointer."""
         dtype = dtype or self.dtype
         text = f"load {element(dtype)}, ptr %s, align {self.access.tensor.dtype.bytes}{self.tag}"
         return self.emitter.emit(dtype, 1, text, where, depth=self.depth)
 
     def vector(self, lanes: int, active: int, behind: int = 0, dtype: DType | None = None) -> Value:
-        """Elements side by side from so many bytes behind the first one, of which `active` exist.
+        """Contiguous elements from `behind` bytes after the first one on, of which `active` exist.
 
-        A packed element may lie anywhere, any other one at a multiple of its size.
+        A packed element may have any alignment, any other one that of its size.
         """
         emitter, dtype = self.emitter, dtype or self.dtype
         where, vector = self.pointer(behind), type_text(dtype, lanes)
@@ -92,7 +92,7 @@ class LoadSite:
         return emitter.emit(dtype, lanes, text, where, mask, depth=self.depth)
 
     def pointer(self, behind: int) -> Value:
-        """That to so many bytes behind the first element."""
+        """The pointer to `behind` bytes after the first element."""
         assert self.access.base is not None
         return self.emitter.offset(self.access.base, self.offset + behind, self.depth)
 
@@ -110,7 +110,7 @@ def separate_lanes(access: Access, active: int) -> range:
 
 
 def stored_dtype(dtype: DType) -> DType:
-    """What LLVM loads and stores: 16-bit floats as their bits. Where a target has no instructions
+    """The type that LLVM loads and stores: 16-bit floats as bits. If a target has no instructions
     for them, LLVM calls a library to move them, or aborts."""
     if dtype is DType.BOOL:
         return DType.UINT8

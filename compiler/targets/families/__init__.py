@@ -1,8 +1,8 @@
-"""CPU families: all that the compiler knows of an architecture, one module each.
+"""CPU families: all facts about an architecture that the compiler uses, one module per family.
 
-A module has `FAMILY`, and nothing lists it. What is common to all CPUs is in the code that asks;
-what differs is data here, so that no other module needs a table by architecture. Nothing here
-imports more than the standard library and NumPy: devices read these descriptions too.
+A module defines `FAMILY` and is discovered automatically. Code common to all CPUs is in the
+callers; differences are data here, so that no other module needs a table by architecture. These
+modules import only the standard library and NumPy: devices read the descriptions too.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ class CoreModel:
         fma_units: pipes of fused multiply-adds, each `fma_bits` wide; a wider vector takes several
             passes. Likewise `load_units` and `store_units`.
         fma_latency: cycles until a sum can be added to again.
-        narrow_loads: loads of single elements a cycle, also those that are spread over a vector.
-        reorder_buffer: operations in flight; 0 for a core that works in order.
-        cache_bytes: first, second and third level, where the device does not say; a missing level
-            repeats the one inside it. Untuned schedules are always chosen for these.
-        level1_ways: lines that a set of the first level holds.
-        bytes_per_cycle: what second level, third level and memory deliver to one core.
+        narrow_loads: loads of single elements per cycle, including broadcasts to a vector.
+        reorder_buffer: operations in flight; 0 for an in-order core.
+        cache_bytes: default sizes of the first, second and third level, if the device does not
+            report them; a missing level repeats the one before it. Untuned schedules always use
+            these.
+        level1_ways: associativity of the first level.
+        bytes_per_cycle: bandwidth of second level, third level and memory for one core.
         tile_cycles: to start and end a register tile that has loops: a mispredicted loop end, a
-            drained pipe. `written_out_cycles` is the same of a tile without loops.
-        iteration_cycles: of a run-time loop around the innermost points; most of it runs beside the
-            multiply-adds.
+            drained pipe. `written_out_cycles` is the same for a tile without loops.
+        iteration_cycles: of a run-time loop around the innermost points; most of it overlaps with
+            the multiply-adds.
         extremum_latency: of a maximum, in multiply-adds: a comparison and a selection.
         ending_cycles: latency of an operation at the end of a sum.
         spill_cycles: to store a vector to the stack and load it again.
-        set_miss_cycles: a load waits so long for each row beyond the ways of its set, and two more.
-        panel_bytes: the largest panel of weights that is taken to stay in the first level while
+        set_miss_cycles: delay of a load for each row beyond the ways of its set, plus two more.
+        panel_bytes: the largest panel of weights that is assumed to stay in the first level while
             tiles of rows pass. On a core of 48 KiB, 48 instead of 32 led to tiles 8 % slower.
-        crossing_load: what a vector that lies in two cache lines costs in addition, in loads;
+        crossing_load: additional cost, in loads, of a vector that crosses a cache line;
             `crossing_store` in stores.
         weight_macs: multiplications in the time in which one float32 weight comes from memory.
-        strassen_rows: rows from which on Strassen's algorithm gains, at least.
-        strassen_levels: how often products are cut into seven where that may gain, at most.
+        strassen_rows: minimum number of rows at which Strassen's algorithm gains.
+        strassen_levels: maximum levels of Strassen's algorithm.
         translated_pages: pages of 4 KiB whose addresses the second-level TLB translates.
-        level2_ways: lines that a set of the second level holds.
-        prefetch_bytes: how far ahead untuned products ask for their weights; 0 leaves it to the
-            hardware, also where nobody measured it.
-        load_slots: what a load beside multiply-adds costs, in multiply-adds: most of it is hidden.
-        sums_share: of the registers, what the sums of a register tile should take.
-        prefetch_rows: rows of a tile that gains from asking, where no other tile reads the same
-            weights. With fewer, weights are read as fast as the memory gives them.
+        level2_ways: associativity of the second level.
+        prefetch_bytes: prefetch distance of weights in untuned products; 0 leaves it to the
+            hardware, and is the default without a measurement.
+        load_slots: cost of a load next to multiply-adds, in multiply-adds: most of it is hidden.
+        sums_share: share of the registers that the sums of a register tile should use.
+        prefetch_rows: minimum rows of a tile that gains from prefetching, if no other tile reads
+            the same weights. With fewer rows, weights are read at the speed of the memory.
     """
 
     fma_units: float
@@ -93,8 +94,8 @@ class CoreModel:
     sums_share: float = 0.62
 
     def narrowed(self, vector_bits: int) -> CoreModel:
-        """The same core running code for vectors of so many bits: pipes that are wider have no more
-        to do, and while a weight comes there is time for fewer products."""
+        """The same core running code for narrower vectors: wider pipes do the same number of
+        operations, and fewer products fit into the time in which a weight arrives."""
         if self.fma_bits <= vector_bits:
             return self
         macs = self.weight_macs * vector_bits / self.fma_bits
@@ -108,18 +109,20 @@ class CoreModel:
 
     @property
     def set_stride(self) -> int:
-        """Addresses this many bytes apart fall into the same set of the first-level cache."""
+        """Addresses that differ by this number of bytes belong to the same set of the first-level
+        cache."""
         return self.cache_bytes[0] // self.level1_ways
 
     @property
     def kept_bytes(self) -> int:
-        """How much of one kind the second-level cache holds beside the others: half of it."""
+        """Bytes of one kind of data that stay in the second-level cache next to others: half of
+        it."""
         return self.cache_bytes[1] // 2
 
     @property
     def reread_bytes(self) -> int:
-        """How much can be read again and again at little cost: twice the second level, if the third
-        holds that."""
+        """Bytes that can be read repeatedly at little cost: twice the second level, if the third
+        level holds that."""
         return min(2 * self.cache_bytes[1], self.cache_bytes[2])
 
 
@@ -127,16 +130,16 @@ class CoreModel:
 class DotInstruction:
     """`accumulator + sum(left[i] * right[i])` over groups of narrow elements.
 
-    Operands are vectors of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side.
+    Operands are vectors of 32-bit elements, each 4 bytes or 2 adjacent elements of 16 bits.
 
     Attributes:
         feature: the LLVM feature that has it; "": every target does.
-        operand: the type in which the intrinsic takes the elements of its operands.
+        operand: the element type of the intrinsic's operands.
         intrinsic: number of accumulators -> LLVM's name, ascending.
         accumulates: whether the intrinsic takes the accumulator, before its operands; if not, its
             sums are added to it.
-        reversed: whether it takes them in the opposite order, the accumulator last.
-        seven_bits: whether it multiplies only `left` elements whose eighth bit is clear.
+        reversed: whether it takes the operands in the opposite order, the accumulator last.
+        seven_bits: whether it requires `left` elements whose eighth bit is clear.
     """
 
     feature: str
@@ -151,17 +154,17 @@ class DotInstruction:
 
 
 MATRIX_BITS = 128
-"""Of the vectors that a MatrixInstruction takes: two rows of 8 bytes, or four sums."""
+"""Bits of a MatrixInstruction's vectors: two rows of 8 bytes, or four sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideningProduct:
-    """`int32(left[i]) * int32(right[i])` of vectors of int16, by an instruction that widens them.
+    """`int32(left[i]) * int32(right[i])` of vectors of int16, by a widening multiply instruction.
 
     Attributes:
-        feature: the LLVM feature that has it; "" where every target of the family does.
-        intrinsic: LLVM's name; "" where LLVM takes it for a product of what is widened, and one
-            factor may be a scalar that is loaded by itself.
+        feature: the LLVM feature that has it; "" if every target of the family does.
+        intrinsic: LLVM's name; "" if LLVM matches a product of widened operands, of which one
+            factor may be a scalar loaded alone.
         lanes: of the intrinsic; 0: any.
     """
 
@@ -174,8 +177,8 @@ class WideningProduct:
 class MatrixInstruction:
     """`sums[i, j] += sum(left[i, k] * right[j, k])`: matrices of two rows each in one vector.
 
-    The rows of `left` and of `right` are 8 bytes of narrow elements, the four sums have 32 bits:
-    those of the first row of `left` first.
+    The rows of `left` and of `right` are 8 bytes of narrow elements. The four sums have 32 bits
+    each; those of the first row of `left` come first.
 
     Attributes:
         feature: the LLVM feature that has it.
@@ -193,7 +196,8 @@ class MatrixInstruction:
 class TileProduct:
     """`sums[i, j] += sum(left[i, k] * right[k, j])` over registers that hold matrices.
 
-    A row of `right` has the elements of four bytes of a row of `left`, for each sum side by side.
+    A row of `right` has, for each sum, the elements that match four bytes of a row of `left`,
+    adjacent to each other.
 
     Attributes:
         feature: the LLVM feature that has it.
@@ -213,15 +217,15 @@ class TileRegisters:
 
     Attributes:
         feature: the LLVM feature that has them.
-        count, rows, row_bytes: how many there are, and how large each may be.
+        count, rows, row_bytes: number of registers, and the maximum size of each.
         row_cycles: cycles until the core takes the next row of a left factor.
         latency: cycles until a product can be added to again.
-        shapes: rows, and bytes in a row, of each register in use -> what `configure` reads.
+        shapes: rows, and bytes per row, of each register in use -> the data that `configure` reads.
         configure: takes a pointer to the shapes. It sets every register to zero.
         release: ends the use of the registers.
         zero: takes a register's number.
         load, store: take a register's number, a pointer, and the bytes from one row to the next.
-        products: what multiplies them.
+        products: the multiply instructions.
     """
 
     feature: str
@@ -243,7 +247,7 @@ class TileRegisters:
 class LaneIntrinsic:
     """An LLVM intrinsic that applies one operation to every lane of a float32 vector.
 
-    `constants` follow the operands: type and value of each.
+    `constants` are further arguments after the operands: type and value of each.
     """
 
     feature: str
@@ -256,8 +260,7 @@ class LaneIntrinsic:
 class ByteLookup:
     """An LLVM intrinsic `name(left, positions, right)` on vectors of bytes.
 
-    Each byte of `positions` picks one of the bytes of both tables: by its low bits, as many as
-    number them.
+    The low bits of each byte of `positions` select one of the bytes of both tables.
     """
 
     feature: str
@@ -266,19 +269,20 @@ class ByteLookup:
 
 
 LEAST_SCALABLE_BITS = 128
-"""Of vector registers whose length the device decides: SVE and RISC-V's V demand it."""
+"""Minimum bits of vector registers whose length the device determines, as SVE and RISC-V's V
+require."""
 
 _NEVER = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblySyntax:
-    """How LLVM prints vector registers, the stack, stores and fused operations.
+    """LLVM's assembly syntax for vector registers, the stack, stores and fused operations.
 
     `vector`, `stack`, `frame` and `store_operands` are searched in an instruction's operands, `fma`
-    and `store_name` in its name. `frame` counts in functions that have a line of `frame_setup`.
-    `register` finds a vector register by any of its names: its `kind` and `number`. `parts` says of
-    which kinds several, numbered on, lie in one register.
+    and `store_name` in its name. `frame` applies to functions that have a line of `frame_setup`.
+    `register` finds a vector register by any of its names: its `kind` and `number`. `parts` gives
+    the number of consecutive registers of a kind that lie in one register.
     """
 
     vector: re.Pattern[str] = _NEVER
@@ -305,76 +309,80 @@ class Family:
     """A CPU family.
 
     Attributes:
-        name: as it stands first in LLVM's triples.
-        machines: what operating systems call the architecture, in lower case.
+        name: the first component of LLVM's triples.
+        machines: operating systems' names of the architecture, in lower case.
         targets: the described targets.
-        baselines: names of targets that are no CPU's, the weakest first.
+        baselines: names of targets that describe no single CPU, the weakest first.
         processors: pattern of `DeviceFacts.processor` -> the target that describes the CPU.
-        core_names: `DeviceFacts.processor` -> the name of the core, for people; `processors` names
-            cores by what LLVM schedules them as.
-        linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" where Linux
-            has none. Features that are not here cannot be detected, or do not change kernels.
+        core_names: `DeviceFacts.processor` -> the name of the core, for people; `processors` has
+            the names of LLVM's scheduling models.
+        linux_features: LLVM's names of features -> Linux' names in /proc/cpuinfo; "" if Linux has
+            none. Missing features cannot be detected, or do not change kernels.
         known_features: name of a target -> features that its CPUs have and Linux does not report.
-        implied_features: name of an LLVM CPU -> features that it turns on beside those of a target.
+        implied_features: name of an LLVM CPU -> features that it enables in addition to a target's.
         core: the model of a core that `cores` does not list; `cores` has models by LLVM's name of
             the CPU.
-        detect: the host as a target from LLVM's triple, CPU and features (True: present); None
-            where LLVM tells less than Linux does.
+        detect: the host as a target from LLVM's triple, CPU and features (True: present); None if
+            LLVM reports less than Linux does.
         dot: instructions that add products of narrow elements, the best first.
         matrix: instructions that multiply small matrices of narrow elements.
-        tiles: registers that hold matrices, and what multiplies them; None without any.
+        tiles: registers that hold matrices, and their multiply instructions; None without them.
         scale: intrinsics for `x * 2**n`.
         conversions: 16-bit floats -> the feature whose instructions convert vectors of them to
-            float32 and back ("": every target has them); others are converted by integer
-            arithmetic.
+            float32 and back ("": every target has them); integer arithmetic converts the others.
         fused: 16-bit floats -> the feature that multiplies and adds vectors of them with one
-            rounding; others take that way through float32.
-        masked: features that load and store vectors under a mask made at run time, with the fewest
-            bytes of an element.
+            rounding; the others are computed in float32.
+        masked: features that load and store vectors under a run-time mask, with the minimum bytes
+            of an element.
         syntax: of assembly text.
-        scan_stack: finds accesses to the stack in object code; None where nothing does.
-        granted: features, by LLVM's names, that a process has once the system grants them.
-        ask: asks the system for these; whether it grants them. Where the CPU has none, it does not.
-        elf_machine: `e_machine` of an ELF header; 0 where objects are none.
-        code_level: LLVM's optimisation level for code generation. 1 leaves out the scheduler after
+        scan_stack: finds accesses to the stack in object code; None if not implemented.
+        granted: features, by LLVM's names, that a process may use only after the system grants
+            them.
+        ask: requests them from the system; returns whether it grants them. False if the CPU lacks
+            them.
+        elf_machine: `e_machine` of an ELF header; 0 if objects are not ELF.
+        code_level: LLVM's optimisation level for code generation. 1 omits the scheduler after
             register allocation, which out-of-order cores do not need.
         relocation: LLVM's relocation model.
         pointer_bytes: of an address.
-        rounding: the feature whose instructions round floats to integers; None: there are none.
-        scalable: features whose registers are as long as the device makes them -> the least bits
-            that they promise; 0: those of the target's vectors. Every device has 128.
+        rounding: the feature whose instructions round floats to integers; None without such
+            instructions.
+        scalable: features whose register length the device determines -> the minimum bits that they
+            guarantee; 0: those of the target's vectors. Every device has 128.
         lane_factor_bits: width of vectors that instructions multiply by one lane of another; 0
-            where they do not.
+            without such instructions.
         lone_factors: the feature whose multiply-adds take one element of memory, or a scalar, for
-            all lanes; "": every target's do.
+            all lanes; "": every target has them.
         scalars_ahead: the feature that loads a number into all lanes ("": every target does), and
-            how many scalars LLVM loads ahead without it, each in a register until it is spread.
-        pointer_reach: bytes from a pointer that its loads reach at no cost, two of them together
-            where one instruction loads two vectors, but no index is added; 0 where an index is, so
-            that loops need no pointers of their own.
-        vscale_bits: what LLVM counts the length of such registers in, where no feature says it.
-        helpers: functions that the architecture's ABI promises for what has no instructions.
-        c_target: what zig calls it, for a C library that it names.
-        c_processor: what zig calls the weakest CPU of the described targets, where its own default
-            is another.
+            the number of scalars that LLVM loads ahead without it, each in a register until it is
+            broadcast.
+        pointer_reach: offset in bytes that a load can add to a pointer at no cost, or a load of two
+            vectors, if addressing modes add no index; 0 if they do, so that loops need no pointers
+            of their own.
+        vscale_bits: LLVM's unit for the length of scalable registers, if no feature states the
+            length.
+        helpers: functions that the architecture's ABI provides for operations without instructions.
+        c_target: zig's name of the target, for a C library named by it.
+        c_processor: zig's name of the weakest CPU among the described targets, if its default
+            differs.
         modules: whether programs are modules that JavaScript runs, and no process loads a library.
-        fma_intrinsic: what LLVM makes the target's multiply-add of.
-        holds_sums: whether LLVM moves a sum of products to where it is read last, away from where
-            it is written in the text: it nests the steps of an unrolled loop in one another, whose
-            factors then all wait in registers.
-        extrema_of_nan: whether an instruction gives the larger or smaller of two floats, and NaN if
-            one of them is.
+        fma_intrinsic: the intrinsic that LLVM lowers to the target's multiply-add.
+        holds_sums: whether LLVM moves a sum of products from its place in the text to its last
+            reader. It then nests the steps of an unrolled loop in one another, and their factors
+            all wait in registers.
+        extrema_of_nan: whether an instruction returns the larger or smaller of two floats, and NaN
+            if one of them is NaN.
         narrows: intrinsics that round four float32 to int32, narrow these to uint16, and eight of
-            these to uint8, all with saturation; None where there are none.
-        joined: the feature whose instructions work on several vectors together, and on how many
-            bits at most: neighbouring vectors of a tile share scalars, addresses and branches.
-        scalar_factors: the feature that multiplies vectors by scalars in registers of their own;
-            "": none does.
+            these to uint8, all with saturation; None without them.
+        joined: the feature whose instructions work on several vectors together, and the maximum
+            number of bits: neighbouring vectors of a tile share scalars, addresses and branches.
+        scalar_factors: the feature that multiplies vectors by scalars in separate registers; "": no
+            target has it.
         nearest: the feature that rounds a vector of floats to the nearest integers as it converts
-            it, and whose extrema take a number before NaN; "": no instruction does.
-        widening: the multiplication of int16 in int32; None where that is no faster than to widen
-            them first.
-        splits_pairs: whether an instruction makes a vector of every second element of two others.
+            it, and whose extrema prefer a number to NaN; "": no instruction does.
+        widening: the multiplication of int16 in int32; None if widening first is as fast.
+        splits_pairs: whether an instruction builds a vector from every second element of two
+            others.
         saturates: whether the instructions that convert floats to integers of 32 bits and more
             saturate.
     """
@@ -430,7 +438,7 @@ class Family:
     saturates: bool = True
 
     def named(self, processor: str) -> str:
-        """The target that describes a CPU (`DeviceFacts.processor`); "" if none does."""
+        """The target that describes a CPU (`DeviceFacts.processor`); "" if no target does."""
         found = (name for text, name in self.processors.items() if re.search(text, processor))
         return next(found, "")
 
@@ -441,7 +449,7 @@ class Family:
         return frozenset({*found, *self.known_features.get(self.named(processor), ())})
 
     def register_bits(self, switches: Iterable[str], vector_bits: int) -> int:
-        """The length of scalable registers that code relies on; 0 where every device has it.
+        """The length of scalable registers that code relies on; 0 if every device has it.
 
         Args:
             switches: in LLVM's notation ("+sve", "-gfni").
@@ -460,12 +468,12 @@ class Family:
     def missing(
         self, cpu: str, switches: Iterable[str], processor: str, linux_names: Collection[str]
     ) -> tuple[str, ...]:
-        """Features that code asks for and a CPU lacks; what cannot be detected counts as present.
+        """Features that code requires and a CPU lacks; an undetectable feature counts as present.
 
-        If the operating system names no features, none can be detected.
+        If the operating system reports no features, none can be detected.
 
         Args:
-            cpu: LLVM's name of the CPU that the code was made for.
+            cpu: LLVM's name of the CPU that the code was generated for.
             switches: in LLVM's notation ("+avx2", "-gfni").
             processor: `DeviceFacts.processor`.
             linux_names: `DeviceFacts.features`.
@@ -482,7 +490,7 @@ class Family:
 
 
 def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
-    """Detected features as LLVM's switches, sorted; absent ones are turned off by name.
+    """Detected features as LLVM's switches, sorted; absent ones are disabled explicitly.
 
     A hypervisor may hide an instruction set that the CPU's name implies.
     """
@@ -491,7 +499,7 @@ def switches(features: Mapping[str, bool]) -> tuple[str, ...]:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family, by the names of their modules."""
+    """Every family, in the order of their modules' names."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").FAMILY for name in names)
 

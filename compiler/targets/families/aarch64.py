@@ -46,7 +46,7 @@ _LINUX_FEATURES = {
 
 _PROCESSORS = {
     # Implementer and part, as in LLVM's Host.cpp. Cores that LLVM schedules by the model of another
-    # count as that one: A57 as A72; A77, A78 and Kryo 4xx Gold as A76.
+    # are mapped to that: A57 to A72; A77, A78 and Kryo 4xx Gold to A76.
     r"^0x41-0xd03$": "cortex-a53",
     r"^0x41-0xd05$": "cortex-a55",
     r"^0x41-0xd0[78]$": "cortex-a72",
@@ -110,13 +110,13 @@ def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
 
 _LOAD_SLOTS = 0.5
 _SUMS_SHARE = 0.5
-"""Of all cores: with them the fewest instructions are counted, at equal cycles of LLVM's models."""
+"""For all cores: this share gives the fewest instructions at equal cycles in LLVM's models."""
 
 # Units, widths, latencies, reorder buffers and penalties of mispredicted branches (of which a tile
 # takes five eighths, as on Zen 4): LLVM's AArch64SchedA53.td, A55, A57 (for A72), NeoverseN1 (for
 # A76), NeoverseV1, NeoverseV2 and Cyclone, and Arm's software optimization guides. The latency of a
-# multiply-add is that of its accumulator, which pipes take late. Caches and TLBs are those of the
-# technical reference manuals in their usual sizes; bytes a cycle are half of the widths given
+# multiply-add is that of its accumulator, which pipes read late. Caches and TLBs are those of the
+# technical reference manuals in their usual sizes. Bytes per cycle are half of the widths given
 # there, which is what cores sustain.
 _A76 = CoreModel(
     fma_units=2,

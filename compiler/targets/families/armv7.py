@@ -20,7 +20,8 @@ _LINUX_FEATURES = {
 }
 
 _PROCESSORS = {
-    # Implementer and part, as in LLVM's Host.cpp. A5, A8 and A32 run what the weakest target asks.
+    # Implementer and part, as in LLVM's Host.cpp. A5, A8 and A32 run the code of the weakest
+    # target.
     r"^0x41-0xc07$": "cortex-a7",
     r"^0x41-0xc09$": "cortex-a9",
     r"^0x41-0xc0[def]$": "cortex-a15",
@@ -29,7 +30,7 @@ _PROCESSORS = {
 
 def _target(name: str, cpu: str, *features: str) -> Target:
     enabled = tuple(sorted(f"+{feature}" for feature in ("neon", "vfp3", *features)))
-    fma = "vfp4" in features  # VFPv3's vmla rounds twice, and LLVM does not take it for a sum
+    fma = "vfp4" in features  # VFPv3's vmla rounds twice, and LLVM does not use it for llvm.fma
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=128, vector_registers=16, fma=fma)
 
 
@@ -43,7 +44,7 @@ _TARGETS = (
 
 # Units, widths and latencies: LLVM's ARMScheduleA8.td (for A7, which has no model of its own),
 # A9.td and ARMScheduleSwift.td's neighbours for A15, and Arm's technical reference manuals, whose
-# cache sizes are the usual ones. Bytes a cycle are half of the widths given there.
+# cache sizes are the usual ones. Bytes per cycle are half of the widths given there.
 _A7 = CoreModel(
     fma_units=1,
     fma_bits=32,
@@ -98,8 +99,8 @@ _HELPERS = frozenset(
         *("ldivmod", "uldivmod", "idiv", "uidiv", "idivmod", "uidivmod"),
     )
 )
-"""Arm, "Run-time ABI for the Arm Architecture": integers of 64 bits and divisions. They are in
-libgcc and compiler-rt, with which every program is linked."""
+"""Arm, "Run-time ABI for the Arm Architecture": 64-bit integers and divisions. They are in libgcc
+and compiler-rt, with which every program is linked."""
 
 FAMILY = Family(
     name="armv7",

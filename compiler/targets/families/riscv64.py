@@ -1,7 +1,7 @@
 """RISC-V, 64 bits: with the vector extension 32 registers of a known length, else scalars.
 
 Registers are used in groups, which count as registers of 512 bits. Kernels hold vectors of a fixed
-length, so a description promises a minimal register length (Zvl). On shorter registers the
+length, so that a description requires a minimum register length (Zvl). On shorter registers the
 code would silently compute half of a vector.
 """
 
@@ -19,17 +19,17 @@ _SCALAR = ("a", "c", "d", "f", "m")
 
 
 def _scalar(name: str, cpu: str, *features: str) -> Target:
-    """Without V a vector is two float32, each in a register of its own."""
+    """Without V a vector is two float32, each in a separate register."""
     enabled = tuple(sorted(f"+{feature}" for feature in (*_SCALAR, *features)))
     return Target(name, _TRIPLE, cpu, enabled, vector_bits=64, vector_registers=16, abi="lp64d")
 
 
 _GROUP_BITS = 512
-"""Of the registers that an instruction works on together (V's LMUL): it is one instruction for two
-or four times the products, and scalars, addresses and branches are shared by as many. Eight groups
-of four hold seven sums and a panel. Two vectors of a tile are a group of eight: four of these hold
-three sums and a panel, with half as many instructions again. What no other vector stands beside,
-such as the last 16 of 144 channels, takes a group of four."""
+"""Bits of the registers that an instruction uses together (V's LMUL). It is one instruction for two
+or four times the products, which share scalars, addresses and branches. Eight groups of four hold
+seven sums and a panel. Two vectors of a tile are a group of eight: four of these hold three sums
+and a panel, with half as many instructions again. A vector without a neighbour, such as the last 16
+of 144 channels, takes a group of four."""
 
 
 def _vector(name: str, cpu: str, register_bits: int, *features: str) -> Target:
@@ -48,15 +48,15 @@ _TARGETS = (
 )
 
 _PROCESSORS = {
-    # Microarchitecture, vendor and number, as in LLVM's RISCVProcessors.td: some kernels print the
-    # one, some the others.
+    # Microarchitecture, vendor and number, as in LLVM's RISCVProcessors.td: kernels print either
+    # the microarchitecture or the numbers.
     r"^sifive,(u74|bullet0)|0x489-0x8000000000000007$": "sifive-u74",
     r"^spacemit,x60|0x710-0x8000000058000001$": "spacemit-x60",
 }
 
 _LINUX_FEATURES = {
     **{name: name for name in (*_SCALAR, "v", "zfh", "zfhmin", "zvfh", "zba", "zbb", "zbs")},
-    "zvl128b": "v",  # the V extension demands 128 bits; the device says more (`vector_bits`)
+    "zvl128b": "v",  # the V extension requires 128 bits; the device reports more (`vector_bits`)
 }
 
 _U74 = CoreModel(
@@ -79,7 +79,7 @@ _U74 = CoreModel(
     translated_pages=512,
 )
 _X60 = replace(
-    # LLVM's RISCVSchedSpacemitX60.td: vectors of 256 bits go through units of 128.
+    # LLVM's RISCVSchedSpacemitX60.td: vectors of 256 bits use units of 128 bits.
     _U74,
     fma_bits=128,
     load_bits=128,
@@ -107,7 +107,7 @@ FAMILY = Family(
     conversions={DType.FLOAT16: "zvfh"},
     widening=WideningProduct("v"),
     syntax=AssemblySyntax(
-        # Addresses of spilled vectors are computed, so only LLVM's comments tell spills.
+        # Addresses of spilled vectors are computed, so that only LLVM's comments identify spills.
         vector=re.compile(r"\bv\d+\b"),
         register=re.compile(r"\b(?P<kind>v)(?P<number>\d+)\b"),
         fma=re.compile(r"^v?fn?m(add|sub|acc|sac)|^vwmacc"),

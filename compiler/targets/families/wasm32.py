@@ -14,7 +14,7 @@ _SIMD = Target(
     cpu="generic",
     features=("+bulk-memory", "+nontrapping-fptoint", "+simd128"),
     vector_bits=128,
-    # V8 keeps two of x86-64's 16 for itself, and a product waits in one before it is added.
+    # V8 reserves two of x86-64's 16, and a product needs one before it is added.
     vector_registers=12,
     # Only relaxed SIMD has one; without it, llvm.fma becomes a call for every lane.
     fma=False,
@@ -29,8 +29,8 @@ _RELAXED = replace(
 
 _U8, _S8, _S16 = DType.UINT8, DType.INT8, DType.INT16
 
-# i32x4.relaxed_dot_i8x16_i7x16_add_s: what bytes of eight bits give, each CPU says for itself. Of
-# seven bits, no sum of two products leaves 16 bits, in which some CPUs saturate.
+# i32x4.relaxed_dot_i8x16_i7x16_add_s: its result for 8-bit operands depends on the CPU. With 7-bit
+# operands, no sum of two products exceeds 16 bits, at which some CPUs saturate.
 _DOT = (
     DotInstruction(
         "relaxed-simd",
@@ -54,7 +54,7 @@ FAMILY = Family(
     targets=(_SIMD, _RELAXED),
     baselines=("wasm32", "wasm32-relaxed"),
     core=CoreModel(
-        # The CPU below is unknown: these are facts of a wide core of today, with 128-bit vectors.
+        # The host CPU is unknown: these are facts of a current wide core, with 128-bit vectors.
         fma_units=2,
         fma_bits=128,
         fma_latency=4,
@@ -78,8 +78,8 @@ FAMILY = Family(
     relocation="static",
     pointer_bytes=4,
     modules=True,
-    # Relaxed SIMD's multiply-add rounds once or twice, as the CPU below likes it.
+    # Relaxed SIMD's multiply-add rounds once or twice, depending on the host CPU.
     fma_intrinsic="llvm.fmuladd",
-    # A machine with a stack: LLVM nests expressions, and engines compute them in that order.
+    # A stack machine: LLVM nests expressions, and engines compute them in that order.
     holds_sums=True,
 )

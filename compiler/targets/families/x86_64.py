@@ -83,7 +83,7 @@ _LINUX_FEATURES = {
 
 _PROCESSORS = {
     # Vendor, family, model, stepping, as in the tables of LLVM's Host.cpp. Broadwell is a Haswell
-    # with the same ports; Emerald and Granite Rapids have what Sapphire Rapids has.
+    # with the same ports; Emerald and Granite Rapids have the features of Sapphire Rapids.
     r"^GenuineIntel-6-(60|61|63|69|70|71|79|86)-": "haswell",
     r"^GenuineIntel-6-(78|94|142|158|165|166)-": "skylake",
     r"^GenuineIntel-6-85-[0-4]$": "skylake-avx512",
@@ -146,10 +146,10 @@ def _detect(triple: str, cpu: str, features: Mapping[str, bool]) -> Target:
 
 
 _COMMON = CoreModel(
-    # Of a Zen 4. AMD, "Software Optimization Guide for the Zen 4 Microarchitecture"; Fog,
-    # "Instruction tables".
-    # Cycles from tile_cycles on are of timings that `benchmarks/cost_model.py` collects. Bytes a
-    # cycle: the vendors' guides say 64, 32 and 10, and one core read 32, 26 and 8.
+    # Properties of a Zen 4. AMD, "Software Optimization Guide for the Zen 4 Microarchitecture";
+    # Fog, "Instruction tables".
+    # Cycles from tile_cycles on were fitted to timings that `benchmarks/cost_model.py` collects.
+    # Bytes per cycle: the vendors' guides say 64, 32 and 10, and one core read 32, 26 and 8.
     fma_units=2,
     fma_bits=256,
     fma_latency=4,
@@ -168,21 +168,21 @@ _COMMON = CoreModel(
 """The model of CPUs that have no entry below."""
 
 _ZEN4 = replace(_COMMON, prefetch_bytes=8192, prefetch_rows=6)
-"""A MiniLM of six layers with 2, 3, 5, 7, 9 and 13 tokens takes 1.27, 1.48, 1.35, 0.96, 0.87 and
-0.85 of the time without asking, with 24 to 64 tokens 0.94 to 0.96."""
+"""With 2, 3, 5, 7, 9 and 13 tokens, a MiniLM of six layers takes 1.27, 1.48, 1.35, 0.96, 0.87 and
+0.85 of the time without prefetching; with 24 to 64 tokens, 0.94 to 0.96."""
 
 _BEFORE_AVX512 = replace(_COMMON, weight_macs=9, prefetch_bytes=2048)
-"""Of no CPU: `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids server that
-multiply 256 bits at a time."""
+"""Not a single CPU's: `weight_macs` is 8 on a Zen 4, 7 on a Zen 5 and 13 on a Sapphire Rapids
+server that multiply 256 bits at a time."""
 
 _BEFORE_FMA = replace(_BEFORE_AVX512, fma_units=4 / 3, weight_macs=6)
-"""A product is made, added, and copied before it: a Zen 4 does 1.35 of these a cycle."""
+"""A product is copied, multiplied and added: a Zen 4 does 1.35 of these per cycle."""
 
 # Widths, units and latencies of Intel's cores: LLVM's X86SchedHaswell.td, X86SchedSkylakeServer.td,
-# X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes a cycle: Intel,
-# "64 and IA-32 Architectures Optimization Reference Manual", chapter 2. A mispredicted branch
-# costs 16, 14 and 14 cycles there, and 13 on Zen 4, of which a tile takes eight. Translated pages:
-# the same manual, and the same guides of AMD.
+# X86SchedIceLake.td and X86SchedSapphireRapids.td. Caches and their sustained bytes per cycle:
+# Intel, "64 and IA-32 Architectures Optimization Reference Manual", chapter 2. A mispredicted
+# branch costs 16, 14 and 14 cycles there, and 13 on Zen 4, of which a tile takes eight. Translated
+# pages: the same manual, and the same guides of AMD.
 _HASWELL = replace(
     _COMMON,
     fma_latency=5,
@@ -231,7 +231,7 @@ _ZEN2 = replace(
 )
 _ZEN3 = replace(_COMMON, reorder_buffer=256, cache_bytes=(32 << 10, 512 << 10, 32 << 20))
 # AMD, "Software Optimization Guide for the AMD Zen5 Microarchitecture": two 512-bit multiply-adds,
-# two 512-bit loads and one such store a cycle. Mobile parts have halves of these.
+# two 512-bit loads and one such store per cycle. Mobile parts have half of these.
 _ZEN5 = replace(
     _COMMON,
     fma_bits=512,
@@ -255,7 +255,7 @@ _INT = DType.INT32
 
 
 def _pairs(feature: str, lanes: int, name: str) -> DotInstruction:
-    """vpmaddwd: products of 16 bits, added in pairs. vpmaddubsw, its like for bytes, saturates."""
+    """vpmaddwd: 16-bit products, added in pairs. Its byte variant vpmaddubsw saturates."""
     return DotInstruction(
         feature, _S16, _S16, _INT, _S16, ((lanes, f"llvm.x86.{name}"),), accumulates=False
     )
@@ -283,7 +283,7 @@ _DOT = (
 def _ask_for_tiles() -> bool:
     """Linux, Documentation/arch/x86/xstate.rst: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
 
-    What it grants, all threads of the process have, and those that fork from it.
+    The permission applies to all threads of the process, and to processes that fork from it.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
@@ -351,7 +351,7 @@ _STACK = re.compile(
     rb"(?:\x62[\x20-\x3f\x60-\x7f\xa0-\xbf\xe0-\xff]..|\xc4[\x20-\x3f\x60-\x7f\xa0-\xbf\xe0-\xff].|"
     rb"\xc5.)."
     rb"[\x04\x0c\x14\x1c\x24\x2c\x34\x3c\x44\x4c\x54\x5c\x64\x6c\x74\x7c"
-    rb"\x84\x8c\x94\x9c\xa4\xac\xb4\xbc]\x24",  # an address that is the stack pointer's
+    rb"\x84\x8c\x94\x9c\xa4\xac\xb4\xbc]\x24",  # an address based on the stack pointer
     re.DOTALL,
 )
 _LOOP_END = re.compile(
