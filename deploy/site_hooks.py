@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"(!\[[^\[\]]*\])\(([^)\s]+)\)")
 CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 OWN = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages that lie beside docs/, not in it."""
@@ -51,7 +52,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         # what exists and is no page, such as a folder or a source file
         return text if (ROOT / there).exists() else match[0]
 
-    return LINK.sub(changed, markdown)
+    def moved(match: re.Match[str]) -> str:
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(place), match[2]))
+        site = there.removeprefix("docs/")
+        if files.get_file_from_path(site) is None:
+            return match[0]
+        return f"{match[1]}({posixpath.relpath(site, posixpath.dirname(here) or '.')})"
+
+    return IMAGE.sub(moved, LINK.sub(changed, markdown))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

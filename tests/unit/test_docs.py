@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -103,6 +104,53 @@ def test_every_page_is_in_the_index() -> None:
     pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")} - {"index.md"}
     assert sorted(name for name in pages if f"({name})" not in index) == []
     assert sorted(name for name in pages if f": {name}\n" not in navigation) == []
+
+
+def kinds() -> dict[str, list[Path]]:
+    """The hand-written pages by their group of the site's navigation."""
+    groups = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    names = {
+        kind: [name for page in pages for name in page.values()]
+        for group in groups
+        for kind, pages in group.items()
+        if not isinstance(pages, str)
+    }
+    generated = ("reference/", "operators.md", "CHANGELOG.md")
+    return {
+        kind: [ROOT / name if (ROOT / name).exists() else ROOT / "docs" / name for name in of]
+        for kind, each in names.items()
+        for of in [[name for name in each if not name.startswith(generated)]]
+    }
+
+
+def test_pages_have_one_of_four_kinds() -> None:
+    assert list(kinds()) == ["Tutorial", "How to", "Explanation", "Reference", "Project"]
+
+
+def test_pages_begin_with_their_readers_and_what_they_will_have() -> None:
+    pages = [page for of in kinds().values() for page in of]
+    assert pages
+    first = {page: page.read_text().split("\n\n")[1] for page in pages}
+    missing = [
+        str(page.relative_to(ROOT))
+        for page, text in first.items()
+        if not (re.search(r"^For (?!example)", text) and re.search("[Aa]t the end", text))
+    ]
+    assert missing == []
+
+
+def test_cells_of_tables_are_short_outside_the_reference() -> None:
+    long = [
+        f"{page.relative_to(ROOT)}: {cell.strip()}"
+        for kind, pages in kinds().items()
+        for page in pages
+        for line in page.read_text().splitlines()
+        for cell in re.split(r"(?<!\\)\|", line)[1:-1]
+        if kind != "Reference"
+        and line.startswith("|")
+        and len(re.sub("(`[^`]*` ){3,}", "names ", cell).split()) > 25
+    ]
+    assert long == []
 
 
 def test_the_reference_is_what_the_code_says() -> None:
