@@ -31,7 +31,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.passes.packed_caches import packed_caches
 from tilewright.compiler.plan.plan import Growth
-from tilewright.compiler.sizes import Dimension, is_open, open_size
+from tilewright.compiler.sizes import RoomDimension, is_open, open_size
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
@@ -44,7 +44,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
     types = edit.types
     places: dict[tuple[int, ...], str] = {}
     names: set[str] = {d.name for d in graph.dimensions}
-    rooms: dict[int, Dimension] = {}
+    rooms: dict[int, RoomDimension] = {}
     held = {value for node in found.values() for value in (node.inputs[0], node.output)}
 
     def emit(
@@ -92,7 +92,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         before, after = (graph.types[value].shape[axis] for value in (past, present))
         room = rooms.get(after)
         if room is None:
-            room = rooms[after] = Dimension(fresh(f"{present}.room", names), 0)
+            room = rooms[after] = RoomDimension(fresh(f"{present}.room", names), 0)
             names.add(room.name)
         shape = graph.types[past].shape
         outer, capacity = prod(shape[:axis]), after + open_size(room)

@@ -20,12 +20,14 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.sizes import (
     Dimension,
+    RoomDimension,
     at,
     is_open,
     open_size,
     parse_size,
     replaced,
     typical_sizes,
+    with_dimensions,
 )
 
 PLAN_SCHEMA = 2
@@ -183,7 +185,7 @@ class Growth:
     axis: int
     before: int
     after: int
-    room: Dimension
+    room: RoomDimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class GraphPlan:
         return self.graph.dimensions
 
     @property
-    def rooms(self) -> tuple[Dimension, ...]:
+    def rooms(self) -> tuple[RoomDimension, ...]:
         """The dimensions that no input states: what buffers of growing caches are longer by."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
@@ -400,6 +402,9 @@ class GraphPlan:
             graph = parse_graph(data["graph"], constants)
             steps: list[Step] = []
             known = {dimension.name: dimension for dimension in graph.dimensions}
+            rooms = {name: RoomDimension(name, 0) for name in _rooms(data)}
+            graph = with_dimensions(graph, {known[n]: r for n, r in rooms.items() if n in known})
+            known |= rooms
 
             def whole(size: int | str) -> int:
                 return parse_size(size, known) if isinstance(size, str) else int(size)
@@ -440,7 +445,7 @@ class GraphPlan:
                     int(each["axis"]),
                     whole(each["before"]),
                     whole(each["after"]),
-                    known.get(each["room"]) or Dimension(str(each["room"]), 0),
+                    rooms[each["room"]],
                 )
                 for each in data.get("growing", ())
             )
@@ -454,6 +459,11 @@ _EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
 
 def _size_to_json(size: int) -> int | str:
     return str(size) if is_open(size) else size
+
+
+def _rooms(data: Mapping[str, Any]) -> list[str]:
+    """The names of the rooms in a plan's JSON form."""
+    return [str(each["room"]) for each in data.get("growing", ())]
 
 
 def _growth_to_json(growth: Growth) -> dict[str, Any]:

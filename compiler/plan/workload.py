@@ -21,13 +21,14 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
 from tilewright.compiler.memo import memo
 from tilewright.compiler.sizes import (
     Dimension,
+    WorkloadDimension,
     at,
     dimensions,
     open_size,
     replaced,
     roomy_sizes,
-    substituted,
     typical,
+    with_dimensions,
 )
 
 WORKLOAD_SCHEMA = 1
@@ -73,7 +74,8 @@ class Workload:
     """A fused subgraph with one output.
 
     `inputs[i]` describes `graph.inputs[i]`. Constants of one element that feed elementwise
-    operators are numbers in `graph.constants`; all others are inputs flagged constant.
+    operators are numbers in `graph.constants`; all others are inputs flagged constant. The open
+    dimensions of the given graph become `WorkloadDimension`s.
     """
 
     graph: Graph
@@ -82,6 +84,10 @@ class Workload:
     _text: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
+        own = {d: WorkloadDimension.of(d) for d in self.graph.dimensions}
+        if any(old is not new for old, new in own.items()):
+            for part in ("graph", "inputs", "output"):
+                object.__setattr__(self, part, with_dimensions(getattr(self, part), own))
         if len(self.inputs) != len(self.graph.inputs) or len(self.graph.outputs) != 1:
             raise InvalidModelError(
                 f"workload '{self.graph.name}': {len(self.inputs)} boundaries for "
@@ -112,15 +118,15 @@ class Workload:
         """The workload with a number in place of each open size, for dimensions by name."""
         return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
-    def within(self, ranges: Mapping[Dimension, Dimension]) -> Workload:
+    def within(self, ranges: Mapping[WorkloadDimension, Dimension]) -> Workload:
         """The workload with other ranges for its dimensions, of the same multiples; those that stay
         open have the names of a workload of their own: s0, s1, ..."""
         return _within(self, tuple([ranges[dimension] for dimension in self.dimensions]))
 
     @property
-    def dimensions(self) -> tuple[Dimension, ...]:
+    def dimensions(self) -> tuple[WorkloadDimension, ...]:
         """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
-        return self.graph.dimensions
+        return tuple(map(WorkloadDimension.of, self.graph.dimensions))
 
     def typical(self) -> Workload:
         """The workload at typical sizes, of which knobs, defaults and records are."""
@@ -278,10 +284,9 @@ def cut_workload(
         constants={names[v]: graph.constants[v] for v in names if v in inline},
     )
     met = dict.fromkeys(d for size in open_sizes(body) for d in dimensions(size))
-    own = {old: replace(old, name=f"s{number}") for number, old in enumerate(met)}
-    workload = Workload(body, tuple(bounds[v] for v in entering), bounds[results[0]])
-    if own:
-        workload = _renamed(workload, own)
+    own = {old: WorkloadDimension.numbered(number, old) for number, old in enumerate(met)}
+    parts = body, tuple(bounds[v] for v in entering), bounds[results[0]]
+    workload = Workload(*with_dimensions(parts, own))
     known = tuple((new.name, old) for old, new in own.items())
     return Cut(workload, entering, results[0], known)
 
@@ -296,25 +301,16 @@ def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
 @memo(2048)
 def _within(workload: Workload, ranges: tuple[Dimension, ...]) -> Workload:
     """`Workload.within`, with the ranges in the order of the dimensions."""
-    own = dict(zip(workload.dimensions, ranges, strict=True))
+    own: dict[Dimension, Dimension] = dict(zip(workload.dimensions, ranges, strict=True))
     still_open = [old for old, new in own.items() if not _is_one(new)]
     for number, old in enumerate(still_open):
-        own[old] = replace(own[old], name=f"s{number}")
-    return _renamed(workload, own)
+        own[old] = WorkloadDimension.numbered(number, own[old])
+    parts = workload.graph, workload.inputs, workload.output
+    return Workload(*with_dimensions(parts, own))
 
 
 def _is_one(dimension: Dimension) -> bool:
     return dimension.low == dimension.high
-
-
-def _renamed(workload: Workload, names: Mapping[Dimension, Dimension]) -> Workload:
-    """The workload over other dimensions."""
-
-    def unit(dimension: Dimension) -> int:
-        new = names[dimension]
-        return open_size(new) // new.multiple
-
-    return replaced(workload, lambda size: substituted(size, unit))
 
 
 def _without_numbers(node: Node) -> Node:

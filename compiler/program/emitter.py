@@ -223,7 +223,7 @@ def in_graph(
         dimensions = piece.workload.dimensions
         names = tuple(step.sizes[position] for position in piece.positions)
     own = zip(dimensions, names, strict=True)
-    stood_for = {dimension: open_size(known[name]) for dimension, name in own}
+    stood_for: dict[Dimension, int] = {d: open_size(known[name]) for d, name in own}
     return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
 
 

@@ -26,6 +26,8 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Via
 from tilewright.compiler.sizes import (
     Dimension,
+    RoomDimension,
+    WorkloadDimension,
     bounds,
     is_open,
     known_divisor,
@@ -121,11 +123,25 @@ Natural = Annotated[int, Between(0, (1 << 63) - 1)]
 OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
 """A number, or a dynamic size, which is written as text."""
 
-OpenRanges = Annotated[
-    tuple[Dimension, ...],
-    Via(Mapping[str, str], lambda data, _: tuple(ranges_from_json(data).values()), ranges_to_json),
-]
-"""Dynamic dimensions by name, with their ranges."""
+
+def _ranges_as(kind: type[Dimension]) -> Via:
+    """The JSON form of dimensions of one origin."""
+
+    def read(data: Mapping[str, str], _: Any) -> tuple[Dimension, ...]:
+        found = ranges_from_json(data).values()
+        return tuple(kind(d.name, d.low, d.high, d.multiple) for d in found)
+
+    return Via(Mapping[str, str], read, ranges_to_json)
+
+
+OpenRanges = Annotated[tuple[Dimension, ...], _ranges_as(Dimension)]
+"""Dynamic dimensions of a model by name, with their ranges."""
+
+WorkloadRanges = Annotated[tuple[WorkloadDimension, ...], _ranges_as(WorkloadDimension)]
+"""Dynamic dimensions of a workload by name, with their ranges."""
+
+RoomRanges = Annotated[tuple[RoomDimension, ...], _ranges_as(RoomDimension)]
+"""The slack capacities of growing caches by name, with their ranges."""
 
 Halo = tuple[tuple[Natural, Natural], ...]
 Matrix = tuple[tuple[float, ...], ...]
@@ -226,14 +242,14 @@ class KernelSpec(JsonValue):
     stages: tuple[StageSpec, ...]
     buffers: tuple[BufferSpec, ...]
     scratch_bytes: OpenSize
-    sizes: OpenRanges = ()
+    sizes: WorkloadRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
         """Evaluate a size of this kernel for these sizes of its dynamic dimensions, which may be
         dynamic too."""
         if not is_open(size):
             return size
-        values = dict(zip(self.sizes, sizes, strict=True))
+        values: dict[Dimension, int] = dict(zip(self.sizes, sizes, strict=True))
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)
 
     def check_sizes(self, sizes: tuple[int, ...]) -> None:

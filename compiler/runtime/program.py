@@ -34,6 +34,8 @@ from tilewright.compiler.runtime.native_functions import native_signature
 from tilewright.compiler.runtime.ports import OpenPort, open_dims
 from tilewright.compiler.sizes import (
     Dimension,
+    RoomDimension,
+    SlotDimension,
     at,
     dimensions,
     open_size,
@@ -125,9 +127,9 @@ def slot_start(number: int) -> int:
     return open_size(slot_dimension(number))
 
 
-def slot_dimension(number: int) -> Dimension:
+def slot_dimension(number: int) -> SlotDimension:
     """The dimension of `slot_start`."""
-    return Dimension(f"@{number}", 0, None, ALIGNMENT)
+    return SlotDimension.numbered(number, ALIGNMENT)
 
 
 def slot_end(number: int, slot: Slot) -> int:
@@ -174,7 +176,7 @@ class Port:
         axis, extent = self.room
         return (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
-    def is_longer_by(self, room: Dimension) -> bool:
+    def is_longer_by(self, room: RoomDimension) -> bool:
         """Whether its extra rows in memory equal a slack capacity."""
         if self.room is None:
             return False
@@ -412,11 +414,11 @@ class Program:
         return dimensions(*(extent for port in self.inputs for extent in port.shape))
 
     @property
-    def rooms(self) -> tuple[Dimension, ...]:
+    def rooms(self) -> tuple[RoomDimension, ...]:
         """The slack capacities of ports, as dimensions by name. They are 0 in a run unless the
         caller passes them."""
         found = dimensions(*(n for port in (*self.inputs, *self.outputs) for n in port.stored))
-        return tuple(each for each in found if each not in self.dimensions)
+        return tuple(each for each in found if isinstance(each, RoomDimension))
 
     @property
     def results(self) -> tuple[Result, ...]:

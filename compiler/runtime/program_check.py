@@ -32,6 +32,8 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.sizes import (
     Dimension,
+    RoomDimension,
+    SlotDimension,
     always_at_most,
     dimensions,
     disjoint,
@@ -294,8 +296,8 @@ def _slot(ref: BufferRef) -> int | None:
     """The number of the slot that a place lies in; None if it is in no slot."""
     if ref.space is not BufferSpace.ARENA:
         return None
-    starts = [d for d in dimensions(ref.offset) if d.name.startswith("@")]
-    return int(starts[0].name[1:]) if starts else None
+    starts = [d for d in dimensions(ref.offset) if isinstance(d, SlotDimension)]
+    return starts[0].number if starts else None
 
 
 def _check_numbers(program: Program) -> None:
@@ -382,5 +384,7 @@ def _check_sizes(program: Program) -> None:
         if unknown := set(dimensions(size)) - known - rooms - slots:
             name = min(map(str, unknown))
             raise ValueError(f"program '{program.name}': dimension '{name}' is none of its own")
-    if any(dimension.name.startswith("@") for dimension in known | rooms):
+    if any(isinstance(dimension, RoomDimension | SlotDimension) for dimension in known):
+        raise ValueError(f"program '{program.name}': an input's shape depends on a room or a slot")
+    if not {d.name for d in known | rooms}.isdisjoint(slot.name for slot in slots):
         raise ValueError(f"program '{program.name}': a dimension has the name of a slot")

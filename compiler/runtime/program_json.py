@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 
 from tilewright.compiler.runtime.codec import decode, encode
 from tilewright.compiler.runtime.json_form import JsonForm
-from tilewright.compiler.runtime.kernel import KernelSpec, Natural, OpenRanges, SizeScope
+from tilewright.compiler.runtime.kernel import (
+    KernelSpec,
+    Natural,
+    OpenRanges,
+    RoomRanges,
+    SizeScope,
+)
 from tilewright.compiler.runtime.program import (
     Instruction,
     Port,
@@ -51,7 +57,7 @@ class _Stored:
     arena_bytes: Natural
     weight_bytes: Natural
     dimensions: OpenRanges = ()
-    rooms: OpenRanges = ()
+    rooms: RoomRanges = ()
     slots: tuple[Slot, ...] | None = None
     slices: Slices | None = None
 

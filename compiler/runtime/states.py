@@ -14,7 +14,7 @@ from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from tilewright.compiler.runtime.ports import Dims, dims_text
-from tilewright.compiler.sizes import Dimension, is_open
+from tilewright.compiler.sizes import RoomDimension, is_open
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.context import SizedPort
@@ -123,7 +123,7 @@ class SessionState:
             raise InvalidArgumentError(f"state '{self.name}' has no type before the first step")
         return self.value().copy()
 
-    def check(self, port: Port, output: Port, rooms: Collection[Dimension]) -> None:
+    def check(self, port: Port, output: Port, rooms: Collection[RoomDimension]) -> None:
         """See `Session.check`."""
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:

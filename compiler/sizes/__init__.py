@@ -12,7 +12,16 @@ Passes, plans and code generation ask `always_less` and its like, which prove or
 None. Importers let `OpenSizeError` pass, and who chose the ranges answers its question with others.
 """
 
-from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient
+from tilewright.compiler.sizes.atoms import (
+    Atom,
+    Dimension,
+    Monomial,
+    Quotient,
+    RoomDimension,
+    SlotDimension,
+    ValueDimension,
+    WorkloadDimension,
+)
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import Asking, OpenSizeError, SizesDifferError
 from tilewright.compiler.sizes.questions import (
@@ -39,6 +48,7 @@ from tilewright.compiler.sizes.values import (
     substituted,
     typical,
     typical_sizes,
+    with_dimensions,
 )
 
 __all__ = [
@@ -48,8 +58,12 @@ __all__ = [
     "Monomial",
     "OpenSizeError",
     "Quotient",
+    "RoomDimension",
     "Size",
     "SizesDifferError",
+    "SlotDimension",
+    "ValueDimension",
+    "WorkloadDimension",
     "always_at_most",
     "always_larger",
     "always_less",
@@ -75,4 +89,5 @@ __all__ = [
     "substituted",
     "typical",
     "typical_sizes",
+    "with_dimensions",
 ]

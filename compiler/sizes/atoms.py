@@ -1,4 +1,9 @@
-"""What sizes are made of: open dimensions, and floor quotients of other sizes."""
+"""The atoms of sizes: open dimensions, and floor quotients of other sizes.
+
+Dimensions have three origins: users name those of a model (`Dimension`), workloads number their own
+(`WorkloadDimension`), and the compiler adds others (`RoomDimension`, `SlotDimension`,
+`ValueDimension`). Dimensions of different origins are never equal, even if their names are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """An open dimension: `multiple` times a number of [low, high]. No `high` is no bound."""
+    """An open dimension: `multiple` times a number of [low, high]. Without `high`, it is unbounded.
+
+    This class itself is a dimension of a model, with the name that users give it.
+    """
 
     name: str
     low: int = 1
@@ -34,7 +42,7 @@ class Dimension:
         return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:  # the hash of a text is another in each process
-        return Dimension, (self.name, self.low, self.high, self.multiple)
+        return type(self), (self.name, self.low, self.high, self.multiple)
 
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
@@ -50,6 +58,51 @@ class Dimension:
         last = "" if self.high is None else str(self.high * self.multiple)
         steps = f":{self.multiple}" if self.multiple > 1 else ""
         return f"{self.low * self.multiple}..{last}{steps}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkloadDimension(Dimension):
+    """A dimension of a workload, and of its nests and kernels."""
+
+    @staticmethod
+    def numbered(number: int, sizes: Dimension) -> WorkloadDimension:
+        """The dimension that workloads name by its number: s0, s1, ... It has the sizes of another
+        dimension."""
+        return WorkloadDimension(f"s{number}", sizes.low, sizes.high, sizes.multiple)
+
+    @staticmethod
+    def of(dimension: Dimension) -> WorkloadDimension:
+        """A workload's dimension with the name and the sizes of another one."""
+        if isinstance(dimension, WorkloadDimension):
+            return dimension
+        d = dimension
+        return WorkloadDimension(d.name, d.low, d.high, d.multiple)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoomDimension(Dimension):
+    """The slack capacity of a growing cache: the rows of a buffer behind those of the caller. No
+    input states it, and it is 0 unless a session keeps memory for more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotDimension(Dimension):
+    """The start of a slot of the arena, in bytes."""
+
+    @staticmethod
+    def numbered(number: int, alignment: int) -> SlotDimension:
+        """The start of the slot with this number, a multiple of the alignment."""
+        return SlotDimension(f"@{number}", 0, None, alignment)
+
+    @property
+    def number(self) -> int:
+        """The number of the slot."""
+        return int(self.name[1:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueDimension(Dimension):
+    """A number that generated code computes, named by its SSA value."""
 
 
 @dataclass(frozen=True, slots=True)

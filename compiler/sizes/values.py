@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any, TypeVar, cast
 
 from tilewright.compiler.sizes.atoms import Dimension
-from tilewright.compiler.sizes.size import Size, dimensions
+from tilewright.compiler.sizes.size import Size, dimensions, open_size
 
 _T = TypeVar("_T")
 
@@ -96,6 +96,16 @@ def _names(kind: type[Any]) -> tuple[str, ...] | None:
     if issubclass(kind, Mapping):
         return ()
     return (tuple(f.name for f in fields(kind) if f.init) or None) if is_dataclass(kind) else None
+
+
+def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
+    """A frozen value over other dimensions. Dimensions without an entry stay."""
+
+    def unit(dimension: Dimension) -> int:
+        new = others.get(dimension, dimension)
+        return open_size(new) // new.multiple
+
+    return replaced(value, lambda size: substituted(size, unit))
 
 
 def open_sizes(value: object) -> tuple[int, ...]:

@@ -78,3 +78,11 @@ def test_an_artifact_knows_the_types_of_open_inputs(tmp_path: Path) -> None:
         OpenPort("scale", DType.FLOAT32, (3,)),
     )
     assert loaded.outputs == (OpenPort("y", DType.FLOAT32, ("batch", 3)),)
+
+
+@pytest.mark.parametrize("name", ["@rows", "s0", "%0x", "y.room"])
+def test_a_dimension_may_have_a_name_like_those_that_the_compiler_gives(name: str) -> None:
+    compiled = tilewright.compile_model(scaled(name), dims={name: "1..64"})
+    assert compiled.inputs[0].shape == (name, 3)
+    x, scale = np.ones((5, 3), np.float32), np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(compiled.run([x, scale])[0], x * scale)

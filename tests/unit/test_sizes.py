@@ -18,7 +18,10 @@ from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
+    RoomDimension,
     Size,
+    SlotDimension,
+    WorkloadDimension,
     always_at_most,
     always_larger,
     always_less,
@@ -37,6 +40,7 @@ from tilewright.compiler.sizes import (
     smaller,
     typical,
     typical_sizes,
+    with_dimensions,
 )
 
 N = Dimension("n", 1, 512)
@@ -293,3 +297,20 @@ def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
     behind = 256 - 256 * open_size(Dimension("tokens", 1, 4096))
     assert smaller(0, behind) == smaller(behind, 0) == behind
     assert larger(0, behind) == larger(behind, 0) == 0
+
+
+def test_dimensions_of_different_origins_are_never_equal() -> None:
+    given = Dimension("s0", 1, 9)
+    kinds = (given, *(kind("s0", 1, 9) for kind in (RoomDimension, WorkloadDimension)))
+    assert len(set(kinds)) == len({open_size(kind) for kind in kinds}) == 3
+    assert WorkloadDimension.numbered(0, given) == WorkloadDimension.of(given) == kinds[2]
+    for kind in (*kinds, SlotDimension.numbered(7, 64)):
+        assert type(pickle.loads(pickle.dumps(kind))) is type(kind)
+    assert SlotDimension.numbered(7, 64).number == 7
+
+
+def test_a_value_over_other_dimensions() -> None:
+    n, m = Dimension("n", 1, 9), Dimension("m", 1, 9)
+    even = WorkloadDimension("s0", 1, 4, 2)
+    x, y = open_size(n), open_size(m)
+    assert with_dimensions((x + 3 * y,), {n: even}) == (open_size(even) // 2 + 3 * y,)

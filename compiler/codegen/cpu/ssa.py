@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.sizes import Dimension, Quotient, Size, bounds, open_size
+from tilewright.compiler.sizes import Dimension, Quotient, Size, ValueDimension, bounds, open_size
 from tilewright.compiler.targets.target import Target
 
 _ELEMENTS = {
@@ -289,7 +289,7 @@ class Emitter:
 
     def named_size(self, value: Value, low: int, high: int) -> int:
         """An i64 as a named size, which sizes in its scope may refer to."""
-        dimension = Dimension(f"%{len(self._named)}", low, high)
+        dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
         return open_size(dimension)
 

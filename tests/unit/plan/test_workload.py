@@ -10,7 +10,7 @@ from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.plan.workload import Boundary, Workload, cut_workload, make_workload
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, WorkloadDimension, open_size
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 
@@ -103,6 +103,9 @@ def test_open_dimensions_have_names_of_their_own() -> None:
     cut = cut_workload(graph, [node.name for node in graph.nodes])
     assert [d.name for d in cut.workload.dimensions] == ["s0", "s1"]
     assert dict(cut.dimensions) == {"s0": batch, "s1": length}
+    read = Workload.parse(cut.workload.text())
+    assert read.graph.dimensions == cut.workload.dimensions == cut.workload.graph.dimensions
+    assert all(type(d) is WorkloadDimension for d in read.dimensions)
     other = rows(Dimension("z", 1, 8), Dimension("a", 1, 16, multiple=32), "other_")
     assert whole(other) == cut.workload
     assert whole(other).key == cut.workload.key

@@ -27,16 +27,16 @@ from tilewright.compiler.runtime.program import (
     Slot,
     slot_start,
 )
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, WorkloadDimension, open_size
 
 PAST = Dimension("past", 0, 64)
 CHUNK = Dimension("chunk", 1, 8, multiple=4)
 past, chunk = open_size(PAST), open_size(CHUNK)
 rows = past + chunk
 
-S0 = Dimension("s0", 0, 64)
-S1 = Dimension("s1", 1, 8, multiple=4)
-ELEMENTS = Dimension("s0", 1, 96, multiple=8)
+S0 = WorkloadDimension("s0", 0, 64)
+S1 = WorkloadDimension("s1", 1, 8, multiple=4)
+ELEMENTS = WorkloadDimension("s0", 1, 96, multiple=8)
 
 
 def at(space: str, offset: int = 0) -> BufferRef:

@@ -38,7 +38,7 @@ from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.session import Session
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, RoomDimension, WorkloadDimension, open_size
 
 AddressOf = Callable[[str], int]
 
@@ -177,8 +177,8 @@ def test_without_a_bound_the_memory_is_the_bound(address_of: AddressOf) -> None:
     endless = Dimension("past", 0)
     program = open_program()
     join, twice = program.kernels
-    wide = Dimension("s0", 1, None, 8)
-    first = replace(join, sizes=(Dimension("s0", 0), join.sizes[1]))
+    wide = WorkloadDimension("s0", 1, None, 8)
+    first = replace(join, sizes=(WorkloadDimension("s0", 0), join.sizes[1]))
     text = json.dumps(
         program_to_json(replace(program, kernels=(first, replace(twice, sizes=(wide,)))))
     )
@@ -205,7 +205,7 @@ def test_more_than_any_memory_is_refused(executable: Executable) -> None:
 
 
 def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
-    left = open_size(Dimension("left", 0))
+    left = open_size(RoomDimension("left", 0))
     x = Port("x", DType.FLOAT32, (past,), room=(0, past + left))
     y = Port("y", DType.FLOAT32, (past + left,))
     copied = Copy(at("output"), at("input"), 4 * (past + left))
@@ -215,14 +215,14 @@ def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
 
 def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
     """A program whose input and output have room, and are no state: a run has room for none."""
-    left = open_size(Dimension("left", 0))
+    left = open_size(RoomDimension("left", 0))
     more = past + 2 + left
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, more))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, more))
     copied = Copy(at("output"), at("input"), 16 * more)
     made = Program("room", (x,), (y,), (), (copied,), 0, 0)
     assert program_from_json(program_to_json(made)) == made
-    assert made.rooms == (Dimension("left", 0),) and made.dimensions == (PAST,)
+    assert made.rooms == (RoomDimension("left", 0),) and made.dimensions == (PAST,)
     model = Executable(made, aligned_empty(0), {}.__getitem__)
     for count in (3, 0, 64, 5):
         given = np.arange(4 * count, dtype=np.float32).reshape(count, 4)
@@ -237,7 +237,7 @@ def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
 
 def changed_in_place(more: int = 0) -> Program:
     """A row is put into a buffer that is longer by a room, and by so many rows `more`."""
-    whole = past + 1 + open_size(Dimension("left", 0)) + more
+    whole = past + 1 + open_size(RoomDimension("left", 0)) + more
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, whole))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, whole))
     others = Port("place", DType.INT64, (1,)), Port("new", DType.FLOAT32, (1, 4))
