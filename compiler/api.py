@@ -1,4 +1,4 @@
-"""The way in for who has a model and wants to run it."""
+"""The entry point for compiling and running a model."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def compile_model(
     *,
     keep: bool = True,
 ) -> Model:
-    """Compile an ONNX model for this machine; what the options mean, `CompileOptions` says.
+    """Compile an ONNX model for this machine; `CompileOptions` documents the options.
 
-    If dimensions stay open, one program serves all sizes of their ranges; those without a range
-    have 1 to 4096. If what the compiler does depends on a size, it splits the range there, and
-    compiles the part that holds the size hints. Other parts, and sizes outside of a range that
-    nobody gave, are compiled when a run first needs them, and kept.
+    If dimensions stay dynamic, one program serves all sizes of their ranges; the default range is 1
+    to 4096. If the compiled code depends on a size, the range is split there, and the part with the
+    size hints is compiled. Other parts, and sizes outside a default range, are compiled when a run
+    first needs them, and kept.
 
-    If the data decide a size, or a branch, that other nodes have to know, the model is cut there: a
-    program runs from cut to cut.
+    If data determine a size or a branch that other nodes need, the model is segmented there: a run
+    executes one program per segment.
 
     Args:
         model: a path, the bytes of a model, or a ModelProto.
-        keep: whether other processes of this machine load what this one compiles, and this one what
-            they did (`KeptModels`).
+        keep: whether the compilation cache is used, which processes of this machine share
+            (`KeptModels`).
 
     Raises:
-        CompilerError: naming what is wrong with the model or the options.
+        CompilerError: naming the fault of the model or the options.
     """
     options = CompileOptions(
         Mode(resolve_target(target), threads, numerics, precision),

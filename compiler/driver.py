@@ -1,4 +1,4 @@
-"""The whole compiler as one readable column.
+"""The whole compiler as one readable sequence.
 
 ONNX -> load_graph -> optimise -> make_plan -> build_program -> Model | artifact folder
 """
@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     ModelSource: TypeAlias = str | Path | bytes | onnx.ModelProto | ReadModel
 
 SPARE = 8
-"""A model with open dimensions has one block of weights for all sizes. The block is so many times
-as large as the first sizes need. Most sizes pack weights alike, and untouched pages take no
-memory."""
+"""A model with dynamic dimensions has one block of weights for all sizes. The block is this number
+of times as large as the first sizes need. Most sizes pack weights alike, and untouched pages take
+no memory."""
 
 
 def load_graph(
@@ -95,7 +95,7 @@ def load_graph(
     """Import an ONNX model; `dims` fixes its named dimensions, or gives them ranges.
 
     Raises:
-        InvalidModelError: if it is no valid model.
+        InvalidModelError: if it is not a valid model.
         UnsupportedOperatorError: if it uses an operator that is not implemented.
     """
     with timed(timings, "import"):
@@ -108,8 +108,8 @@ def load_for(
     mode: Mode,
     timings: Timings | None = None,
 ) -> Graph:
-    """As `load_graph` for numbers alone, where a named dimension that is a large batch becomes a
-    loop over slices that the target's caches hold (`compiler.program.sliced_batch`).
+    """Like `load_graph`, for fixed sizes. A named dimension that is a large batch becomes a loop
+    over slices that the target's caches hold (`compiler.program.sliced_batch`).
 
     Raises:
         CompilerError: as `load_graph` does.
@@ -118,10 +118,10 @@ def load_for(
     leading = [shape[0] for shape in model_ports(read.proto.graph).inputs.values() if shape]
     names = [name for name in dict.fromkeys(leading) if isinstance(name, str) and name in dims]
     large = any(dims[name] >= LEAST_BATCH for name in names)
-    if not large or mode.target.family.modules:  # a page runs no functions of the C runtime
+    if not large or mode.target.family.modules:  # a web page runs no functions of the C runtime
         return load_graph(read, dims, timings)
     if read is not model:
-        read = with_tensors(read)  # which the graphs share
+        read = with_tensors(read)  # shared by the graphs
     graph = load_graph(read, dims, timings)
     budget = cache_budget(mode.target.core)
     for name in names:
@@ -136,7 +136,7 @@ def load_for(
         except OutOfMemoryError:
             raise
         except CompilerError:
-            continue  # what is done depends on the size: in one piece it compiles
+            continue  # the code depends on the size: it compiles in one piece
         if slices is None or not has_plain_ports(plan):
             continue
         each = slice_of(batch, slices)
@@ -152,11 +152,11 @@ def optimise(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> Graph:
-    """Run the graph passes that suit the target, or that `choice` includes, and that it does not
-    leave out.
+    """Run the graph passes that suit the target, or that `choice` includes, except those that it
+    excludes.
 
-    `observer` sees the graph after each. The first one computes 16-bit floats in float32. The last
-    one makes values narrow, where the precision asks for it, or the model multiplies in such a
+    `observer` receives the graph after each pass. The first pass computes 16-bit floats in float32.
+    The last one narrows values, if the precision requires it or the model multiplies in such a
     type.
 
     Raises:
@@ -183,7 +183,7 @@ def make_plan(
     timings: Timings | None = None,
     choice: GraphChoice = RULE,
 ) -> GraphPlan:
-    """Cut an optimised graph into workloads, with layouts and halos between them.
+    """Partition an optimised graph into workloads, with layouts and halos between them.
 
     Raises:
         CompilerError: if `choice` does not fit the graph.
@@ -202,7 +202,7 @@ def compile_plan(
     weight_limit_bytes: int | None = None,
     timings: Timings | None = None,
 ) -> Executable:
-    """Compile a plan for this process, with the best schedules that are known.
+    """Compile a plan for this process, with the best known schedules.
 
     Raises:
         CompilerError: if the target does not run on this machine, or a workload does not compile.
@@ -222,16 +222,17 @@ def load_program(
 
 
 def compile_with(model: ModelSource, options: CompileOptions, into: Path | None = None) -> Model:
-    """As `compile_model`, with all options as one value, and without a look at what is kept.
+    """Like `compile_model`, with all options as one value, and without the compilation cache.
 
-    A model with one program is also saved as an artifact `into` a folder, from which its code and
-    weights come then; it is not where no linker is found or the folder cannot be written.
+    A model with one program is also saved as an artifact in the folder `into`, and its code and
+    weights are loaded from there. Nothing is saved if no linker is found or the folder cannot be
+    written.
     """
     return compile_read(reading(model, options), options, into)
 
 
 def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | None = None) -> Model:
-    """As `compile_with`, for what `reading` gave; the list is empty afterwards."""
+    """Like `compile_with`, for the result of `reading`; the list is empty afterwards."""
     try:
         return _compile_whole(read, options, into)
     except UnsupportedOperatorError as error:
@@ -243,33 +244,33 @@ def compile_read(read: list[ReadModel], options: CompileOptions, into: Path | No
 def compile_whole(
     model: ModelSource, options: CompileOptions | None = None
 ) -> Executable | GuardedModel:
-    """As `compile_model`, without a cut.
+    """Like `compile_model`, without segments.
 
     Raises:
-        CompilerError: as that does; one that says what it waits for
-            (`UnsupportedOperatorError.waits_for`) if the model must be cut.
+        CompilerError: as that does; an error with awaited values
+            (`UnsupportedOperatorError.waits_for`) if the model must be segmented.
     """
     options = options or CompileOptions()
     return _compile_whole(reading(model, options), options)
 
 
 def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
-    """A list with the model's message, so that who takes it out frees the memory.
+    """A list with the model's message, so that a caller can take it out and free its memory.
 
     Raises:
         CompilerError: if an option is impossible, or the model cannot be read.
     """
-    check_runs_here(options.mode.target)  # what is impossible is said before a large file is read
+    check_runs_here(options.mode.target)  # fail before a large file is read
     with timed(options.timings, "read"), enough_memory_for("to read the model"):
         read = read_model(model)
-    # what the caller has read may be used again
+    # the caller may use its message again
     return [replace(read, is_own=False) if read is model else read]
 
 
 def _closed_and_open(
     source: ReadModel, options: CompileOptions
 ) -> tuple[dict[str, Dimension], dict[str, int], OpenPorts]:
-    """The ranges of the options, the sizes among them, and the ports with these sizes."""
+    """The ranges of the options, the fixed sizes among them, and the ports with these sizes."""
     ranges = check_dims(source.proto.graph, options.dims)
     given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
     return ranges, given, model_ports(source.proto.graph).fixed(given)
@@ -284,7 +285,7 @@ def _staged(
     source: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension], options: CompileOptions
 ) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
-        """What compiles the graphs of one stage, which have their packed weights in common."""
+        """A function that compiles the graphs of one stage, which share their packed weights."""
         builders = {each: _builder(options, any_rows=each) for each in (False, True)}
         return lambda graph, each_size: _executable(
             options, graph, builders[each_size], None, SPARE
@@ -305,7 +306,7 @@ def _staged(
 def _compile_whole(
     read: list[ReadModel], options: CompileOptions, into: Path | None = None
 ) -> Executable | GuardedModel:
-    """The model of `read`, out of which it is taken once it is imported."""
+    """Compile the model in `read`, and remove it from there after the import."""
     timings = options.timings
     ranges, given, ports = _closed_and_open(read[0], options)
     hints = hinted_shares({name: [size] for name, size in options.dims.items()})
@@ -313,7 +314,7 @@ def _compile_whole(
     if not ports.open:
         with enough_memory_for("to compile the model"):
             # The message and the graph read from it are each as large as the weights: each is freed
-            # when the next one is made.
+            # when the next one is built.
             if given:
                 read[0] = with_tensors(read[0])
             graphs = [_fixed(read[0], given, options)]
@@ -357,7 +358,7 @@ def _compile_whole(
         try:
             load_graph(source, {**given, **sizes})
         except UnsupportedOperatorError as error:
-            if error.waits_for:  # no size says what the data decide
+            if error.waits_for:  # fixed sizes do not determine the data
                 raise
         except CompilerError:
             pass  # other sizes may compile
@@ -370,7 +371,7 @@ def _reads(
     ranges: Mapping[str, Dimension],
     hints: Shares,
 ) -> Reads:
-    """The inputs of a model, with the ranges that its dimensions have."""
+    """The inputs of a model, with the ranges of its dimensions."""
     graph = source.proto.graph
     free = free_dimensions(graph)
     defaults = default_ranges((n for n in ports.open if n in free and n not in ranges), hints)
@@ -386,7 +387,7 @@ def _fixed(source: ReadModel, sizes: Mapping[str, int], options: CompileOptions)
 
 
 def _builder(options: CompileOptions, *, any_rows: bool) -> ProgramBuilder:
-    """What builds the programs of one model, or of one stage."""
+    """The builder for the programs of one model, or of one stage."""
     return ProgramBuilder(
         options.schedules,
         options.mode,
@@ -406,10 +407,10 @@ def _executable(
     into: Path | None = None,
     ports: OpenPorts | None = None,
 ) -> Executable:
-    """Plan, build and load an imported graph; `sizes` are those that a planner is told.
+    """Plan, build and load an imported graph; `sizes` are passed to the planner.
 
-    With a folder to save it `into` as an artifact that has `ports`, it is loaded from there. Where
-    that cannot be linked or written, it runs all the same.
+    With `into`, the program is saved there as an artifact with `ports`, and loaded from it. If it
+    cannot be linked or written, it runs from memory.
     """
     timings = options.timings
     if options.planner is not None:

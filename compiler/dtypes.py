@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ElementKind(IntEnum):
-    """How the bits of an element say its value, as in runtime/native/order.h."""
+    """Interpretation of an element's bits, as in runtime/native/order.h."""
 
     UNSIGNED = 0
     SIGNED = 1
@@ -17,7 +17,7 @@ class ElementKind(IntEnum):
 
 
 class Combination(IntEnum):
-    """How a native function joins two elements; `native/accumulation.c` has the same."""
+    """Combination of two elements by a native function; the same as in `native/accumulation.c`."""
 
     ADD = 0
     MUL = 1
@@ -52,11 +52,11 @@ class DType(StrEnum):
         self.is_float = "float" in name
         self.is_signed = not name.startswith("uint") and name != "bool"
 
-    __hash__ = str.__hash__  # an Enum's own runs in Python, and types are keys everywhere
+    __hash__ = str.__hash__  # an Enum's own hash runs in Python, and types are keys everywhere
 
     @property
     def kind(self) -> ElementKind:
-        """With the size, what a native function needs to know to order elements."""
+        """The information, besides the size, that a native function needs to order elements."""
         if self is DType.BFLOAT16:
             return ElementKind.BFLOAT
         if self.is_float:
@@ -65,5 +65,5 @@ class DType(StrEnum):
 
     @property
     def numpy(self) -> np.dtype:
-        """The NumPy type; bfloat16 has none of its own and travels as its 16 raw bits."""
+        """The NumPy type; bfloat16 has none of its own and is represented by its 16 raw bits."""
         return np.dtype(np.uint16 if self is DType.BFLOAT16 else self.value)

@@ -1,7 +1,7 @@
 """Errors that a user of the compiler can cause.
 
-Every message is one sentence that names the offender, so that it can be shown as it stands:
-"MatMul 'fc1': K differs, 512 against 256".
+Every message is one sentence that names the fault, so that it can be shown unchanged: "MatMul
+'fc1': K differs, 512 against 256".
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class ModelWarning(UserWarning):
 class UnsupportedOperatorError(CompilerError):
     """The model uses an operator (or a form of one) that the compiler does not implement.
 
-    `depends_on` lists inputs of the model whose values the compiler would have to know. If these
-    are constants, the form may be implemented. `waits_for` lists values of the graph under
-    construction: the node may be imported once the run has computed them.
+    `depends_on` lists inputs of the model whose values the compiler would need. If these are
+    constants, the form may be supported. `waits_for` lists values of the graph under construction:
+    the node may be imported once the run has computed them.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class InvalidArgumentError(CompilerError, ValueError):
 
 
 class OutOfMemoryError(CompilerError):
-    """A request needs more memory than this machine gives."""
+    """A request needs more memory than this machine provides."""
 
 
 class InvalidInputError(CompilerError):
@@ -73,11 +73,11 @@ class UnknownTargetError(CompilerError):
 
 
 class InvalidFactsError(CompilerError):
-    """Facts that no device can have: a wrong type, or a number beyond all sense."""
+    """Facts that no device can have: a wrong type, or an implausible number."""
 
 
 class ScheduleError(CompilerError):
-    """A schedule does not fit the workload or the target: a candidate to refuse, not a bug."""
+    """A schedule does not fit the workload or the target: a candidate to reject, not a bug."""
 
 
 class ArtifactError(CompilerError):
@@ -86,7 +86,7 @@ class ArtifactError(CompilerError):
 
 @contextmanager
 def enough_memory_for(what: str) -> Iterator[None]:
-    """Turn MemoryError into an OutOfMemoryError that says what the memory was for."""
+    """Turn MemoryError into an OutOfMemoryError that names the purpose of the memory."""
     try:
         yield
     except MemoryError as error:

@@ -1,7 +1,7 @@
-"""Memos: functions that remember their last answers, for as long as a process has use for them.
+"""Memoised functions, whose caches a process can clear together.
 
-A job asks for the same spaces, analyses and loop nests again and again, and the next job for
-others. So a process that serves one job after the other forgets them in between (`forget`).
+A job needs the same spaces, analyses and loop nests repeatedly, and the next job needs others. A
+process that serves one job after the other therefore clears the caches in between (`forget`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _CLEARS: list[Callable[[], None]] = []
 
 
 def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """A decorator like `functools.lru_cache`, whose `answers` `forget` drops."""
+    """A decorator like `functools.lru_cache` with up to `answers` results, which `forget`
+    clears."""
 
     def remembering(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         made = lru_cache(maxsize=answers)(function)
@@ -27,6 +28,6 @@ def memo(answers: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def forget() -> None:
-    """Drop what all memos of the process remember. Whoever asks again waits for it again."""
+    """Clear the caches of all memoised functions of the process."""
     for clear in _CLEARS:
         clear()

@@ -16,7 +16,7 @@ from tilewright.compiler.targets.target import Target
 NUMERICS = ("fast", "strict", "loose")
 
 PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-"""Types in which values between products are stored, and in which products multiply."""
+"""Types in which values between products are stored, and in which products are computed."""
 
 
 @dataclass(frozen=True, slots=True)

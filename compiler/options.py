@@ -1,4 +1,4 @@
-"""How a model is compiled for this process."""
+"""Options of compiling a model for this process."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ if TYPE_CHECKING:
     from tilewright.compiler.timings import Timings
 
     ModelPlanner: TypeAlias = Callable[[Graph, Mapping[str, int] | None], GraphPlan]
-    """Makes the plan of an imported graph, given the sizes of the model's named dimensions; those
-    with a range are the graph's. None is for a stage of a model that is cut."""
+    """Computes the plan of an imported graph, given the fixed sizes of the model's named
+    dimensions; dimensions with a range belong to the graph. The sizes are None for a stage of a
+    segmented model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """How a model is compiled for this process.
+    """Options of compiling a model for this process.
 
     Attributes:
         mode: how code is generated; its target must be one that this machine can run.
         dims: sizes of named dimensions: a number, or a range such as "1..512", "32..640:32" or
-            range(1, 513). The sizes that a run may have are within the range. Size hints may follow
-            ("1..512@32,128") or stand alone ("@32"), which keep the default range: a default
-            program does not depend on them, and a planner may ask for schedules at them.
-        schedules: where tuned schedules are looked up; None compiles with the defaults.
-        weight_limit_bytes: most memory that packed weights may take; algorithms that expand them
-            (Winograd, Strassen) give way first.
+            range(1, 513). The range limits the sizes of a run. Size hints may follow
+            ("1..512@32,128") or stand alone ("@32"), which keeps the default range. A default
+            program does not depend on hints; a planner may request schedules at them.
+        schedules: the source of tuned schedules; None compiles with the defaults.
+        weight_limit_bytes: maximum memory of packed weights; algorithms that expand them (Winograd,
+            Strassen) are dropped first.
         timings: counts the time of every stage.
-        planner: makes the plans instead of the rules. It makes each plan before the schedules of
-            that plan's workloads are looked up, and has a precision of its own.
-        own_sizes: sizes of open dimensions that are compiled for their own sake when they are first
-            met, though they are within the ranges.
-        kernels: what other compilations of this process have compiled, and what this one adds.
+        planner: computes the plans instead of the rules. It computes each plan before the schedules
+            of that plan's workloads are looked up, and has its own precision.
+        own_sizes: sizes of dynamic dimensions that get their own program on first use, although
+            they are within the ranges.
+        kernels: a cache of kernels, shared with other compilations of this process.
     """
 
     mode: Mode = field(default_factory=Mode)

@@ -1,8 +1,8 @@
 """Size hints of a model's dynamic dimensions: the sizes at which it is planned, measured and shown.
 
-A program is valid for the whole range of each dimension. Its speed is judged at the hints, as at
-the `opt` shapes of a TensorRT optimisation profile. Where a user gives no sizes, the inputs of the
-model say what a dimension is: a batch, a side of an image, or the length of a sequence.
+A program is valid for the whole range of each dimension. Its speed is judged at the hints, like at
+the `opt` shapes of a TensorRT optimisation profile. Without sizes from the user, the inputs of the
+model indicate the meaning of a dimension: a batch, a side of an image, or the length of a sequence.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tilewright.compiler.sizes import (
 )
 
 BATCH_HINT = 1
-"""Most requests are of one sample."""
+"""Most requests have a single sample."""
 
 IMAGE_HINT = 224
-"""Sides of an image with three channels, as of models for ImageNet."""
+"""Sides of an image with three channels, as in models for ImageNet."""
 
 LENGTH_HINT = 128
 """Lengths of sequences and caches, and all other dimensions."""
@@ -34,15 +34,15 @@ LENGTH_HINT = 128
 IMAGE_CHANNELS = 3
 
 MOST_ELEMENTS = 1 << 27
-"""Of a model's values at hints that nobody states: half a gibibyte of float32."""
+"""Maximum elements of a model's values at default hints: half a gibibyte of float32."""
 
 LARGEST_SOLUTION = 4096
-"""Sizes up to this are tried where a model wants a dimension to have one size."""
+"""Sizes up to this are tried if a model requires a single size of a dimension."""
 
 _BATCH = re.compile(r"batch", re.IGNORECASE)
 _BATCH_OF_LEADING = re.compile(r"(?:^|_)(?:n|b|bs)$", re.IGNORECASE)
 _OF_TORCH = re.compile(r"s\d+")
-"""A name that torch.export gives to a size; inputs of one size need not share it."""
+"""A name that torch.export generates for a size; inputs of equal size need not share it."""
 
 _LENGTH = re.compile(
     r"seq|len|time|frame|step|token|phoneme|node|edge|point|height|width|row|box|num_",
@@ -54,8 +54,8 @@ def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
     """The size hint of each dimension, by name: within its range, and a multiple of its step.
 
     Args:
-        ports: the model's inputs, whose dimensions say what each of them is.
-        ranges: the dimensions that need a hint. One that no input has is a length.
+        ports: the model's inputs, whose dimensions indicate their meaning.
+        ranges: the dimensions that need a hint. A dimension of no input is treated as a length.
     """
     batches, sides = _batches(ports), _image_sides(ports)
     found = {}
@@ -78,13 +78,13 @@ def affordable_hints(
 ) -> dict[str, int]:
     """The hints, halved together until the values of a model have at most MOST_ELEMENTS.
 
-    Five dimensions that are 128 each make a tensor of 32 Gi elements, which no machine has.
+    Five dimensions of 128 each form a tensor of 32 Gi elements, more than any machine has.
 
     Args:
-        hints: sizes of dimensions that nobody states, by name.
-        stated: sizes of the others, which stay.
+        hints: default sizes of dimensions, by name.
+        stated: sizes of the others, which are kept.
         ranges: all dimensions. One without a size has its typical one.
-        elements: how many each value has, in terms of the dimensions.
+        elements: the number of elements of each value, as an expression of the dimensions.
     """
     known = {d.name: d for d in ranges}
     values = [*elements]
@@ -107,7 +107,7 @@ def profile_text(
     Args:
         ranges: of the dimensions.
         hints: the sizes at which each dimension is tuned, by name.
-        defaults: dimensions without a given range; the line says how to give one.
+        defaults: dimensions without a stated range; the line explains how to state one.
     """
     listed = [
         f"{d.name}={','.join(map(str, hints[d.name]))} ({d.range_text})"
@@ -124,7 +124,7 @@ def profile_text(
 def nearest_size(dimension: Dimension, wanted: int) -> int:
     """The size of a dimension's range that is nearest to a wanted one; 0 only if there is no other.
 
-    A cache may be empty in a first run, which says nothing of the speed of the others.
+    A cache may be empty in a first run, whose speed is not representative.
     """
     high = max(dimension.low, wanted) if dimension.high is None else dimension.high
     low = max(dimension.low, min(1, high))
@@ -132,13 +132,13 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
 
 
 def agreeing_size(error: OpenSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
-    """A dimension's name, and a size of it with which the question of an error has an answer.
+    """A dimension's name, and a size of it for which the condition of an error is decided.
 
     An operator may need two sizes to be equal: a text recogniser that removes the height of its
     features needs images of one height. The equality is solved for one dimension, with the others
-    at `sizes`. If it has no solution, or the question is another one, a dimension of the question
-    takes its own size of `sizes`; if it has none of them, the last of `sizes` does. None if there
-    are no `sizes`.
+    at `sizes`. Without a solution, or for another condition, one of the condition's dimensions gets
+    its own size from `sizes`; if it has none there, the last dimension of `sizes` does. None if
+    `sizes` is empty.
     """
     for question in filter(is_open, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]
@@ -152,7 +152,7 @@ def agreeing_size(error: OpenSizeError, sizes: Mapping[str, int]) -> tuple[str, 
 
 
 def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension, nearest to its own of `sizes`, at which a difference is 0."""
+    """The size of a dimension, nearest to its own in `sizes`, for which a difference is 0."""
     low = max(dimension.low, 1)
     high = LARGEST_SOLUTION // dimension.multiple
     if dimension.high is not None:
@@ -171,14 +171,14 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
 
 
 def _batches(ports: OpenPorts) -> frozenset[str]:
-    """Dimensions that say of themselves that they are a batch, or that lead inputs, by name.
+    """Dimensions that are a batch by their name or position, by name.
 
-    The name `batch` decides wherever it is. Another leading dimension is nowhere else but in the
-    states of recurrent networks, and its name may say so, such as `N`. Otherwise every input of two
-    or more dimensions must lead with it, or with one that has no name: a dimension that leads a
-    part of the inputs may be the nodes of a graph. Names that torch.export made up are no names if
-    all these inputs lead with one. A name such as `frames` is a length wherever it
-    is.
+    The name `batch` decides at any position. Any other leading dimension must occur nowhere else,
+    except in the states of recurrent networks, and may have a name such as `N`. Otherwise every
+    input of two or more dimensions must begin with it, or with an unnamed dimension: a dimension
+    that begins only some of the inputs may be the nodes of a graph. Names generated by torch.export
+    do not count as different if all these inputs begin with one. A name such as `frames` is a
+    length at any position.
     """
     shaped = [dims for dims in ports.inputs.values() if len(dims) > 1]
     unnamed = {f"{name}[{n}]" for name, dims in ports.inputs.items() for n in range(len(dims))}

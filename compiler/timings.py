@@ -1,4 +1,4 @@
-"""How long each stage of a compilation takes. A recorder is passed in; none is global."""
+"""The time of each stage of a compilation. Recorders are passed as arguments; none is global."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """A stage's wall-clock seconds, all its `count` runs together."""
+    """A stage's wall-clock seconds, summed over its `count` runs."""
 
     stage: str
     seconds: float
@@ -21,12 +21,11 @@ class StageTime:
 class Timings:
     """Adds up wall-clock seconds by stage.
 
-    The time of a stage inside another counts for the inner one alone, so that the stages of a
-    thread add up to the whole. Stages of several threads may add up to more than the time that
-    passed.
+    The time of a nested stage counts only for the inner one, so that the stages of a thread add up
+    to the whole. Stages of several threads may add up to more than the elapsed time.
 
     Args:
-        clock: gives seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -36,14 +35,14 @@ class Timings:
         self._threads = threading.local()
 
     def add(self, stage: str, seconds: float, count: int = 1) -> None:
-        """Count time that was measured elsewhere, in another process for example."""
+        """Add time that was measured elsewhere, for example in another process."""
         with self._lock:
             before, runs = self._stages.get(stage, (0.0, 0))
             self._stages[stage] = before + seconds, runs + count
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of a block, also where it raises."""
+        """Measure the time of a block, also if it raises an exception."""
         inside = self._inside()
         started = self._clock()
         inside.append(0.0)
@@ -56,7 +55,7 @@ class Timings:
                 inside[-1] += seconds
 
     def _inside(self) -> list[float]:
-        """Seconds of the stages within each that this thread has open."""
+        """Seconds of nested stages, for each stage that this thread has open."""
         found: list[float] | None = getattr(self._threads, "inside", None)
         if found is None:
             found = self._threads.inside = []
@@ -73,5 +72,5 @@ class Timings:
 
 
 def timed(timings: Timings | None, stage: str) -> AbstractContextManager[None]:
-    """The context of a stage; does nothing where nobody asks for timings."""
+    """The context of a stage; does nothing without timings."""
     return nullcontext() if timings is None else timings.stage(stage)

@@ -51,7 +51,7 @@ def _filled_with(rewriter: Rewriter, value: str, number: float) -> bool:
 
 
 def _neutral(rewriter: Rewriter, node: Node, number: float, commutative: bool) -> str | None:
-    """The operand that is left when the other is the operator's neutral element."""
+    """The remaining operand if the other is the operator's neutral element."""
     left, right = node.inputs
     if _filled_with(rewriter, right, number):
         return left if _same(rewriter, left, node) else None
@@ -67,7 +67,7 @@ def _same(rewriter: Rewriter, value: str, node: Node) -> bool:
 def _merge_constants(
     rewriter: Rewriter, node: Node, combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> str | None:
-    """`(x op c) op d` -> `x op (c op d)`, if merging makes the constant no larger than c or d."""
+    """`(x op c) op d` -> `x op (c op d)`, if the merged constant is not larger than c or d."""
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, last = rewriter.producer(value, node.op), rewriter.array(outer)
         if inner is None or last is None or not rewriter.used_once(value):
@@ -113,7 +113,8 @@ def _mul(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _scale_before_shift(rewriter: Rewriter, node: Node) -> str | None:
-    """`(x + c) * d` -> `x * d + c * d`, if a constant of what makes x can take the scale."""
+    """`(x + c) * d` -> `x * d + c * d`, if a constant in the computation of x can absorb the
+    scale."""
     for value, outer in (node.inputs, node.inputs[::-1]):
         inner, factor = rewriter.producer(value, "add"), rewriter.array(outer)
         if inner is None or factor is None or not rewriter.used_once(value):

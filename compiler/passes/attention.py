@@ -8,11 +8,11 @@ Before:                                         After:
     %5 = softmax(%4)
     %7 = matmul(%5, %v)
 
-A mask that hides the keys after each query, constant or counted, becomes `causal`;
-`c tanh(x / c)` under the mask becomes `softcap`. Leading dimensions become batch and heads.
+A mask that hides the keys after each query, constant or counted, becomes `causal`; `c tanh(x / c)`
+under the mask becomes `softcap`. Leading dimensions become batch and heads.
 
-A query that sees no key at all (a mask of -inf) gets zeros, where softmax alone would give NaN.
-ONNX's Attention and PyTorch write a `where` for that, and the operator takes it in.
+A query whose keys are all hidden (a mask of -inf) gets zeros, where softmax alone would give NaN.
+ONNX's Attention and PyTorch write a `where` for that, which the operator replaces.
 
 Vaswani et al., "Attention Is All You Need" (2017); also called scaled_dot_product_attention
 (PyTorch) or Attention (ONNX opset 23).
@@ -33,11 +33,12 @@ from tilewright.compiler.passes.counted_masks import hides_the_future
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 HIDDEN = -1e9
-"""A number as low as this hides a key: added to a score, it leaves nothing of the exponential."""
+"""A number as low as this hides a key: added to a score, it makes the exponential zero."""
 
 FILL = -1e37
-"""What is added where a model fills in a finite number that hides. Every score is lost in it, so
-that a query whose keys are all hidden weighs them alike; sums and multiples of it are finite."""
+"""The summand for a model that fills in a finite number that hides. Every score vanishes against it
+in rounding, so that a query whose keys are all hidden weighs them equally; sums and multiples of it
+are finite."""
 
 
 def attention(graph: Graph) -> Graph:
@@ -49,8 +50,8 @@ def attention(graph: Graph) -> Graph:
 class _Mask:
     """A value added to scores of `rank` dimensions; `factor` multiplies the sum afterwards.
 
-    With `fill`, a `where` that takes it instead of the scores: `value` is its condition, which
-    `seen` scores fulfil, or which all others do.
+    With `fill`, the mask is a `where` that selects it instead of the scores: `value` is its
+    condition, which is true for visible scores if `seen`, and for hidden ones otherwise.
     """
 
     value: str
@@ -62,13 +63,13 @@ class _Mask:
 
 @dataclass(slots=True)
 class _Scores:
-    """What stands between the first product and the softmax, read from the softmax upwards."""
+    """The operations between the first product and the softmax, read from the softmax upwards."""
 
     scale: float = 1.0
     softcap: float = 0.0
     masks: list[_Mask] = field(default_factory=list)
     leading: tuple[int, ...] = ()
-    """The dimensions before (queries, keys), in the view of the scores that has the most."""
+    """The dimensions before (queries, keys), in the view of the scores with the most dimensions."""
 
 
 def _recognise(rewriter: Rewriter, node: Node) -> str | None:
@@ -97,10 +98,10 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """A `where` that gives a query that sees no key weights of zero; the operator does so itself.
+    """A `where` that gives a query without visible keys weights of zero, like the operator itself.
 
-    `judged` is the mask in which it looks for such queries; None if it looks at the weights, or if
-    its condition is constant.
+    `judged` is the mask that it tests for such queries; None if it tests the weights, or if its
+    condition is constant.
     """
 
     weights: str
@@ -139,7 +140,7 @@ def _guard(rewriter: Rewriter, value: str) -> _Guard | None:
 
 
 def _unviewed(rewriter: Rewriter, value: str) -> str:
-    """The value before a reshape of leading dimensions, if nothing else reads the reshape."""
+    """The value before a reshape of leading dimensions, if the reshape has no other reader."""
     view = rewriter.producer(value, "reshape")
     if view is None or rewriter.shape(view.inputs[0])[-2:] != rewriter.shape(value)[-2:]:
         return value
@@ -153,7 +154,7 @@ def _is_last_axis(rewriter: Rewriter, softmax: Node) -> bool:
 
 
 def _product(rewriter: Rewriter, value: str, found: _Scores) -> Node | None:
-    """The matrix product that makes the scores; the steps after it go into `found`."""
+    """The matrix product that computes the scores; later operations are recorded in `found`."""
     while rewriter.used_once(value):
         node, shape = rewriter.producer(value), rewriter.shape(value)
         if node is None or len(shape) < 2:
@@ -189,7 +190,7 @@ def _scaled(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _factor(rewriter: Rewriter, node: Node) -> tuple[str, float]:
-    """`x * c` or `x / c` as (x, factor); the node's own output and 1 where it is neither."""
+    """`x * c` or `x / c` as (x, factor); for other nodes the node's own output and 1."""
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
         factor = rewriter.scalar(other)
@@ -222,7 +223,7 @@ def _masked(rewriter: Rewriter, node: Node, found: _Scores) -> str | None:
 
 
 def _leads_to_product(rewriter: Rewriter, value: str) -> bool:
-    """Whether `_product` finds a matrix product behind a value."""
+    """Whether `_product` finds a matrix product before a value."""
     return _product(rewriter, value, _Scores()) is not None
 
 
@@ -254,16 +255,16 @@ def _added(rewriter: Rewriter, mask: _Mask, low: float) -> _Mask:
 
 
 def _shows_all(rewriter: Rewriter, mask: _Mask) -> bool:
-    """Whether a mask is known to hide no key: else it may hide all that the past has, and a query
-    weighs those of the future as the model does."""
+    """Whether a mask is known to hide no key. Otherwise it may hide all past keys, and a query then
+    weighs future keys as the model does."""
     known = rewriter.array(mask.value)
     return mask.fill is None and known is not None and bool((known > HIDDEN).all())
 
 
 def _lowest(fill: float, added: bool) -> float:
-    """What stands for a number that a model fills in: FILL, since a large score would not be lost
-    in one such as -1e9. If the model adds masks, too, one that every score is lost in stays: both
-    must weigh alike where they hide all keys of a query."""
+    """The replacement of a number that a model fills in: FILL, since a large score would not vanish
+    against one such as -1e9. If the model also adds masks, a fill against which every score
+    vanishes is kept: both must weigh alike if they hide all keys of a query."""
     return fill if not np.isfinite(fill) or (added and fill <= FILL) else FILL
 
 
@@ -276,7 +277,7 @@ T = TypeVar("T")
 
 
 def _ends(mask: _Mask, seen: T, hidden: T) -> tuple[T, T]:
-    """What a mask's condition chooses from."""
+    """The values that a mask's condition selects."""
     return (seen, hidden) if mask.seen else (hidden, seen)
 
 
@@ -346,7 +347,7 @@ def _emit(
 def _batch_and_heads(
     rewriter: Rewriter, operand: str, scores: tuple[int, ...]
 ) -> tuple[int, int] | None:
-    """Batch and heads of an operand: its leading dimensions, split as in the scores if they are."""
+    """Batch and heads of an operand: its leading dimensions, split like the scores if possible."""
     own = rewriter.shape(operand)[:-2]
     chosen = scores if len(scores) > len(own) and prod(scores) == prod(own) else own
     if len(chosen) > 2:
@@ -363,9 +364,9 @@ def _in_heads(rewriter: Rewriter, value: str, heads: tuple[int, int]) -> str:
 
 
 def _in_scores(rewriter: Rewriter, mask: _Mask, heads: tuple[int, int]) -> str | None:
-    """The mask's value, so that it broadcasts to (batch, heads, queries, keys).
+    """The mask's value, reshaped to broadcast to (batch, heads, queries, keys).
 
-    None if the first of its three dimensions counts neither 1 nor batch times heads.
+    None if the first of its three dimensions is neither 1 nor batch times heads.
     """
     value, shape = mask.value, rewriter.shape(mask.value)
     if mask.rank == 3 == len(shape) and shape[0] != 1 and heads[0] != 1:

@@ -1,13 +1,13 @@
-"""Products with weights that are scaled block by block: the weights stay as narrow as they are.
+"""Products with block-scaled weights, which stay as narrow as they are stored.
 
 Before:                                             After:
     %w = reshape((w - z) * s) {shape=(K, N)}            %1 = block_matmul(%0, packed, s, z) {bits=4}
     %1 = matmul(%0, %w)
 
-`w` is a constant of bytes (K / block, block, N), or (N, K / block, block) transposed, that
-DequantizeLinear with a block size made; bytes that all fit in four bits are packed two and two. As
-floats, weights would take eight times the memory, which is what a product with few rows waits for.
-Also called weight-only quantisation (Frantar et al., "GPTQ", 2022).
+`w` is a constant of bytes (K / block, block, N), or (N, K / block, block) transposed, from
+DequantizeLinear with a block size; bytes that all fit in four bits are packed in pairs. As floats,
+weights would take eight times the memory, which limits a product with few rows. Also called
+weight-only quantisation (Frantar et al., "GPTQ", 2022).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 
 def block_products(graph: Graph) -> Graph:
-    """Multiply with packed weights, not with the floats that they stand for."""
+    """Multiply with packed weights, not with dequantised floats."""
     return rewrite(graph, _product)
 
 
@@ -69,7 +69,7 @@ def _product(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | None:
-    """The weight that a matrix is; its blocks lie `along_rows` or down the columns."""
+    """A matrix as a block-scaled weight; its blocks lie `along_rows` or down the columns."""
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose" and ints(node.attrs, "perm") == (1, 0):
         return _weight(rewriter, node.inputs[0], along_rows=not along_rows)
@@ -93,7 +93,7 @@ def _weight(rewriter: Rewriter, value: str, *, along_rows: bool) -> _Weight | No
 
 
 def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Stored bytes and their zero point, of `int32(bytes) - zero`."""
+    """Stored bytes and their zero point, from `int32(bytes) - zero`."""
     found = shifted(rewriter, value)
     if found is None or rewriter.type(found[0]).dtype not in BYTES:
         return None
@@ -105,7 +105,7 @@ def _integers(rewriter: Rewriter, value: str) -> tuple[np.ndarray, np.ndarray] |
 def _unsigned(
     stored: np.ndarray, scale: np.ndarray, zero: np.ndarray, *, along_rows: bool
 ) -> _Weight | None:
-    """Rows (N, K) of unsigned numbers of 4 bits, or of 8 where these do not hold them."""
+    """Rows (N, K) of unsigned 4-bit numbers, or of 8 bits if necessary."""
     signed = stored.dtype == np.int8
     low, high = (min(int(stored.min()), int(zero.min())), max(int(stored.max()), int(zero.max())))
     narrow = low >= -8 and high <= (7 if signed else 15)

@@ -1,12 +1,12 @@
-"""Optimise bodies of control flow, each as a graph of its own, and pass them only what they use.
+"""Optimise bodies of control flow as separate graphs, and remove unused captures.
 
 Before:                                         After:
     %2 = loop(n, go, x, c0, %1) {...}               %2 = loop(n, go, x) {...}
       input state.0, capture.0, capture.1             input state.0
       output on, mul(state.0, capture.0)              output on, mul(state.0, c0)
 
-A captured constant becomes one of the body's own, so that kernels can pack it. A body no longer
-captures values that it does not read. The other passes compute what follows from constants alone.
+A captured constant becomes a constant of the body, so that kernels can pack it. Values that a body
+does not read are no longer captured. The other passes fold computations on constants.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tilewright.compiler.ops.attributes import integer
 
 
 def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> Graph:
-    """Optimise the bodies of all nodes; `optimise` is told of each whether it is a loop's. The
-    graph itself changes only in those nodes' operands."""
+    """Optimise the bodies of all nodes; the second argument of `optimise` says whether a body
+    belongs to a loop. The graph itself changes only in those nodes' operands."""
     if not any(node.bodies for node in graph.nodes):
         return graph
     edit = Edit(graph)
@@ -35,19 +35,20 @@ def optimise_bodies(graph: Graph, optimise: Callable[[Graph, bool], Graph]) -> G
 
 
 def _first_capture(node: Node) -> tuple[int, int]:
-    """Where captured values begin: among the node's operands, and among a body's inputs."""
+    """The first captured value: its position among the node's operands, and among a body's
+    inputs."""
     states = integer(node.attrs, "states", 0)
     return (2 + states, 1 + states) if node.op == "loop" else (1, 0)
 
 
 def _with_constants(graph: Graph, node: Node) -> list[Graph]:
-    """The bodies, each with the constants that it captures as its own."""
+    """The bodies, each with copies of the constants that it captures."""
     operands, inputs = _first_capture(node)
     bodies = []
     for body in node.bodies:
         captured = zip(body.inputs[inputs:], node.inputs[operands:], strict=True)
-        # The input stays, because all bodies of a node have the same inputs: so the constant needs
-        # a name of its own.
+        # The input stays, because all bodies of a node have the same inputs: the constant therefore
+        # needs a name of its own.
         edit, names = Edit(body), dict[str, str]()
         for name, value in captured:
             if value in graph.constants:

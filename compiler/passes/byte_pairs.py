@@ -1,13 +1,13 @@
-"""Products of two computed matrices of integers less their zero points, multiplied as bytes.
+"""Products of two computed matrices of integers minus their zero points, multiplied as bytes.
 
 Before:                                     After:
     %1 = int32(%0) - y                          %2 = matmul(%0, %8) - z * sum(%0)
     %9 = int32(%8) - z                                              - y * sum(%8 - z)
     %2 = matmul(%1, %9)
 
-As in `byte_products` the right bytes are signed, and the left ones as the target wants them; but no
-sum is known beforehand, so those of rows and columns are taken at run time. `quantised_pairs` does
-the same for scaled bytes.
+As in `byte_products`, the right bytes are signed, and the left ones have the target's type. No sum
+is known at compile time, so that sums of rows and columns are computed at run time.
+`quantised_pairs` does the same for scaled bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.sizes import always_less, exact_quotient, is_open
 
 _GROUP = 4
-"""Bytes that are multiplied at a time: an open sum must not end inside of them."""
+"""Bytes that are multiplied at a time: a dynamic number of terms must be a multiple of it."""
 
 _MOST_TERMS = (2**31 - 1) // (255 * 255)
-"""So many products of bytes less zero points at their ends never leave int32."""
+"""Up to this number of terms, sums of products of bytes minus zero points stay within int32."""
 
 
 def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
@@ -44,7 +44,7 @@ def byte_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
 def of_two_sources(
     rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
 ) -> str | None:
-    """The value of a product of two sources of bytes; None where a node is none such."""
+    """The value of a product of two sources of bytes; None if the node is not such a product."""
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None
     depth = rewriter.shape(node.inputs[0])[-1]
@@ -54,7 +54,7 @@ def of_two_sources(
     if left is None or right is None or not _are_matrices(rewriter, left, right):
         return None
     if not {rewriter.type(side.value).dtype for side in (left, right)} <= set(BYTES):
-        return None  # sums of products of 16 bits leave int32
+        return None  # sums of 16-bit products may exceed int32
     if {left.scale is not None, right.scale is not None} != {scaled}:
         return None
     both = None
@@ -73,12 +73,12 @@ def of_two_sources(
 
 
 def _signed(stored: DType) -> DType:
-    """That of second factors."""
+    """The type of second factors."""
     return DType.INT8
 
 
 def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
-    """Whether both are, each with one zero point and at most one scale."""
+    """Whether both are matrices, each with one zero point and at most one scale."""
     ranks = [len(rewriter.shape(side.value)) for side in sides]
     single = [side.scale is None or not side.scale.ndim for side in sides]
     zeros = [number_of(rewriter, side.zero) is not None for side in sides]
@@ -86,12 +86,12 @@ def _are_matrices(rewriter: Rewriter, *sides: ByteSource) -> bool:
 
 
 def _moving(rewriter: Rewriter, source: ByteSource) -> str | None:
-    """A zero point that is none."""
+    """The zero point, or None if it is zero."""
     return source.zero if number_of(rewriter, source.zero) != 0 else None
 
 
 def _sums(rewriter: Rewriter, value: str, zero: str | None, axis: int, factor: str) -> str:
-    """`factor` times the sums of bytes less a zero point, along one of the last two dimensions."""
+    """`factor` times the sums of bytes minus a zero point, along one of the last two dimensions."""
     wide = rewriter.emit("cast", [value], {"to": DType.INT32.value})
     if zero is not None:
         wide = rewriter.emit("sub", [wide, zero])

@@ -1,4 +1,4 @@
-"""Products of integers less their zero points: bytes multiplied as they are stored, sums in int32.
+"""Products of integers minus their zero points: bytes multiplied as they are stored, sums in int32.
 
 Before:                                             After:
     %1 = matmul(int32(%0) - z, w)                       %1 = matmul(%0, w, -z * sum(w))
@@ -6,18 +6,18 @@ Before:                                             After:
     %2 = conv(int32(%0) - z, w)                         %1 = pad(%0) {value=z}
                                                         %2 = conv(%1, w, -z * sum(w))
 
-`%0` is of uint8 or int8, `w` a constant. The products on the right have the attribute
-`accumulator`. Their second factor is of int8: columns of a matrix, and filters, that leave it
-(asymmetric uint8) move into it, for which the sums of the rows of `%0`, or of its windows, make up.
-The first has the sign that the target multiplies with that (`Target.factor`): an int8 `%0` moves up
-by 128 where it must be unsigned, a uint8 one down by 128 where it must have a sign, as its zero
-point does. The zero point of a matrix may be known at run time only; that of a convolution is what
-it is padded with. All of it is exact.
+`%0` is uint8 or int8, `w` a constant. The products on the right have the attribute `accumulator`.
+Their second factor is int8. Matrix columns, and filters, that exceed it (asymmetric uint8) are
+shifted into it, and the sums of the rows of `%0`, or of its windows, compensate. The first factor
+has the type that the target multiplies (`Target.factor`): an int8 `%0` is shifted up by 128 if it
+must be unsigned, a uint8 one down by 128 if it must be signed, like its zero point. The zero point
+of a matrix may be known at run time only; a convolution pads with its zero point. All of it is
+exact.
 
-A `%0` of 16 bits is multiplied as int16 by weights that are widened to it, where no sum can leave
-int32: 512 products by weights of any 8 bits fit, and of weights as models have them some thousands.
-Also called integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for
-Efficient Integer-Arithmetic-Only Inference", 2018).
+A 16-bit `%0` is multiplied as int16 by weights that are widened to it, if no sum can exceed int32:
+512 products by any 8-bit weights fit, and some thousands with typical weights. Also called
+integer-only inference (Jacob et al., "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", 2018).
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 _FLOAT = np.finfo(np.float32)
 
 _LEAST_CHANNELS = 4
-"""Fewer do not fill a group of bytes: an image of three colours gets a fourth, times zero."""
+"""Fewer channels do not fill a group of bytes: an image of three colours gets a fourth, times
+zero."""
 
 _LEAST_GROUP = 16
-"""Channels and filters of a group whose windows are summed."""
+"""Minimum channels and filters of a group for window sums."""
 
 
 def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
@@ -58,7 +59,8 @@ def byte_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
 
 
 def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor) -> str | None:
-    """The value of a product of bytes, `scaled` or integers; None where a node is none such."""
+    """The value of a product of bytes, `scaled` or integers; None if the node is not such a
+    product."""
     if node.op not in ("matmul", "gemm", "conv") or node.attr("accumulator") is not None:
         return None
     source, weight = source_of(rewriter, node.inputs[0]), weight_of(rewriter, node.inputs[1])
@@ -77,7 +79,7 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
     if node.op == "conv":
         total = _convolved(rewriter, node, source, weight, factor)
         tail = (1,) * (weight.values.ndim - 2)
-        scale = None if scale is None else scale.reshape(-1, *tail)  # of the output's channels
+        scale = None if scale is None else scale.reshape(-1, *tail)  # per channel of the output
     else:
         total = _multiplied(rewriter, node.inputs[1], source, weight, factor)
     if total is None:
@@ -96,7 +98,7 @@ def of_bytes(rewriter: Rewriter, node: Node, *, scaled: bool, factor: ByteFactor
 def _of_filters(
     scale: np.ndarray, node: Node, weight: Weight, tail: tuple[int, ...]
 ) -> np.ndarray | None:
-    """The scale of a source for each filter; None where a filter has channels of several scales."""
+    """The scale of a source for each filter; None if a filter has channels of several scales."""
     if not scale.ndim:
         return scale
     filters, channels = len(weight.values), scale.shape[0]
@@ -106,7 +108,7 @@ def _of_filters(
 
 
 def scale_of(one: np.ndarray, other: np.ndarray) -> np.ndarray | None:
-    """The product of two scales; None where both, one after the other, lose less than it does."""
+    """The product of two scales; None if applying both in turn loses less precision."""
     exact = one.astype(np.float64) * other
     size = np.abs(exact)
     inside = ((size >= _FLOAT.tiny) & (size <= _FLOAT.max)) | (one * np.ones_like(other) == 0)
@@ -123,7 +125,7 @@ def _factors(gemm: Node) -> tuple[float, float]:
 
 
 def _column(rewriter: Rewriter, value: str, tail: tuple[int, ...]) -> str:
-    """A bias with the dimensions behind it that it broadcasts over."""
+    """A bias, reshaped to broadcast over the trailing dimensions."""
     if not tail:
         return value
     array, shape = rewriter.array(value), (*rewriter.shape(value), *tail)
@@ -217,14 +219,15 @@ def _convolved(
 
 
 def _are_small(values: np.ndarray, group: int) -> bool:
-    """Whether groups are so small that floats are faster than a second convolution for sums: of 32
-    groups of 8 by 8 channels, 3 times as fast; of 16 of 16 by 16, at 0.6 of the speed."""
+    """Whether groups are so small that floats are faster than a second convolution for sums: 3
+    times as fast for 32 groups of 8 by 8 channels; 0.6 of the speed for 16 groups of 16 by 16."""
     return bool(min(len(values) // group, values.shape[1]) < _LEAST_GROUP)
 
 
 def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
-    """Whether Winograd's algorithm applies to floats, or a channel alone has no pairs: a 3x3
-    convolution of pairs of 16 bits ran at 0.64 of its speed, others at 1.4 to 1.8 of floats'."""
+    """Whether floats are faster, because Winograd's algorithm applies, or because a single channel
+    has no pairs: a 3x3 convolution of pairs of 16 bits ran at 0.64 of Winograd's speed, others at
+    1.4 to 1.8 of floats'."""
     window = values.shape[2:]
     steps = {*ints(conv.attrs, "strides", (1,)), *ints(conv.attrs, "dilations", (1,))}
     return group > 1 == values.shape[1] or (group == 1 < min(window) and steps == {1})
@@ -233,8 +236,8 @@ def _has_faster_floats(conv: Node, values: np.ndarray, group: int) -> bool:
 def _window_sums(
     rewriter: Rewriter, x: str, filters: tuple[int, ...], attrs: dict[str, AttrValue]
 ) -> str:
-    """The sums of an image in each window of a convolution, in int32: (N, 1, ...) of all channels,
-    or of those of each filter, (N, filters, ...), where these differ."""
+    """The sums of an image in each window of a convolution, in int32: (N, 1, ...) over all
+    channels, or (N, filters, ...) over the channels of each filter, if these differ."""
     if attrs.get("group", 1) != 1:
         ones = rewriter.constant(np.ones(filters, np.int8), f"{x}.ones")
         return rewriter.emit("conv", [x, ones], attrs)
@@ -255,8 +258,8 @@ def _stays_inside(
 ) -> bool:
     """Whether the sums of products along these axes fit in int32, whatever the source holds.
 
-    What they are on the way does not matter: int32 wraps around, and back. A zero point that is
-    known at run time only may be at either end.
+    Intermediate sums may wrap around in int32. A zero point that is known only at run time may be
+    at either end.
     """
     limits = np.iinfo(rewriter.type(source.value).dtype.numpy)
     low, high = int(limits.min), int(limits.max)
@@ -271,8 +274,8 @@ def _stays_inside(
 def _moved_into(
     stored: DType, values: np.ndarray, axes: int | tuple[int, ...]
 ) -> np.ndarray | None:
-    """What to take off weights along these axes so that int8 holds them: 0 if it holds all as they
-    are; None where some are too far apart. From weights of int16 nothing is taken."""
+    """The amount to subtract from weights along these axes so that int8 holds them: 0 if it holds
+    them unchanged; None if some differ too much. int16 weights are not shifted."""
     low, high = (np.asarray(end(axis=axes, keepdims=True)) for end in (values.min, values.max))
     limits = np.iinfo(stored.numpy)
     if low.min() >= limits.min and high.max() <= limits.max:
@@ -283,5 +286,5 @@ def _moved_into(
 
 
 def _wrapped(numbers: np.ndarray) -> np.ndarray:
-    """Numbers as int32 arithmetic has them."""
+    """Numbers wrapped to int32."""
     return numbers.astype(np.int32)

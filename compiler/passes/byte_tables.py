@@ -5,11 +5,11 @@ Before:                                         After:
     %2 = mul(%1, sigmoid(%1))
     %6 = cast(round(%2 * 20) + 7) {to=uint8}
 
-`%0` holds bytes, and all other operands are single numbers. The references of the operators say
-what is in the table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such
-a function; those of a few cheap operations are left as they are. What is a function of a constant
-(an embedding that is quantised) is computed here. Only for targets that look up many bytes at a
-time (`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
+`%0` holds bytes, and all other operands are single numbers. The operators' references compute the
+table. An activation between two quantisations (SiLU, HardSwish, GELU, Tanh) is such a function;
+functions of a few cheap operations are unchanged. A function of a constant (a quantised embedding)
+is computed here. The pass runs only for targets that look up many bytes at a time
+(`compiler.driver.optimise`). Also called lookup-table activations (gemmlowp).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 MOST_NODES = 60
-"""Longer chains are not followed."""
+"""Maximum length of a chain of nodes."""
 
 ENOUGH = 9
-"""Operations, none of them costly, that take longer than a lookup."""
+"""Number of cheap operations that take longer than a lookup."""
 
 
 def byte_tables(graph: Graph) -> Graph:
-    """Look up what is a costly function of one tensor of bytes."""
+    """Replace costly functions of one tensor of bytes by lookups."""
     return rewrite(graph, _tabled)
 
 
@@ -55,8 +55,8 @@ def _tabled(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _is_costly(rewriter: Rewriter, node: Node) -> bool:
-    """Whether an operator takes longer than a lookup, or is one; a constant divides as cheaply as
-    it multiplies."""
+    """Whether an operator takes longer than a lookup, or is one; division by a constant is as cheap
+    as multiplication."""
     if node.op == "div" and rewriter.array(node.inputs[1]) is not None:
         return False
     return node.op == "lookup" or ops.get(node.op).effort is Effort.COSTLY
@@ -65,10 +65,10 @@ def _is_costly(rewriter: Rewriter, node: Node) -> bool:
 def function_of(
     rewriter: Rewriter, last: Node, stored: Collection[DType] = BYTES
 ) -> tuple[str, list[Node]] | None:
-    """The one tensor of bytes, or other `stored` types, that a value is a function of, and the
-    operators, last one last.
+    """The single tensor of bytes, or other `stored` types, that a value is a function of, and the
+    operators in order.
 
-    What was looked up is a function of what it was looked up by.
+    A function of a looked-up value is a function of the lookup's index.
     """
     shape = rewriter.shape(last.outputs[0])
     order: dict[str, Node] = {}
@@ -114,14 +114,15 @@ def _is_plain(rewriter: Rewriter, node: Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_tensor(rewriter: Rewriter, value: str, shape: tuple[int, ...]) -> bool:
-    """Whether a value is a constant tensor of bytes, which tables are applied to here."""
+    """Whether a value is a constant tensor of bytes, to which tables are applied at compile
+    time."""
     kind = rewriter.type(value)
     known = rewriter.array(value) is not None
     return known and kind.dtype in BYTES and kind.shape == shape and kind.elements > 1
 
 
 def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
-    """The operators, each after those whose results it takes."""
+    """The operators in topological order."""
     ordered: dict[str, Node] = {}
 
     def visit(node: Node) -> None:
@@ -135,13 +136,13 @@ def _in_order(made: dict[str, Node], last: Node) -> list[Node]:
 
 
 def every_value(dtype: DType) -> np.ndarray:
-    """All values of an integer type, in the order of their bits, as a table has them."""
+    """All values of an integer type, in the order of their bits, which is the order of tables."""
     bits = np.dtype(f"uint{8 * dtype.bytes}")
     return np.arange(1 << 8 * dtype.bytes, dtype=bits).view(dtype.numpy)
 
 
 def values_of(rewriter: Rewriter, source: str, nodes: list[Node]) -> np.ndarray:
-    """What the operators' references make of each value of the source's type."""
+    """The results of the operators' references for each value of the source's type."""
     values: dict[str, np.ndarray] = {source: every_value(rewriter.type(source).dtype)}
     for node in nodes:
         operands = []

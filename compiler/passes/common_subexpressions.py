@@ -29,11 +29,11 @@ def common_subexpressions(graph: Graph) -> Graph:
     def rule(_rewriter: Rewriter, node: Node) -> str | None:
         inputs = tuple(names.get(value, value) for value in node.inputs)
         if inputs != node.inputs:
-            # emitting again is how a node gets other operands
+            # emitting again replaces a node's operands
             result = _rewriter.emit(node.op, inputs, node.attrs)
         else:
             result = node.outputs[0]
-        if node.op in ("trim", LABELLED):  # outputs of the graph, which stay values of their own
+        if node.op in ("trim", LABELLED):  # outputs of the graph, which stay separate values
             return result if result != node.outputs[0] else None
         ordered = tuple(sorted(inputs)) if ops.get(node.op).commutative else inputs
         key = node.op, ordered, tuple(sorted(node.attrs))
@@ -46,7 +46,7 @@ def common_subexpressions(graph: Graph) -> Graph:
 
 
 def _equal_constants(graph: Graph) -> dict[str, str]:
-    """Constant -> the first one that holds the same bytes in the same type."""
+    """Map each constant to the first one with the same bytes and type."""
     candidates: dict[tuple[TensorType, bytes], list[str]] = {}
     for name, array in graph.constants.items():
         candidates.setdefault((graph.types[name], _sample(array)), []).append(name)
@@ -64,7 +64,7 @@ def _equal_constants(graph: Graph) -> dict[str, str]:
 
 
 def _sample(array: np.ndarray) -> bytes:
-    """A few elements, evenly spaced: constants may have megabytes, and a few bytes tell most apart.
+    """A few evenly spaced elements, which distinguish most constants without reading megabytes.
 
     Constants with equal samples are compared in full.
     """

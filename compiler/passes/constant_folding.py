@@ -1,4 +1,4 @@
-"""Constant folding: compute at compile time what depends on constants alone.
+"""Constant folding: compute at compile time all values that depend only on constants.
 
 Before:                         After:
     %1 = add(c0, c1)                %2 = mul(%0, c2)        c2 = c0 + c1
@@ -21,7 +21,7 @@ from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import open_sizes
 
 GROWTH_LIMIT_BYTES = 1 << 22
-"""A folded value may have as many bytes, even if its operands have fewer (expand of zeros)."""
+"""Maximum bytes of a folded value that is larger than its operands (expand of zeros)."""
 
 
 def constant_folding(graph: Graph) -> Graph:
@@ -33,11 +33,11 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     arrays = [rewriter.array(value) for value in node.inputs]
     operands = [array for array in arrays if array is not None]
     if len(operands) != len(arrays) or not arrays or node.bodies:
-        return None  # a body may run for any time, or never end
+        return None  # a body may run for any time, or forever
     if open_sizes((rewriter.shape(node.outputs[0]), node.attrs)):
         return None
     if node.op == LABELLED:
-        return None  # the node says what its output stands for
+        return None  # the node states the meaning of an output
     result = rewriter.type(node.outputs[0])
     size = prod(result.shape) * result.dtype.bytes
     if size > max(GROWTH_LIMIT_BYTES, sum(array.nbytes for array in operands)):

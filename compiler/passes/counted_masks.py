@@ -1,12 +1,12 @@
-"""Masks that are counted, not stored: which keys a query sees, compared by their positions.
+"""Masks that are computed, not stored: the keys that a query sees, by comparing positions.
 
     %1 = reshape(iota() {start=0}) {shape=(1, <keys>)}
     %2 = reshape(iota() {start=<past>}) {shape=(<queries>, 1)}
     %3 = greater(%1, %2)
     %4 = where(%3, -3.4e38, 0)
 
-A model whose sizes are known at run time computes its causal mask so. `attention` hides the future
-by itself where it knows that this is what the mask does.
+A model with dynamic sizes computes its causal mask in this way. `attention` hides future keys
+itself if it recognises such a mask.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`start + i`, i the position along a dimension, which counts from the last one (-1)."""
+    """`start + i` for position i along a dimension, which counts from the last one (-1)."""
 
     dim: int
     start: int
 
 
 def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) -> bool:
-    """Whether a value is at most `hidden` where key j is after query i (j > i + past), and else 0.
+    """Whether a value is at most `hidden` if key j is after query i (j > i + past), and else 0.
 
-    It has the shape (queries, keys), or ones before these.
+    Its shape is (queries, keys), optionally with leading dimensions of extent 1.
     """
     node, shape = rewriter.producer(_unexpanded(rewriter, mask), "where"), rewriter.shape(mask)
     if node is None or len(shape) < 2 or any(extent != 1 for extent in shape[:-2]):
@@ -49,7 +49,7 @@ def hides_the_future(rewriter: Rewriter, mask: str, past: int, hidden: float) ->
 
 
 def _is_ahead(rewriter: Rewriter, condition: str, past: int, *, single: bool) -> bool | None:
-    """True if a condition holds where j > i + past, False where j <= i + past; else None.
+    """True if a condition holds for j > i + past, False if it holds for j <= i + past; else None.
 
     The position of a `single` query is a number.
     """
@@ -88,7 +88,8 @@ def _placed(rewriter: Rewriter, value: str, *, single: bool) -> Count | None:
 
 
 def counted(rewriter: Rewriter, value: str) -> Count | None:
-    """How a value counts positions, if it does: an iota, or a part of a constant range, moved."""
+    """A value as a count of positions: an iota, or a part of a constant range, shifted; else
+    None."""
     node = rewriter.producer(value)
     if node is None:
         return None
@@ -113,7 +114,7 @@ def counted(rewriter: Rewriter, value: str) -> Count | None:
 
 
 def _part(rewriter: Rewriter, node: Node) -> Count | None:
-    """A slice of a constant range, of which the model keeps all positions that there can be."""
+    """A slice of a constant range that contains all possible positions of the model."""
     table = rewriter.array(node.inputs[0])
     if table is None or table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
         return None
@@ -123,7 +124,7 @@ def _part(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
-    """Dimensions of extent 1 come and go around the one that is counted along."""
+    """A reshape may add or remove dimensions of extent 1 around the counted one."""
     inner = counted(rewriter, node.inputs[0])
     shapes = rewriter.shape(node.inputs[0]), rewriter.shape(node.outputs[0])
     if inner is None or any(sum(extent != 1 for extent in shape) != 1 for shape in shapes):
@@ -133,7 +134,7 @@ def _reshaped(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _moved(rewriter: Rewriter, node: Node) -> Count | None:
-    """A count and a size or number added to it or, behind it, subtracted."""
+    """A count plus, or minus, a size or number."""
     left, right = node.inputs
     pairs = ((left, right), (right, left)) if node.op == "add" else ((left, right),)
     for value, other in pairs:
@@ -145,7 +146,7 @@ def _moved(rewriter: Rewriter, node: Node) -> Count | None:
 
 
 def _whole(rewriter: Rewriter, value: str) -> int | None:
-    """The one integer or size that a value holds."""
+    """The single integer or size that a value holds."""
     if any(extent != 1 for extent in rewriter.shape(value)):
         return None
     array = rewriter.array(value)
@@ -162,7 +163,7 @@ def _number(rewriter: Rewriter, value: str) -> float | None:
 
 
 def _unexpanded(rewriter: Rewriter, value: str) -> str:
-    """The value before what adds and repeats dimensions of extent 1 in front of it."""
+    """The value before operators that add and repeat leading dimensions of extent 1."""
     while (node := rewriter.producer(value)) is not None:
         inner, shape = rewriter.shape(node.inputs[0]) if node.inputs else (), rewriter.shape(value)
         leads = node.op == "reshape" and (1,) * (len(shape) - len(inner)) + inner == shape

@@ -1,11 +1,11 @@
-"""Dead code elimination: drop what no output of the graph needs.
+"""Dead code elimination: remove nodes that no output of the graph needs.
 
 Before:                         After:
     %1 = exp(%0)                    %2 = relu(%0)
     %2 = relu(%0)                   return %2
     return %2
 
-What says that an input is text stays, though no output may need the input.
+Declarations that an input is text are kept, even if no output needs the input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tilewright.compiler.graph.ir import Graph
 
 
 def dead_code(graph: Graph) -> Graph:
-    """Drop nodes, constants and types that no output depends on; inputs of the graph stay.
+    """Remove nodes, constants and types that no output depends on; inputs of the graph stay.
 
-    A graph without any is returned as it is.
+    A graph without any is returned unchanged.
     """
     nodes, values = live(graph.nodes, graph.inputs, graph.outputs)
     if len(nodes) == len(graph.nodes) and graph.types.keys() <= values:

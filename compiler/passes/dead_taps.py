@@ -1,12 +1,12 @@
-"""Dead taps: parts of a convolution's window that only ever see padding.
+"""Dead taps: parts of a convolution's window that only ever read padding.
 
 Before:                                             After:
     conv(x, w)  x: [1,960,8,10], w: [256,960,3,3]       conv(x, slice(w))  w: [256,960,1,1]
         dilations=(24, 24), pads=24 on each side
 
-A tap is dead where its distance from the window's origin carries it over the image at every output.
-Atrous spatial pyramids (DeepLab; Chen et al., 2017) on images smaller than those that they were
-made for have eight dead taps of nine, and "degenerate to 1x1 filters", as that paper says.
+A tap is dead if its distance from the window's origin moves it outside the image at every output.
+Atrous spatial pyramids (DeepLab; Chen et al., 2017) on images smaller than intended have eight dead
+taps of nine, and "degenerate to 1x1 filters", as that paper says.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tilewright.compiler.sizes import is_open
 
 
 def dead_taps(graph: Graph) -> Graph:
-    """Cut the taps that see nothing at either end of a window."""
+    """Remove dead taps at either end of a window."""
     return rewrite(graph, _cut)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One dimension of a window: its taps, and what it slides over."""
+    """One dimension of a window: its taps, and the input that it slides over."""
 
     taps: int
     stride: int
@@ -43,7 +43,8 @@ class _Axis:
         )
 
     def cut(self) -> tuple[int, _Axis] | None:
-        """The first tap that is kept, and the axis with those that are; None if none can go."""
+        """The first tap that is kept, and the axis with only the kept taps; None if none can be
+        removed."""
         living = [tap for tap in range(self.taps) if self._lives(tap)]
         if not living or len(living) == self.taps:
             return None
@@ -52,7 +53,7 @@ class _Axis:
         reach = (self.outputs - 1) * self.stride + (taps - 1) * self.dilation + 1
         after = reach - self.extent - before
         if before < 0 or after < 0:
-            return None  # the rest of the image would have to be cut as well
+            return None  # the remaining image would have to be cropped as well
         dilation = self.dilation if taps > 1 else 1
         return first, _Axis(taps, self.stride, dilation, before, after, self.extent, self.outputs)
 

@@ -1,4 +1,4 @@
-"""Images are enlarged after the pointwise convolution that mixes their channels.
+"""Enlarge images after the pointwise convolution that mixes their channels.
 
 Before:                                             After:
     %1 = interpolate(%0, ...)       28x28 -> 56x56      %2 = conv(%0, w[:, :64])        28x28
@@ -6,10 +6,10 @@ Before:                                             After:
     %3 = conv(%2, w: 1x1, b)                            %4 = conv(%x, w[:, 64:], b)
                                                         %5 = add(%4, %3)
 
-A pointwise convolution mixes channels and an interpolation mixes pixels, both linearly: so they
-commute, and the convolution then runs on fewer pixels. Features of several sizes that are enlarged,
-joined and mixed, as in SegFormer (Xie et al., 2021), then keep a third of their multiplications. A
-bias commutes with weights that sum to 1.
+A pointwise convolution mixes channels and an interpolation mixes pixels, both linearly. They
+therefore commute, and the convolution then runs on fewer pixels. Features of several sizes that are
+enlarged, joined and mixed, as in SegFormer (Xie et al., 2021), then keep a third of their
+multiplications. A bias commutes with weights that sum to 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import typical
 
 
 def enlarge_last(graph: Graph) -> Graph:
-    """Swap interpolations with the pointwise convolutions after them, where that saves work."""
+    """Swap interpolations with the pointwise convolutions after them, if that saves work."""
     return rewrite(graph, _rule)
 
 
@@ -53,7 +53,8 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
             rest[2].append(columns)
         else:
             parts.append((enlarged, [piece], [columns]))
-    parts.sort(key=lambda part: part[0] is not None)  # the bias goes to what is not enlarged
+    # the bias is added to a piece that is not enlarged
+    parts.sort(key=lambda part: part[0] is not None)
     total, bias = "", node.inputs[2:]
     for enlarged, values, weights in parts:
         mixed = _mixed(rewriter, node, enlarged, values, weights, bias)
@@ -62,7 +63,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _pieces(rewriter: Rewriter, value: str) -> Sequence[str]:
-    """The values that lie side by side along the channels of an image."""
+    """The values that are concatenated along the channels of an image."""
     node = rewriter.producer(value, "concat")
     if node is None or not rewriter.used_once(value):
         return (value,)
@@ -71,7 +72,7 @@ def _pieces(rewriter: Rewriter, value: str) -> Sequence[str]:
 
 
 def _enlarged(rewriter: Rewriter, value: str, filters: int) -> Node | None:
-    """The interpolation that makes a value, where going after the convolution saves work."""
+    """The interpolation that computes a value, if moving it after the convolution saves work."""
     node = rewriter.producer(value, "interpolate")
     if node is None or not rewriter.used_once(value) or min(ints(node.attrs, "axes")) < 2:
         return None
@@ -93,7 +94,7 @@ def _mixed(
     columns: Sequence[np.ndarray],
     bias: Sequence[str],
 ) -> str:
-    """The convolution of some pieces, with the columns of the weights that are theirs."""
+    """The convolution of some pieces, with the corresponding columns of the weights."""
     if enlarged is not None:
         (x, *table) = enlarged.inputs
     else:

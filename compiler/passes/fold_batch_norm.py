@@ -1,11 +1,11 @@
-"""Batch normalisation into the convolution before it, or to a scale and a shift.
+"""Fold batch normalisation into the convolution before it, or into a scale and a shift.
 
 Before:                                             After:
     %1 = conv(%0, w, b)                                 %2 = conv(%0, w * s, (b - mean) * s + shift)
     %2 = batch_norm(%1, scale, shift, mean, var)            s = scale / sqrt(var + epsilon)
 
-A batch_norm that follows something else becomes `x * s + (shift - mean * s)`. The factors are
-computed in float64. Jacob et al., "Quantization and Training of Neural Networks for Efficient
+A batch_norm after another operator becomes `x * s + (shift - mean * s)`. The factors are computed
+in float64. Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference" (2018), section 3.2, folds in the same way.
 """
 

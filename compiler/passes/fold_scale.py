@@ -1,4 +1,4 @@
-"""Scales and shifts by constants into the convolution or matmul before them.
+"""Fold scales and shifts by constants into the convolution or matmul before them.
 
 Before:                         After:
     %1 = conv(%0, w)                %3 = conv(%0, w * s, t)
@@ -67,7 +67,7 @@ def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.nda
 
 
 def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
-    """The convolution with its output channels scaled, in its weight and bias if constant.
+    """The convolution with scaled output channels: the scale goes into constant weight and bias.
 
     If either is computed at run time, the scale stays a `mul` after the convolution.
     """
@@ -79,7 +79,7 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
         multiplier = rewriter.constant(column.astype(dtype), f"{conv.name}.scale")
         return rewriter.emit("mul", [conv.outputs[0], multiplier])
     column = factor.reshape((-1,) + (1,) * (weight.ndim - 1))
-    # Rounded once, and piece by piece: a float64 copy of all weights would be slow to make.
+    # Rounded once, and piece by piece: a float64 copy of all weights would take long.
     scaled = np.empty_like(weight)
     np.multiply(weight, column, out=scaled, dtype=np.float64, casting="unsafe")
     inputs = [conv.inputs[0], rewriter.constant(scaled, f"{conv.inputs[1]}.scaled")]
@@ -91,8 +91,8 @@ def scale_conv(rewriter: Rewriter, conv: Node, factor: np.ndarray) -> str:
 
 
 def shift_conv(rewriter: Rewriter, value: str, shift: np.ndarray) -> str:
-    """The value plus one number for each channel: in the bias of the convolution that makes it,
-    else by an `add`."""
+    """The value plus one number for each channel: in the bias of the preceding convolution, else by
+    an `add`."""
     conv = rewriter.producer(value, "conv")
     dtype = rewriter.type(value).dtype.numpy
     if conv is None or not _has_constant_bias(rewriter, conv):

@@ -79,7 +79,8 @@ def _recognise(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _factors(rewriter: Rewriter, node: Node) -> list[str]:
-    """The operands of `(a * b) * c`, if `node` is it and one is a number; else the node's own."""
+    """The operands of `(a * b) * c`, if the node has this form and one operand is a number; else
+    the node's own."""
     left, right = node.inputs
     for value, other in ((left, right), (right, left)):
         inner = rewriter.producer(value, "mul")

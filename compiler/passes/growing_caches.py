@@ -1,4 +1,4 @@
-"""Caches that grow by rows are changed in place: what is old is neither read nor written to do so.
+"""Update growing caches in place, without reading or writing their old rows.
 
 Before:                                     After:
     input past: float32[1, 4, past, 64]         input past: float32[1, 4, past + new + room, 64]
@@ -7,15 +7,15 @@ Before:                                     After:
     output %1                                   %3 = attention(q, %2, %2)
                                                 output %1
 
-An input that only begins an output (the keys and values of a decoder as most exporters write them)
-becomes a buffer with room behind its rows, and so does the output. `room` is a dimension that no
-input states: whoever hands the output back as the next input keeps memory for it, and a run of its
-own has none (`Port.room`). The buffer has the same strides from step to step, so the rows that a
-step adds are all that it writes. Also called in-place key/value cache update, or past-present
-buffer sharing (ONNX Runtime).
+An input that is only used as the first part of an output (the keys and values of a decoder as most
+exporters write them) becomes a buffer with slack capacity after its rows, and so does the output.
+`room` is a dimension that no input states: a caller that passes the output back as the next input
+reserves memory for it; in a single run it is 0 (`Port.room`). The buffer has the same strides in
+every step, so that only the added rows are written. Also called in-place key/value cache update, or
+past-present buffer sharing (ONNX Runtime).
 
-This is done for a plan, not in the pipeline: the graph afterwards speaks of buffers, and `Growth`
-says which values of the caller they hold.
+This pass is applied to a plan, not in the pipeline: afterwards the graph refers to buffers, and
+`Growth` states which of the caller's values they hold.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilewright.compiler.sizes import RoomDimension, is_open, open_size
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
-    """The graph with its growing caches in place, and which those are."""
+    """The graph with its growing caches updated in place, and the list of these caches."""
     graph = packed_caches(graph)
     found = _grown(graph)
     if not found:
@@ -59,7 +59,8 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
         )
 
     def positions(outer: int, capacity: int, start: int, count: int) -> str:
-        """Where `count` rows go behind `start` ones, in each of `outer` blocks of `capacity`."""
+        """The positions of `count` rows after `start` ones, in each of `outer` blocks of
+        `capacity`."""
         key = (outer, capacity, start, count)
         if key not in places:
             kind = TensorType(DType.INT64, (outer, count))
@@ -81,7 +82,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
 
     for node in graph.nodes:
         if found.get(node.output) is not node:
-            # each reader has a slice of its own, which fusion can take into its kernel
+            # each reader has its own slice, which fusion can move into its kernel
             inputs = tuple(
                 rows_of(v, graph.types[v].shape) if v in held else v for v in node.inputs
             )
@@ -109,8 +110,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
 
 
 def _grown(graph: Graph) -> dict[str, Node]:
-    """The concatenations of an input with what makes it an output, by their output: each input
-    once."""
+    """The concatenations that extend an input to an output, by their output; each input once."""
     found: dict[str, Node] = {}
     taken: set[str] = set()
     for node in graph.nodes:

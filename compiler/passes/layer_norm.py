@@ -41,7 +41,7 @@ _NORMALISED = [
 
 
 def layer_norm(graph: Graph) -> Graph:
-    """Replace decomposed layer normalisations, and take in the scale and bias that follow them."""
+    """Replace decomposed layer normalisations, and absorb the scale and bias that follow them."""
     return rewrite(graph, _recognise)
 
 
@@ -83,7 +83,7 @@ def _trailing_axis(reduce: Node, rank: int) -> int | None:
 
 
 def _with_operand(rewriter: Rewriter, node: Node, count: int) -> str | None:
-    """`layer_norm * scale` (count 1) or `+ bias` (count 2) with the operand taken in."""
+    """`layer_norm * scale` (count 1) or `+ bias` (count 2) with the operand absorbed."""
     for value, other in (node.inputs, node.inputs[::-1]):
         norm, array = rewriter.producer(value, "layer_norm"), rewriter.array(other)
         if norm is None or array is None or not rewriter.used_once(value):

@@ -1,4 +1,4 @@
-"""Gemm to matmul and bias.
+"""Lower Gemm to matmul and bias.
 
 Before:                                             After:
     %2 = gemm(%0, w, c) {alpha=2, trans_b=1}            %1 = transpose(w) {perm=(1, 0)}

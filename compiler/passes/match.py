@@ -1,6 +1,6 @@
-"""Patterns over the operators that make a value; commutative operands match in either order.
+"""Patterns of operators; commutative operands match in either order.
 
-Whatever has a name in a pattern is one value of the graph, wherever the pattern says it again.
+A named part of a pattern matches one value of the graph, the same at each occurrence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def match(rewriter: Rewriter, value: str, pattern: Pattern) -> Bindings | None:
 
 
 def match_node(rewriter: Rewriter, node: Node, pattern: Apply) -> Bindings | None:
-    """As `match`, for the node that a rule is applied to, which has no value yet."""
+    """Like `match`, for the node that a rule is applied to, which has no value yet."""
     if node.op != pattern.op or len(node.inputs) != len(pattern.args):
         return None
     swapped = (node.inputs[::-1],) if ops.get(node.op).commutative else ()

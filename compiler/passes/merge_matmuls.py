@@ -1,4 +1,4 @@
-"""Horizontal fusion of the matrix products that make an attention's operands.
+"""Horizontal fusion of the matrix products that compute an attention's operands.
 
 Before:                                 After:
     %1 = matmul(%0, %wq, %bq)               %9 = matmul(%0, [%wq %wk %wv], [%bq %bk %bv])
@@ -7,9 +7,9 @@ Before:                                 After:
     %8 = attention(%1, %2, %3)              %3 = slice(%9)
                                             %8 = attention(%1, %2, %3)
 
-Views and transposes may stand between. The input is read once, and one wide product wastes less at
-its edges than three. Attention reads the slices through its index maps, so nothing is copied.
-Products with other consumers stay apart, because slices would prevent the fusion of their
+Views and transposes may lie between them. The input is read once, and one wide product wastes less
+at its edges than three. Attention reads the slices through its index maps, so nothing is copied.
+Products with other consumers are not merged, because slices would prevent the fusion of their
 epilogues. Elsewhere: horizontal fusion, QKV packing.
 """
 
@@ -64,7 +64,8 @@ def _is_mergeable(graph: Graph, node: Node) -> bool:
 
 
 def _attention(graph: Graph, value: str) -> str | None:
-    """The output of the attention that alone reads a value, seen through index maps; else None."""
+    """The output of the attention that is the only reader of a value, through index maps; else
+    None."""
     readers = {value: graph.consumers(value)}
     ends: set[str] = set()
     while readers:
@@ -82,7 +83,7 @@ def _attention(graph: Graph, value: str) -> str | None:
 
 
 def _merge(rewriter: Rewriter, graph: Graph, group: tuple[str, ...], source: str) -> str:
-    """The product with all weights side by side."""
+    """The product with all weights concatenated."""
     nodes = [node for value in group if (node := graph.producer(value)) is not None]
     weights = [graph.constants[node.inputs[1]] for node in nodes]
     first = nodes[0].inputs

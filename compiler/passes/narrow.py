@@ -1,4 +1,4 @@
-"""Values between products stored, and products formed, in a 16-bit float type.
+"""Store values between products, and compute products, in a 16-bit float type.
 
 Before:                             After (bfloat16):
     %1 = matmul(%0, w)                  %1 = matmul(%0, w) {accumulator="float32"}
@@ -9,14 +9,16 @@ Before:                             After (bfloat16):
                                         %6 = cast(%5) {to="bfloat16"}
     %4 = matmul(%3, v)                  %7 = matmul(%6, v) {accumulator="float32"}
 
-`w` and `v` are rounded once, here. Narrow are the operands of products, and what crosses from one
-kernel to another between the first product and the last. All arithmetic stays in float32, in a
-kernel's registers: sums of products, normalisations, softmax, what is added and multiplied element
-by element. Elements that are only moved are moved as they are stored. The inputs and outputs of the
-graph stay float32, and so do values whose rounding would be seen as a jump: those that are rounded,
-compared or converted to integers, and what native functions and bodies of control flow read; what
-is made with a number that the narrow type does not hold, such as a mask's -1e9; and sums and their
-squares (`wide_sums`), unless they are factors.
+`w` and `v` are rounded once, here. The operands of products are narrow, and so are values that pass
+from one kernel to another between the first product and the last. All arithmetic stays in float32,
+in a kernel's registers: sums of products, normalisations, softmax, elementwise operators. Elements
+that are only moved stay as they are stored.
+
+The following values stay float32: the inputs and outputs of the graph; values whose rounding could
+cause a jump (rounded, compared or converted to integers); operands of native functions and bodies
+of control flow; results of a computation with a number that the narrow type cannot represent, such
+as a mask's -1e9; and sums and their squares (`wide_sums`), unless they are factors.
+
 Elsewhere: mixed precision (Micikevicius et al., 2018); OpenVINO's inference precision.
 """
 
@@ -40,10 +42,10 @@ from tilewright.compiler.plan.fusion import Group, fuse
 from tilewright.compiler.sizes import typical
 
 FACTORS = {"matmul": 2, "conv": 2, "attention": 3}
-"""Products, and how many of their operands are factors."""
+"""Products, with the number of their operands that are factors."""
 
 _MOVES = (*MOVEMENTS, "pad", "extend")
-"""What gives elements of its `moved_operands`, and perhaps zeros."""
+"""Operators that return elements of their `moved_operands`, and possibly zeros."""
 
 _FEW_ROWS = 16
 """With 2048 x 2048 weights, products of float16 took half of the time of float32 for 1 row, nine
@@ -53,10 +55,10 @@ _JUMPS = ("floor", "ceil", "round", "sign", "mod")
 
 
 def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
-    """Store and multiply in `dtype`, which is float16 or bfloat16, what may be.
+    """Store and multiply values in `dtype`, which is float16 or bfloat16, if that is permitted.
 
-    In the body of a loop, which is `repeated`, only factors are narrow: errors of what else goes
-    into a state would grow with each step.
+    In the body of a loop (`repeated`), only factors are narrow: errors of other values in a state
+    would grow with each step.
 
     Raises:
         InvalidModelError: if a weight does not fit into float16: it would be infinite.
@@ -65,8 +67,8 @@ def narrow(graph: Graph, dtype: DType, *, repeated: bool = False) -> Graph:
 
 
 def narrow_products(graph: Graph, dtype: DType) -> Graph:
-    """Multiply in `dtype` what the graph stores so, where few rows wait for it: constants lose
-    nothing, and no other value is narrow."""
+    """Multiply in `dtype` the factors that the graph stores in it, for products with few rows.
+    Constants lose no precision, and no other value is narrow."""
     return _Narrowing(graph, dtype, chooses=False).graph()
 
 
@@ -87,9 +89,9 @@ class _Narrowing:
             for value in node.inputs
             if graph.types[value].dtype is dtype
         }
-        """The narrow value that stands for a float32 one."""
+        """The narrow value of each float32 value that was converted from one."""
         self._again: dict[str, str] = {}
-        """The narrow value that the graph's own conversion of a float32 one would only repeat."""
+        """The narrow value that the graph's own conversion of a float32 value would only repeat."""
         self._crossing = self._chosen() if chooses else set()
 
     def graph(self) -> Graph:
@@ -98,7 +100,7 @@ class _Narrowing:
             self._rewrite(group)
         return self._edit.finish() if self._stored else self._source
 
-    # ---- which values are stored narrow
+    # ---- selection of values that are stored narrow
 
     def _chosen(self) -> set[str]:
         """Outputs of groups that are stored narrow."""
@@ -113,7 +115,7 @@ class _Narrowing:
             for value in makers
             if any(self._multiplies(group, value) for group in readers.get(value, []))
         }
-        seen_as = set(factors)  # also those under another shape
+        seen_as = set(factors)  # also factors under another shape
         for group in reversed(self._groups):
             if group.is_view and group.output in seen_as:
                 seen_as.update(group.inputs)
@@ -141,7 +143,7 @@ class _Narrowing:
     def _between(
         self, makers: dict[str, Group], readers: dict[str, list[Group]]
     ) -> tuple[set[str], set[str]]:
-        """Values with a product before them, and those with one after them."""
+        """Values with a product before them, and values with one after them."""
         before: set[str] = set()
         for value, group in makers.items():
             if _product(group) is not None or any(v in before for v in group.inputs):
@@ -153,7 +155,7 @@ class _Narrowing:
         return before, after & readers.keys()
 
     def _is_value(self, value: str) -> bool:
-        """Whether it is a float32 value that is computed or given at run time."""
+        """Whether it is a float32 value that is computed or an input at run time."""
         return (
             self._source.types[value].dtype is DType.FLOAT32 and value not in self._source.constants
         )
@@ -173,10 +175,10 @@ class _Narrowing:
         return not any(group.is_native or self._jumps(group) for group in readers)
 
     def _exceeds(self, group: Group) -> bool:
-        """Whether a group computes with a number, or pads with one, that the narrow type does not
-        hold: masks add -1e9, which would be stored as an infinity."""
+        """Whether a group computes with a number, or pads with one, that the narrow type cannot
+        represent: masks add -1e9, which would be stored as an infinity."""
         for node in group.nodes:
-            factors = node.inputs[: FACTORS.get(node.op, 0)]  # these are refused
+            factors = node.inputs[: FACTORS.get(node.op, 0)]  # these are rejected
             arrays = [
                 self._source.constants[v]
                 for v in node.inputs
@@ -191,13 +193,13 @@ class _Narrowing:
         return False
 
     def _lost(self, array: np.ndarray) -> np.ndarray:
-        """Where numbers would become infinite."""
+        """A mask of numbers that would become infinite."""
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
         return np.asarray(np.isfinite(array) & ~np.isfinite(rounded))
 
     def _jumps(self, group: Group) -> bool:
-        """Whether a small difference of what a group reads may be a large one of what it gives."""
+        """Whether a small change of a group's operands may cause a large change of its result."""
         types = self._source.types
         for node in group.nodes:
             floats = any(types[v].dtype.is_float for v in node.inputs)
@@ -206,7 +208,7 @@ class _Narrowing:
         return False
 
     def _multiplies(self, group: Group, value: str) -> bool:
-        """Whether a value is a factor of a group's product, perhaps moved before."""
+        """Whether a value is a factor of a group's product, possibly moved before."""
         product = _product(group)
         if product is None:
             return False
@@ -218,10 +220,10 @@ class _Narrowing:
                 return True
         return False
 
-    # ---- the graph with them
+    # ---- rewriting of the graph
 
     def _rewrite(self, group: Group) -> None:
-        """The nodes of a group, reading and writing what is stored."""
+        """The nodes of a group, reading and writing stored values."""
         rounded, wide = self._rounded_value(group), dict[str, str]()
         for node in group.nodes:
             if self._repeats(node):
@@ -246,12 +248,12 @@ class _Narrowing:
                 self._edit.convert(rounded, self._name_of(rounded))
 
     def _repeats(self, node: Node) -> bool:
-        """Whether a node rounds what is stored rounded."""
+        """Whether a node repeats the rounding of a value that is stored rounded."""
         rounds = node.op == "cast" and self._source.types[node.output].dtype is self._dtype
         return rounds and node.inputs[0] in self._stored and not self._source.returns(node.output)
 
     def _rounded_value(self, group: Group) -> str | None:
-        """The value of a group that is rounded: its output, before that is only moved."""
+        """The value of a group that is rounded: its output, before movements."""
         if group.output not in self._crossing:
             return None
         made = {node.output: node for node in group.nodes}
@@ -261,7 +263,8 @@ class _Narrowing:
         return value
 
     def _are_narrow(self, values: tuple[str, ...]) -> bool:
-        """Whether values can be read narrow: stored so, or constants beside one that is."""
+        """Whether values can be read narrow: stored in that type, or constants next to one that
+        is."""
         constants = self._source.constants
         types = self._source.types
         return (
@@ -272,7 +275,8 @@ class _Narrowing:
         )
 
     def _waits_for_memory(self, node: Node) -> bool:
-        """Whether a product has so few rows that its time is that of reading the other factor."""
+        """Whether a product has so few rows that reading the other factor takes most of its
+        time."""
         if node.op == "conv":
             return False
         types = self._source.types
@@ -281,7 +285,7 @@ class _Narrowing:
         return typical(rows) <= _FEW_ROWS
 
     def _holds(self, value: str) -> bool:
-        """Whether the narrow type has the numbers of a constant."""
+        """Whether the narrow type represents the numbers of a constant."""
         array = self._source.constants[value]
         with np.errstate(over="ignore"):
             rounded = from_memory(to_memory(array, self._dtype), self._dtype)
@@ -310,7 +314,7 @@ class _Narrowing:
         return to_memory(array, self._dtype)
 
     def _in_float32(self, value: str, wide: dict[str, str]) -> str:
-        """The value as it is computed with, converted once for each group (`wide`)."""
+        """The value in float32, converted once per group (`wide`)."""
         value = self._again.get(value, value)
         if value not in self._stored or value in self._source.constants:
             return value
@@ -320,12 +324,12 @@ class _Narrowing:
         return wide[value]
 
     def _add(self, node: Node, wide: dict[str, str]) -> None:
-        """Add a node whose result this group has in float32."""
+        """Add a node, whose result is available in float32 to this group."""
         self._edit.put(node)
         wide[node.output] = node.output
 
     def _name_of(self, value: str) -> str:
-        """A new name for the narrow value of one in float32."""
+        """A new name for the narrow version of a float32 value."""
         name = self._stored[value] = self._edit.in_type(value, self._dtype)
         return name
 
@@ -336,5 +340,5 @@ def _product(group: Group) -> Node | None:
 
 
 def moved(node: Node) -> int:
-    """How many operands, the first, a node gives elements of and nothing else; 0 if it computes."""
+    """The number of leading operands whose elements a node returns; 0 if it computes."""
     return len(moved_operands(node)) if node.op in _MOVES else 0

@@ -1,4 +1,4 @@
-"""Values that are narrow in memory stay so: each reader widens them for itself.
+"""Keep values narrow in memory: each reader widens them separately.
 
 Before:                                     After:
     %1 = cast(%0) {to=float32}                  %1 = cast(%0) {to=float32}
@@ -8,10 +8,11 @@ Before:                                     After:
                                                 %2.again = mul(%1.again, s)
                                                 %4 = reduce_mean(%2.again)
 
-A value that two kernels read is one of four bytes an element in memory; its bytes (%0) are a
-quarter of that. So fusion gives each reader casts and cheap arithmetic of its own, and what goes
-from kernel to kernel is what the model stores. Also called rematerialisation (Briggs, Cooper and
-Torczon, 1992). `widening` is what counts as such; it is called dequantisation in quantised models.
+A value that two kernels read takes four bytes per element in memory; its source bytes (%0) take a
+quarter of that. Fusion can therefore give each reader its own casts and cheap arithmetic, and only
+values that the model stores pass between kernels. Also called rematerialisation (Briggs, Cooper and
+Torczon, 1992). `widening` defines the operators that qualify; in quantised models they are called
+dequantisation.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tilewright.compiler.ops.registry import Effort, OpKind
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 READERS = (OpKind.ELEMENTWISE, OpKind.REDUCTION, OpKind.ROW)
-"""What computes its operands where it reads them."""
+"""Kinds of operators that compute their operands inline."""
 
 
 def narrow_values(graph: Graph) -> Graph:
-    """Give each reader of a widened value but the first a copy of what widens it."""
+    """Give each reader of a widened value except the first a copy of the widening operators."""
     read: set[str] = {*graph.outputs}
 
     def rule(rewriter: Rewriter, node: Node) -> str | None:
@@ -41,7 +42,7 @@ def narrow_values(graph: Graph) -> Graph:
 
 
 def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
-    """A copy of what widens a value, or the value where nothing does."""
+    """A copy of the operators that widen a value, or the value itself if there are none."""
     copies: dict[str, str] = {}
     for node in reversed(widening(graph, value)):
         inputs = [copies.get(operand, operand) for operand in node.inputs]
@@ -50,9 +51,10 @@ def _again(rewriter: Rewriter, graph: Graph, value: str) -> str:
 
 
 def widening(graph: Graph, value: str) -> list[Node]:
-    """The nodes that make a wide value of a narrow one, nearest first; none where none do.
+    """The nodes that compute a wide value from a narrow one, nearest first; empty if there are
+    none.
 
-    Each is cheap, keeps the shape, and has one operand that is no constant.
+    Each is cheap, keeps the shape, and has one operand that is not constant.
     """
     chain: list[Node] = []
     narrow = 0
@@ -75,7 +77,7 @@ def widening(graph: Graph, value: str) -> list[Node]:
 
 
 def narrow_source(graph: Graph, value: str) -> str:
-    """The narrow value that a wide one is made of; itself where there is none."""
+    """The narrow source of a wide value; the value itself if it has none."""
     for node in widening(graph, value):
         (value,) = (v for v in node.inputs if v not in graph.constants)
     return value

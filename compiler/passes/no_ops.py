@@ -74,7 +74,8 @@ def _slice(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _gather(rewriter: Rewriter, node: Node) -> str | None:
-    """Constant indices `first, first + step, ...` make a slice; a reshape drops or adds axes."""
+    """Constant indices `first, first + step, ...` become a slice; a reshape removes or adds
+    axes."""
     value = node.inputs[0]
     counted = _counted_indices(rewriter, node)
     if counted is not None:
@@ -95,7 +96,7 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
-    """`first, first + 1, ...`, as many as is known at run time."""
+    """`first, first + 1, ...` with a dynamic count."""
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]
     if len(long) != 1 or not is_open(long[0]):
@@ -112,7 +113,7 @@ def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
 def _gathered_from_open(
     rewriter: Rewriter, node: Node, axis: int, indices: Sequence[int]
 ) -> str | None:
-    """As `_gather`, of one place along a dimension whose extent is known at run time only."""
+    """Like `_gather`, for a single position along a dynamic dimension."""
     extent = rewriter.shape(node.inputs[0])[axis]
     if len(indices) != 1:
         return None

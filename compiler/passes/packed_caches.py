@@ -1,4 +1,4 @@
-"""A cache that holds keys and values in one array grows by one concatenation.
+"""Update a cache that holds keys and values in one array by one concatenation.
 
 Before:                                     After:
     input past: float32[2, 1, 4, past, 64]      input past: float32[2, 1, 4, past, 64]
@@ -9,9 +9,10 @@ Before:                                     After:
     present = concat(%3, %6) {axis=0}           output present
     output present
 
-Exporters of GPT-2 stack the caches of a layer so, and so does com.microsoft's Attention. The new
-rows of all parts are joined before they are put behind the old ones, so that what begins the output
-is the input itself, and `growing_caches` finds it. In algebra: the exchange of two concatenations.
+Exporters of GPT-2 stack the caches of a layer in this way, and so does com.microsoft's Attention.
+The new rows of all parts are joined before they are appended to the old ones, so that the first
+part of the output is the input itself, and `growing_caches` recognises it. In algebra: the exchange
+of two concatenations.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def packed_caches(graph: Graph) -> Graph:
 class _Part:
     """One piece of a cache, along its dimension of parts.
 
-    `old` is a slice of the input, `grown` that and the rows `new` behind it, in the shape in which
+    `old` is a slice of the input, `grown` that with the rows `new` appended, in the shape in which
     the model reads it; in the output it has `shape`.
     """
 
@@ -54,7 +55,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """An input, the output that it begins, and their dimensions of parts and of rows."""
+    """An input, the output that extends it, and their dimensions of parts and of rows."""
 
     past: str
     present: str
@@ -63,7 +64,7 @@ class _Cache:
     parts: Sequence[_Part]
 
     def starts(self) -> Iterable[tuple[_Part, Shape]]:
-        """The parts, and where each begins."""
+        """The parts, with the start of each."""
         at = 0
         for part in self.parts:
             yield part, tuple(at if dim == self.outer else 0 for dim in range(len(part.shape)))
@@ -71,7 +72,7 @@ class _Cache:
 
 
 def _cache(graph: Graph, present: str) -> _Cache | None:
-    """The cache that an output is, if it is one."""
+    """The cache that an output represents; None for other outputs."""
     node = graph.producer(present)
     if node is None or node.op != "concat":
         return None
@@ -110,8 +111,8 @@ def _unshaped(graph: Graph, value: str) -> str:
 
 
 def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
-    """Whether each part is in the output what it was of the input, with its new rows along the
-    dimension of rows."""
+    """Whether each part has the same position in the output as in the input, with its new rows
+    along the dimension of rows."""
     before, rows = graph.types[cache.past].shape, cache.rows
     if cache.outer >= rows:
         return False
@@ -133,7 +134,8 @@ def _is_exchangeable(graph: Graph, cache: _Cache) -> bool:
 
 
 def _packed(graph: Graph, cache: _Cache) -> Graph | None:
-    """The graph with one concatenation; None if the new rows of a part need another one's old."""
+    """The graph with one concatenation; None if the new rows of a part depend on another part's old
+    rows."""
     edit = Edit(graph)
     after, rows = graph.types[cache.present].shape, cache.rows
     added = after[rows] - graph.types[cache.past].shape[rows]
@@ -171,7 +173,7 @@ def _packed(graph: Graph, cache: _Cache) -> Graph | None:
 
 
 def _in_order(graph: Graph, nodes: Iterable[Node]) -> list[Node] | None:
-    """The nodes, each behind its operands; None if some wait for each other."""
+    """The nodes in topological order; None if they form a cycle."""
     known, late, made = {*graph.inputs, *graph.constants}, list[Node](), list[Node]()
     for node in nodes:
         late.append(node)

@@ -45,19 +45,19 @@ Observer = Callable[[str, Graph], None]
 
 PASSES: tuple[Pass, ...] = (
     dead_code,
-    block_products,  # while constants of bytes are still apart from their scales
-    quantised_products,  # while constants of bytes are still apart from their scales
+    block_products,  # while constants of bytes are still separate from their scales
+    quantised_products,  # while constants of bytes are still separate from their scales
     byte_products,
     byte_pairs,
     quantise_first,
-    requantised,  # while what is between two quantisations is still as the model has it
-    byte_tables,  # while what is between two quantisations is still as the model has it
+    requantised,  # while the operators between two quantisations are unchanged
+    byte_tables,  # while the operators between two quantisations are unchanged
     constant_folding,
     common_subexpressions,
     layer_norm,  # the idioms first: later passes would rewrite their parts
     gelu,
     attention,
-    quantised_pairs,  # what attention did not take
+    quantised_pairs,  # products that attention did not match
     lower_gemm,
     fold_batch_norm,
     no_ops,
@@ -86,9 +86,9 @@ def optimise(
 ) -> Graph:
     """Run the passes that are not in `without` until nothing changes, then the same on bodies.
 
-    `factor` gives the type in which stored bytes are multiplied. `stored` is the type that `narrow`
-    stores values in; a graph that multiplies in a 16-bit float keeps that one. The bodies' values
-    stay in their own types. The body of a loop is `repeated` (`narrow`).
+    `factor` returns the type in which stored bytes are multiplied. `stored` is the type in which
+    `narrow` stores values; a graph that multiplies in a 16-bit float keeps that one. The bodies'
+    values keep their own types. The body of a loop is `repeated` (`narrow`).
 
     Raises:
         InvalidModelError: if a weight is infinite in that type.

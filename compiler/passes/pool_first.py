@@ -1,12 +1,13 @@
-"""Averages over space before the pointwise convolution that they follow.
+"""Compute averages over space before the pointwise convolution that they follow.
 
 Before:                                     After:
     %1 = conv(%0, w: 1x1)                       %1 = average_pool(%0) {kernel=(2, 2)}
     %2 = average_pool(%1) {kernel=(2, 2)}       %2 = conv(%1, w: 1x1)
 
-A pointwise convolution mixes channels and an average mixes pixels, both linearly: so they commute,
-and the convolution then runs on fewer pixels. The transitions of DenseNet (Huang et al., 2017) keep
-a quarter of their multiplications. A bias commutes with an average that does not count padding.
+A pointwise convolution mixes channels and an average mixes pixels, both linearly. They therefore
+commute, and the convolution then runs on fewer pixels. The transitions of DenseNet (Huang et al.,
+2017) keep a quarter of their multiplications. A bias commutes with an average that does not count
+padding.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilewright.compiler.sizes import typical
 
 
 def pool_first(graph: Graph) -> Graph:
-    """Swap averages with the pointwise convolutions before them, where that saves arithmetic."""
+    """Swap averages with the pointwise convolutions before them, if that saves arithmetic."""
     return rewrite(graph, _rule)
 
 
@@ -40,7 +41,7 @@ def _rule(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
-    """Whether a convolution mixes channels alone: one tap, each pixel once."""
+    """Whether a convolution only mixes channels: one tap, each pixel once."""
     spatial = len(rewriter.shape(conv.inputs[1])) - 2
     return (
         all(extent == 1 for extent in rewriter.shape(conv.inputs[1])[2:])
@@ -50,13 +51,13 @@ def is_pointwise(rewriter: Rewriter, conv: Node) -> bool:
 
 
 def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
-    """Whether a node averages each channel alone; with a bias, also whether a constant keeps its
-    value."""
+    """Whether a node averages each channel separately; with a bias, also whether a constant keeps
+    its value."""
     if node.op == "reduce_mean":
         rank = len(rewriter.shape(node.inputs[0]))
         axes = [axis % rank for axis in ints(node.attrs, "axes", tuple(range(rank)))]
         return bool(integer(node.attrs, "keepdims", 1)) and min(axes, default=0) >= 2
-    if len(node.inputs) == 2:  # reciprocal counts, one a pixel
+    if len(node.inputs) == 2:  # reciprocal counts, one per pixel
         counts = rewriter.shape(node.inputs[1])
         rank = len(ints(node.attrs, "kernel"))
         if len(counts) > rank and counts[-rank - 1] != 1:
@@ -66,7 +67,7 @@ def _averages_pixels(rewriter: Rewriter, node: Node, *, biased: bool) -> bool:
 
 
 def _saves(rewriter: Rewriter, conv: Node, node: Node) -> bool:
-    """Whether the multiplications saved outnumber the additions of averaging other channels."""
+    """Whether the saved multiplications outnumber the additions of averaging other channels."""
     before, after = rewriter.shape(conv.outputs[0]), rewriter.shape(node.outputs[0])
     filters, channels = rewriter.shape(conv.inputs[1])[:2]
     pixels, pooled = prod(before[2:]), prod(after[2:])

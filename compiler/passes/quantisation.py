@@ -1,4 +1,4 @@
-"""What quantised values are made of: integers less a zero point, scaled or not.
+"""Sources of quantised values: integers minus a zero point, with or without a scale.
 
 %1 = cast(%0) {to=int32}                    %1 is (%0, no zero point, no scale)
 %2 = sub(%1, z)                             %2 is (%0, z, no scale)
@@ -20,24 +20,24 @@ from tilewright.compiler.ops.products import BYTES, WORDS
 from tilewright.compiler.passes.rewrite import Rewriter
 
 STORED = (*BYTES, *WORDS)
-"""The types of what is multiplied, less a zero point."""
+"""The stored types of integers that are multiplied, after subtracting a zero point."""
 
 MOVEMENTS = ("concat", "reshape", "transpose", "slice", "expand", "gather")
-"""Operators whose result has elements of their operands (of gather, the first), and no others."""
+"""Operators whose result consists only of elements of their operands (for gather, of the first)."""
 
 ByteFactor = Callable[[DType], DType | None]
-"""Stored integers -> the type that they are multiplied as; None: not as integers."""
+"""Stored integers -> the type that they are multiplied as; None if not as integers."""
 
 
 def unsigned(stored: DType) -> DType | None:
-    """That of the instructions that most CPUs have."""
+    """The type for the instructions that most CPUs have."""
     return DType.UINT8 if stored in BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """`(value - zero) * scale`: bytes or 16 bits, a zero point of int32, and a scale for all of
-    them, or one for each channel, (channels, 1, ...).
+    """`(value - zero) * scale`: bytes or 16 bits, a zero point of int32, and one scale, or one for
+    each channel, (channels, 1, ...).
 
     Without a scale, the product is one of integers.
     """
@@ -56,8 +56,7 @@ class Weight:
 
 
 def scaled(rewriter: Rewriter, value: str) -> tuple[str, np.ndarray] | None:
-    """The integers that a value has in float32, and the constant scale that they are multiplied
-    by."""
+    """The integers that a value represents in float32, and their constant scale."""
     node = rewriter.producer(value, "mul")
     if node is None or rewriter.type(value).dtype is not DType.FLOAT32:
         return None
@@ -69,7 +68,8 @@ def scaled(rewriter: Rewriter, value: str) -> tuple[str, np.ndarray] | None:
 
 
 def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
-    """The integers that a value has in int32, and the zero point that is taken off them, if any."""
+    """The integers that a value represents in int32, and the zero point subtracted from them, if
+    any."""
     sub = rewriter.producer(value, "sub")
     wide, zero = (value, None) if sub is None else sub.inputs
     cast = rewriter.producer(wide, "cast")
@@ -79,7 +79,7 @@ def shifted(rewriter: Rewriter, value: str) -> tuple[str, str | None] | None:
 
 
 def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
-    """Bytes less a zero point, scaled or not, perhaps moved since."""
+    """Bytes minus a zero point, with or without a scale, possibly moved since."""
     node = rewriter.producer(value)
     if node is not None and node.op in (*MOVEMENTS, "max_pool"):
         return _moved_source(rewriter, node)
@@ -106,14 +106,14 @@ def source_of(rewriter: Rewriter, value: str) -> ByteSource | None:
         if len(shape) > len(rewriter.shape(stored)):
             return None
         if shape[-1:] not in ((), (1,)):
-            return None  # one for each place along the sum
+            return None  # one for each position along the sum
         if number is not None and not limits.min <= number <= limits.max:
             return None  # no byte to pad with
     return source
 
 
 def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
-    """What was moved as floats, moved as the bytes; parts must be scaled alike."""
+    """A movement of floats as a movement of the bytes; all parts must have the same scale."""
     operands = moved_operands(node)
     found = [part for value in operands if (part := source_of(rewriter, value)) is not None]
     zeros = {number_of(rewriter, part.zero) for part in found}
@@ -131,17 +131,17 @@ def _moved_source(rewriter: Rewriter, node: Node) -> ByteSource | None:
 
 
 def moved_operands(node: Node) -> tuple[str, ...]:
-    """The operands of a movement that the elements of its result are from."""
+    """The operands of a movement that provide the elements of its result."""
     return node.inputs if node.op == "concat" else node.inputs[:1]
 
 
 def move(rewriter: Rewriter, node: Node, values: Sequence[str]) -> str:
-    """The movement of other values in place of its `moved_operands`."""
+    """The same movement of other values in place of its `moved_operands`."""
     return rewriter.emit(node.op, [*values, *node.inputs[len(values) :]], node.attrs)
 
 
 def _one_zero(rewriter: Rewriter, zero: str) -> str:
-    """A zero point; one number where a constant has the same one everywhere."""
+    """A zero point; a single number if a constant has equal elements."""
     array = rewriter.array(zero)
     if array is None or array.size < 2 or (array != array.flat[0]).any():
         return zero
@@ -149,7 +149,7 @@ def _one_zero(rewriter: Rewriter, zero: str) -> str:
 
 
 def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
-    """The zero point of all elements, 0 if there is none; None where it is no such constant."""
+    """The zero point of all elements, 0 without one; None if it is not such a constant."""
     if zero is None:
         return 0
     array = rewriter.array(zero)
@@ -157,7 +157,7 @@ def number_of(rewriter: Rewriter, zero: str | None) -> int | None:
 
 
 def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
-    """A constant of int32, or the operations that make scaled floats of a constant of bytes."""
+    """A constant of int32, or operations that compute scaled floats from a constant of bytes."""
     if rewriter.type(value).dtype is DType.INT32:
         values = _integers(rewriter, value)
         return None if values is None else Weight(values, None)
@@ -175,7 +175,7 @@ def weight_of(rewriter: Rewriter, value: str) -> Weight | None:
 
 
 def _integers(rewriter: Rewriter, value: str) -> np.ndarray | None:
-    """The constant `int32(w) - v`, folded already or not."""
+    """The constant `int32(w) - v`, folded or not."""
     array = rewriter.array(value)
     if array is not None:
         return array
@@ -197,9 +197,9 @@ def transposed(weight: Weight, order: tuple[int, ...]) -> Weight:
 
 
 def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> ByteSource:
-    """The same numbers as bytes of the sign that is multiplied: bytes and zero point move by 128.
+    """The same numbers as bytes of the multiplied type: bytes and zero point are shifted by 128.
 
-    Moved bytes wrap around; the zero point is an int32, which does not.
+    Shifted bytes wrap around; the zero point is an int32, which does not.
     """
     stored = rewriter.type(source.value).dtype
     wanted = factor(stored)
@@ -220,7 +220,7 @@ def as_factor(rewriter: Rewriter, source: ByteSource, factor: ByteFactor) -> Byt
 
 
 def _stepped(rewriter: Rewriter, value: str, dtype: DType, step: int) -> str:
-    """Bytes in the other type, moved before they change their places: by what computes them."""
+    """Bytes in the other type, shifted before movements: in the operators that compute them."""
     made = rewriter.producer(value)
     if made is not None and made.op in MOVEMENTS:
         inner = [_stepped(rewriter, value, dtype, step) for value in moved_operands(made)]

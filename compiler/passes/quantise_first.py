@@ -1,15 +1,14 @@
-"""Quantisation before data movement: bytes are moved instead of floats.
+"""Quantise before data movement: bytes are moved instead of floats.
 
 Before:                                         After:
     %1 = concat(%0, %9)                             %2 = cast(round(%0 * 4) + 7) {to=uint8}
     %2 = cast(round(%1 * 4) + 7) {to=uint8}         %3 = cast(round(%9 * 4) + 7) {to=uint8}
                                                     %1 = concat(%2, %3)
 
-What is computed of each element alone, by operators with single numbers, may as well be computed
-before the elements move; a maximum is moved likewise, for quantisation keeps the order of numbers.
-Quantised again by the numbers that it was dequantised by, a byte is itself
-(`requantised`): so concatenation, pools, reshapes and transposes between two quantisations are
-those of bytes.
+Elementwise operators with single numbers may as well be computed before the elements move. The same
+holds for maxima, because quantisation is monotonic. A byte that is quantised with the numbers by
+which it was dequantised is unchanged (`requantised`). Concatenation, pools, reshapes and transposes
+between two quantisations therefore operate on bytes.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ from tilewright.compiler.passes.quantisation import MOVEMENTS, move, moved_opera
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 RISING = ("mul", "div", "add", "sub", "round", "cast", "relu", "clip")
-"""Operators that keep the order of numbers, if what they multiply or divide by is positive."""
+"""Operators that keep the order of numbers, if they multiply or divide by positive numbers."""
 
 
 def quantise_first(graph: Graph) -> Graph:
-    """Move the chain of operators that ends in bytes before the movement that it follows."""
+    """Move the chain of operators that ends in bytes before the preceding movement."""
     return rewrite(graph, _first)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Operators of one operand and single numbers, the first one first, of a value."""
+    """A chain of operators with one operand and single numbers, first one first, applied to a
+    value."""
 
     value: str
     nodes: tuple[Node, ...]
@@ -62,7 +62,7 @@ def _first(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _chain(rewriter: Rewriter, last: Node) -> _Chain:
-    """The longest chain that ends in a node, as far as each link has one reader."""
+    """The longest chain that ends in a node and whose links have one reader each."""
     nodes: list[Node] = []
     node: Node | None = last
     value = last.outputs[0]

@@ -1,12 +1,12 @@
-"""Products of two computed matrices of scaled bytes (QDQ attention): multiplied as bytes.
+"""Products of two computed matrices of scaled bytes (QDQ attention), multiplied as bytes.
 
 Before:                                             After:
     %1 = matmul((%0 - y) * s, (%8 - z) * t)             %2 = matmul(%0, %8) - corrections
                                                         %1 = float32(%2) * (s * t)
 
-The sums are those of `byte_pairs`, exact in int32. It comes after `attention`: weights that are not
-quantised between softmax and product leave one fused kernel in floats, which is faster. Targets
-without an instruction for products of bytes leave it out, as they do `quantised_products`.
+The sums are those of `byte_pairs`, exact in int32. The pass runs after `attention`: if weights are
+not quantised between softmax and product, one fused kernel in floats remains, which is faster.
+Targets without an instruction for products of bytes omit it, like `quantised_products`.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_pairs(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply computed quantised values as bytes, not as the floats that they stand for."""
+    """Multiply computed quantised values as bytes, not as dequantised floats."""
     return rewrite(graph, partial(of_two_sources, scaled=True, factor=factor))

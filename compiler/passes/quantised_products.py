@@ -1,14 +1,14 @@
-"""Products of scaled bytes (QDQ): multiplied as bytes, the sums scaled.
+"""Products of scaled bytes (QDQ), multiplied as bytes, with scaled sums.
 
 Before:                                             After:
     %1 = conv((%0 - z) * s, (w - v) * t, b)             %2 = conv(%0 padded by z, w - v, -z * sum)
                                                         %1 = float32(%2) * (s * t) + b
 
-The sums are those of `byte_products`, exact in int32, where floats would be rounded at each step.
-It runs while constants of bytes are still apart from their scales. Targets that have no instruction
-for products of bytes leave it out (`compiler.driver.optimise`): pairs of 16 bits are multiplied as
-fast as floats there (three models with AVX2 ran at 0.92 to 1.0 of the speed), and Winograd's
-algorithm is several times as fast. The tuner compares the plans.
+The sums are those of `byte_products`, exact in int32, whereas floats would be rounded at each step.
+The pass runs while constants of bytes are still separate from their scales. Targets without an
+instruction for products of bytes omit it (`compiler.driver.optimise`): there, pairs of 16 bits are
+multiplied as fast as floats (three models with AVX2 ran at 0.92 to 1.0 of the speed), and
+Winograd's algorithm is several times as fast. The tuner compares the plans.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ from tilewright.compiler.passes.rewrite import rewrite
 
 
 def quantised_products(graph: Graph, factor: ByteFactor = unsigned) -> Graph:
-    """Multiply quantised values as bytes, not as the floats that they stand for."""
+    """Multiply quantised values as bytes, not as dequantised floats."""
     return rewrite(graph, partial(of_bytes, scaled=True, factor=factor))

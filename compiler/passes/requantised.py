@@ -1,11 +1,11 @@
-"""What is quantised again by the numbers that it was dequantised by is itself.
+"""Remove a quantisation with the numbers by which its operand was dequantised.
 
 Before:                                     After:
     %1 = (float32(%0) - 3) * 0.1                %0
     %2 = cast(round(%1 * 10) + 3) {to=uint8}
 
-Quantisers write it around what only moves its elements. Whether each of the 256 (or 65,536) values
-comes back as it was, the references of the operators say.
+Quantisers write such pairs around data movement. The operators' references decide whether each of
+the 256 (or 65,536) values is unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_NODES = 8
 
 
 def requantised(graph: Graph) -> Graph:
-    """Take the value before where dequantising and quantising gives it back."""
+    """Use the original value if dequantising and quantising returns it unchanged."""
     return rewrite(graph, _same)
 
 

@@ -5,9 +5,9 @@ Before:                                     After:
     %2 = relu(%1)                               %3 = reshape(%2) {shape=(2, 16)}
     %3 = reshape(%2) {shape=(2, 16)}
 
-A reshape is a view and costs nothing, but it keeps an elementwise operator out of the kernel before
-it. So reshapes sink below elementwise operators that follow a kernel, and counting (iota) goes
-along the dimension that it is reshaped to.
+A reshape is a view and costs nothing, but it prevents fusion of an elementwise operator with the
+preceding kernel. Reshapes therefore sink below elementwise operators that follow a kernel, and a
+reshaped iota counts along the new dimension instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PRODUCERS = (
 
 
 def reshapes(graph: Graph) -> Graph:
-    """Merge, drop and sink reshapes."""
+    """Merge, remove and sink reshapes."""
     return rewrite(graph, _rule)
 
 
@@ -56,7 +56,7 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _counted(rewriter: Rewriter, iota: Node, shape: tuple[int, ...]) -> str | None:
-    """Positions along another dimension, where all others have one place."""
+    """Positions along another dimension, if all others have extent 1."""
     before = ints(iota.attrs, "shape")
     long = [[dim for dim, e in enumerate(each) if e != 1] for each in (before, shape)]
     if [len(each) for each in long] != [1, 1] or not shape:
@@ -84,7 +84,7 @@ def _sink(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _follows_kernel(rewriter: Rewriter, value: str) -> bool:
-    """Whether a kernel makes a value, but for a transpose, which sinks as well."""
+    """Whether a kernel computes a value, possibly through a transpose, which sinks as well."""
     node = rewriter.producer(value)
     if node is not None and node.op == "transpose":
         node = rewriter.producer(node.inputs[0])

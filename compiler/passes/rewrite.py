@@ -1,9 +1,9 @@
-"""Local rewriting of a graph: one walk in topological order, one rule asked at each node.
+"""Local rewriting of a graph: one walk in topological order, with one rule applied at each node.
 
-A rule sees the node with its operands already rewritten, and may look back at their producers. It
-returns the value that takes the place of the node's output, or None to keep the node. A value of
-another type is not taken. Unused nodes are dropped at the end, so a rule never deletes. A rule must
-hold for all sizes: it keeps the node unless the ranges prove that it does.
+A rule receives the node with its operands already rewritten, and may inspect their producers. It
+returns the value that replaces the node's output, or None to keep the node. A replacement of
+another type is ignored. Unused nodes are removed at the end, so that a rule never deletes. A rule
+must hold for all sizes: it keeps the node unless the ranges prove that it does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rule = Callable[["Rewriter", Node], str | None]
 
 
 class Rewriter(Edit):
-    """The graph under construction, as a rule sees it."""
+    """The graph under construction, as the interface for rules."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
@@ -45,7 +45,7 @@ class Rewriter(Edit):
         return self.types[value].shape
 
     def array(self, value: str) -> np.ndarray | None:
-        """The value as an array, if it is a constant; not bfloat16, whose bits are no numbers."""
+        """The array of a constant value; not for bfloat16, whose bits are not numbers."""
         if value in self.types and self.types[value].dtype is DType.BFLOAT16:
             return None
         return self.constants.get(value)
@@ -58,14 +58,14 @@ class Rewriter(Edit):
         return float(array.reshape(-1)[0])
 
     def uses(self, value: str) -> int:
-        """How often the value is an operand of a node or an output of the graph.
+        """Number of uses of the value as an operand of a node or an output of the graph.
 
         A value that replaces several others counts the uses of all of them, which may be too many.
         """
         return self._uses.get(value, 1)
 
     def used_once(self, value: str) -> bool:
-        """Whether one node, and no output of the graph, reads the value."""
+        """Whether exactly one node, and no output of the graph, reads the value."""
         return self.uses(value) <= 1
 
     def emit(
@@ -75,7 +75,7 @@ class Rewriter(Edit):
         attrs: AttrPairs = (),
         name: str = "",
     ) -> str:
-        """Add a node; its output's type is inferred, its name is new: one like `name`, or like that
+        """Add a node and infer its output's type. Its name is new, and similar to `name` or to that
         of its first operand."""
         pairs = tuple(sorted(attrs.items() if isinstance(attrs, Mapping) else attrs))
         kind = ops.get(op).infer([self.types[v] for v in inputs], pairs)
@@ -91,7 +91,8 @@ class Rewriter(Edit):
         return value
 
     def apply(self, rule: Rule) -> bool:
-        """Ask the rule at each node of the source graph, in order; returns whether any changed."""
+        """Apply the rule at each node of the source graph, in order; returns whether any
+        changed."""
         changed = False
         for original in self.source.nodes:
             node = original
@@ -150,9 +151,9 @@ _FLOATS = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def rewrite(graph: Graph, rule: Rule) -> Graph:
-    """Apply a rule to every node of a graph and drop what becomes unused.
+    """Apply a rule to every node of a graph and remove unused nodes.
 
-    A graph in which no node changes is returned as it is.
+    A graph in which no node changes is returned unchanged.
     """
     rewriter = Rewriter(graph)
     return rewriter.finish() if rewriter.apply(rule) else graph

@@ -1,4 +1,4 @@
-"""What passes that sink a movement below elementwise operators have in common.
+"""Helpers for passes that sink a movement below elementwise operators.
 
 Before:                                     After:
     %1 = transpose(%0)                          %2 = relu(%0)
@@ -16,7 +16,7 @@ from tilewright.compiler.passes.rewrite import Rewriter
 
 
 def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
-    """The operators `op` that make operands of a node; none where one of these is broadcast."""
+    """The operators `op` that compute operands of a node; empty if one of these is broadcast."""
     found = [made for v in node.inputs if (made := rewriter.producer(v, op)) is not None]
     full = rewriter.shape(node.output)
     return found if all(rewriter.shape(made.output) == full for made in found) else ()
@@ -25,10 +25,10 @@ def movements(rewriter: Rewriter, node: Node, op: str) -> Sequence[Node]:
 def unmoved(
     rewriter: Rewriter, node: Node, op: str, constant: Callable[[str, np.ndarray], str | None]
 ) -> str | None:
-    """A node on the operands of the operators `op` that make its own.
+    """The node applied to the operands of the operators `op` that compute its own operands.
 
-    `constant` gives what a constant is there; None where it is nothing, or an operand neither is
-    constant nor made so.
+    `constant` returns the unmoved form of a constant. None if it has no such form, or if an operand
+    is neither constant nor computed by `op`.
     """
     operands: list[str] = []
     for value in node.inputs:

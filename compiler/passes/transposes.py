@@ -5,10 +5,10 @@ Before:                                     After:
     %2 = relu(%1)
     %3 = transpose(%2) {perm=(0, 3, 1, 2)}
 
-Transposes sink below elementwise operators until two meet and become one, or none. One that moves
-only dimensions of extent 1 is a reshape. A reshape that joins dimensions goes after a transpose,
-one that splits them before it: so images stay images where they become rows of channels, and back.
-Also called layout propagation.
+Transposes sink below elementwise operators until two meet and become one, or none. A transpose that
+moves only dimensions of extent 1 is a reshape. A reshape that joins dimensions moves after a
+transpose, one that splits them before it: images therefore stay images where they become rows of
+channels, and back. Also called layout propagation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.compiler.sizes import always_less
 
 
 def transposes(graph: Graph) -> Graph:
-    """Merge, drop and sink transposes."""
+    """Merge, remove and sink transposes."""
     return rewrite(graph, _rule)
 
 
@@ -60,7 +60,7 @@ def _merge(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _join_later(rewriter: Rewriter, node: Node) -> str | None:
-    """`transpose(reshape(x))` -> `reshape(transpose(x))`, where the reshape joins dimensions."""
+    """`transpose(reshape(x))` -> `reshape(transpose(x))`, if the reshape joins dimensions."""
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or not rewriter.used_once(inner.output):
         return None
@@ -74,7 +74,7 @@ def _join_later(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
-    """`reshape(transpose(x))` -> `transpose(reshape(x))`, where the reshape splits dimensions."""
+    """`reshape(transpose(x))` -> `transpose(reshape(x))`, if the reshape splits dimensions."""
     inner = rewriter.producer(node.inputs[0], "transpose")
     if inner is None or not rewriter.used_once(inner.output):
         return None
@@ -93,10 +93,11 @@ def _split_earlier(rewriter: Rewriter, node: Node) -> str | None:
 
 
 def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None:
-    """For each joined dimension the parts of which it is known to be the product; None if there are
-    none, as some part is in two.
+    """For each joined dimension, the parts whose product it is known to be; None if a part belongs
+    to two of them.
 
-    A dimension of extent 1 is a part of the one before it, if it is not one by itself.
+    A dimension of extent 1 belongs to the dimension before it, unless it is a joined dimension
+    itself.
     """
     found: list[list[int]] = []
     place = 0
@@ -116,7 +117,7 @@ def _runs(joined: Sequence[int], parts: Sequence[int]) -> list[list[int]] | None
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
-    """The `perm` of a transpose; reversed dimensions where it has none."""
+    """The `perm` of a transpose; reversed dimensions by default."""
     return ints(node.attrs, "perm", tuple(reversed(range(rank))))
 
 

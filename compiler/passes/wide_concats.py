@@ -1,4 +1,4 @@
-"""Concatenations of many pieces as a tree of narrow ones.
+"""Split concatenations of many pieces into a tree of narrow ones.
 
 Before:                                 After, for a width of 2:
     %4 = concat(%0, %1, %2, %3)             %5 = concat(%0, %1); %6 = concat(%2, %3)
@@ -15,7 +15,7 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 
 WIDTH = 64
-"""Pieces of one kernel. DenseNet's widest concatenation has 49 of them."""
+"""Maximum pieces of one kernel. DenseNet's widest concatenation has 49."""
 
 
 def narrow_concats(graph: Graph) -> Graph:

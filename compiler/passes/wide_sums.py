@@ -1,4 +1,4 @@
-"""Values on the way to a sum, or from one, that stay float32 where others are stored in 16 bits.
+"""Values that contribute to a sum, or depend on one, and stay float32 while others have 16 bits.
 
 Before:                                     After:
     %1 = matmul(%0, w)                          the same: %2 and %3 reach memory as float32,
@@ -6,9 +6,9 @@ Before:                                     After:
     %3 = reduce_sum(%2)
     %4 = div(%1, sqrt(%3))
 
-A norm is several operators, and kernels may end between them. There are its squares and sums: they
-are beyond float16, whose largest number is 65504, where the norm itself is of ordinary size; and a
-mean that is rounded is no longer what the deviations from it add up to zero around.
+A norm consists of several operators, and kernels may end between them. Its squares and sums may
+exceed float16, whose largest number is 65504, even if the norm itself is of ordinary size.
+Moreover, the deviations from a rounded mean no longer add up to zero.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TAME = (
     *("sqrt", "log", "sigmoid", "tanh", "erf", "clip", "hard_sigmoid", "reciprocal", "softplus"),
     *("sin", "cos", "atan", "sign", "is_inf", "is_nan", "cast"),
 )
-"""Elementwise operators whose result is of ordinary size when an operand is not."""
+"""Elementwise operators whose result is of ordinary size even if an operand is not."""
 
 _BOUNDED = ("sigmoid", "hard_sigmoid", "tanh", "erf", "clip", "softmax", "sin", "cos")
-"""What gives no more than a constant, whatever it reads."""
+"""Operators whose result is bounded by a constant, whatever the operand."""
 
 _SPREADS = (
     *(OpKind.ELEMENTWISE, OpKind.MOVEMENT, OpKind.VIEW, OpKind.PIECES, OpKind.GATHER),
@@ -39,7 +39,7 @@ _SPREADS = (
 
 
 def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
-    """The results of `groups` that are sums, or the squares and products that go into one."""
+    """The results of `groups` that are sums, or squares and products that contribute to one."""
     large = _large(graph)
     summed = {group.output for group in groups if _sums(group)}
     readers: dict[str, list[Group]] = {}
@@ -59,12 +59,12 @@ def wide_sums(graph: Graph, groups: Sequence[Group]) -> set[str]:
 
 
 def _is_product(graph: Graph, node: Node) -> bool:
-    """Whether a node multiplies two values of any size: a gate or a constant is no such."""
+    """Whether a node multiplies two values of any size; a gate or a constant does not count."""
     return node.op == "mul" and not any(_is_bounded(graph, value) for value in node.inputs)
 
 
 def _is_bounded(graph: Graph, value: str) -> bool:
-    """Whether a value is a gate, perhaps scaled, or a constant."""
+    """Whether a value is a gate, possibly scaled, or a constant."""
     node = graph.producer(value)
     while node is not None and node.op in ("mul", "div"):
         varying = [operand for operand in node.inputs if operand not in graph.constants]
@@ -79,7 +79,7 @@ def _sums(group: Group) -> bool:
 
 
 def _large(graph: Graph) -> set[str]:
-    """Values that are made of squares or sums, and not of their roots or quotients."""
+    """Values that depend on squares or sums, except through roots or quotients."""
     large: set[str] = set()
     for node in graph.nodes:
         operands = [value in large for value in node.inputs]
@@ -100,6 +100,6 @@ def _is_square(graph: Graph, node: Node) -> bool:
 
 
 def _is_root(graph: Graph, node: Node) -> bool:
-    """Whether it is a power whose exponent is known and at most 1."""
+    """Whether it is a power with a known exponent of at most 1."""
     exponent = graph.constants.get(node.inputs[1]) if node.op == "pow" else None
     return exponent is not None and bool((exponent <= 1).all())

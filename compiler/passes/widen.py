@@ -1,4 +1,4 @@
-"""Arithmetic of 16-bit floats as that of float32; only what is stored has 16 bits.
+"""Compute 16-bit floats in float32; only stored values have 16 bits.
 
 Before:                                     After:
     input %0: float16                           input %0: float16
@@ -9,14 +9,14 @@ Before:                                     After:
                                                 %5 = cast(%4) {to="float16"}
                                                 output %5
 
-`w` and `b` are float32 now, and exactly what they were. Operators are recognised, folded and fused
-as those of a float32 model. Sums, norms and what follows in a kernel are float32 and rounded once,
-where the model's outputs are, or where `narrow` stores values in 16 bits again. So results are
-nearer to those of exact arithmetic, and not bit for bit those of a program that rounds after each
-operator. `narrow` follows where all products have one 16-bit type; that decides how values are
-stored, never how they are added up. Values of a type in which no products are formed are converted
-where they are computed with: moves and choices among them stay in 16 bits, factors are stored so,
-and conversions from other types round, as the model states.
+`w` and `b` become float32 with exactly the same values. Operators are recognised, folded and fused
+like those of a float32 model. Sums, norms and later operators of a kernel are float32 and rounded
+once: at the model's outputs, or where `narrow` stores values in 16 bits again. Results are
+therefore closer to exact arithmetic, and not bit-identical to a program that rounds after each
+operator. `narrow` follows if all products have one 16-bit type; it decides the storage type of
+values, never the type of sums. Values of a type without products are converted where they are
+computed with: moves and selections among them stay in 16 bits, factors are stored in 16 bits, and
+conversions from other types round, as the model states.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.passes.narrow import FACTORS
 
 _CHOICES = ("max_pool", "reduce_max", "reduce_min", "max", "min", "relu", "neg", "abs", "where")
-"""What gives elements, perhaps with another sign, or a zero: exact in any type."""
+"""Operators that return elements, possibly negated, or a zero: exact in any type."""
 
 _MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
-"""Kinds of operators that give elements of their operands."""
+"""Kinds of operators that return elements of their operands."""
 
 _STEPS = 16
-"""How many nodes may lie between a 16-bit value and the product of blocks that takes it."""
+"""Maximum number of nodes between a 16-bit value and the block product that uses it."""
 
 
 def multiplied_type(graph: Graph) -> DType | None:
-    """The 16-bit float that a graph multiplies in; None if it is another type, or several."""
+    """The 16-bit float type of a graph's products; None if they have another type, or several."""
     types = {
         kind
         for node in graph.nodes
@@ -57,7 +57,7 @@ def multiplied_type(graph: Graph) -> DType | None:
 
 
 def _factors(graph: Graph, node: Node) -> set[DType]:
-    """The types of a product's operands. Weights in blocks make every product one of float32: it
+    """The types of a product's operands. Weights in blocks make every product a float32 product: it
     counts as one of the type that its rows have in the model."""
     if node.op != "block_matmul":
         return {graph.types[value].dtype for value in node.inputs}
@@ -72,9 +72,9 @@ def _factors(graph: Graph, node: Node) -> set[DType]:
 
 
 def widen(graph: Graph, own: DType | None) -> Graph:
-    """Compute in float32 what a graph computes in 16-bit floats; its inputs and outputs stay.
+    """Compute a graph's 16-bit floats in float32; its inputs and outputs keep their types.
 
-    `own` is the type that `narrow` stores values in afterwards, if any.
+    `own` is the type in which `narrow` stores values afterwards, if any.
     """
     if not any(kind.dtype in HALVES for kind in graph.types.values()):
         return graph
@@ -87,12 +87,12 @@ class _Widening:
         self._own = own
         self._edit = Edit(graph)
         self._stored = {value for value in graph.inputs if self._is_narrow(value)}
-        """The 16-bit values that the new graph has, too, and that are no constants."""
+        """The 16-bit values that the new graph contains too, except constants."""
         self._factors = _factors_of_halves(graph, own)
         self._names: dict[str, str] = {}
-        """The float32 value that stands for a 16-bit one."""
+        """The float32 value for each 16-bit one."""
         self._rounded: dict[str, str] = {}
-        """The 16-bit value made of such a float32 one."""
+        """The 16-bit value rounded from such a float32 one."""
 
     def graph(self) -> Graph:
         """The graph with the same inputs and outputs."""
@@ -103,7 +103,7 @@ class _Widening:
         for node in source.nodes:
             self._rewrite(node)
         for value in dict.fromkeys(source.outputs):
-            # Inputs and constants that are returned are what they were.
+            # Inputs and constants that are returned are unchanged.
             narrow = self._is_narrow(value) and value not in source.constants
             if narrow and value not in self._stored:
                 self._edit.convert(self._names[value], value)
@@ -134,7 +134,7 @@ class _Widening:
             self._stored.add(node.output)
 
     def _stays(self, node: Node) -> bool:
-        """Whether a node reads and gives 16-bit floats as before."""
+        """Whether a node still reads and returns 16-bit floats."""
         if _is_opaque(node):
             return True
         output = self._source.types[node.output].dtype
@@ -142,7 +142,7 @@ class _Widening:
             return False
         narrow = [v for v in node.inputs if self._is_narrow(v)]
         if ops.get(node.op).kind is OpKind.PIECES and any(v in self._stored for v in narrow):
-            return True  # a cache is not converted because of what is added to it
+            return True  # a cache is not converted just because something is added to it
         if output is self._own:
             return False
         if node.op == "cast":
@@ -152,7 +152,7 @@ class _Widening:
         return all(v in self._stored or v in self._source.constants for v in narrow)
 
     def _as_before(self, value: str) -> str:
-        """The 16-bit value, made of the float32 one where the graph no longer has it."""
+        """The 16-bit value, converted from the float32 one if the graph no longer contains it."""
         if not self._is_narrow(value) or value in self._stored or value in self._source.constants:
             return value
         if value not in self._rounded:
@@ -161,7 +161,7 @@ class _Widening:
         return self._rounded[value]
 
     def _wide(self, value: str) -> str:
-        """The float32 value of a 16-bit one."""
+        """The float32 value for a 16-bit one."""
         if value not in self._names and value in self._source.constants:
             array, dtype = self._source.constants[value], self._source.types[value].dtype
             name = self._names[value] = self._edit.in_type(value, DType.FLOAT32)
@@ -178,10 +178,10 @@ class _Widening:
 
 
 def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
-    """16-bit values that are multiplied in another type than the own one, perhaps moved before.
+    """16-bit values that are multiplied in another type than `own`, possibly moved before.
 
-    They are stored, so that their products may be those of 16-bit floats. The weights of a row of
-    scores are none: they never reach memory.
+    They are stored, so that their products may use 16-bit floats. The weights of a row of scores
+    are excluded: they never reach memory.
     """
     factors: set[str] = set()
     for node in reversed(graph.nodes):
@@ -196,6 +196,6 @@ def _factors_of_halves(graph: Graph, own: DType | None) -> set[str]:
 
 
 def _is_opaque(node: Node) -> bool:
-    """Whether a node reads or gives bits: those of 16-bit floats."""
+    """Whether a node reads or returns the bits of 16-bit floats."""
     kind = ops.get(node.op).kind
     return kind in (OpKind.NATIVE, OpKind.CONTROL) or node.op in ("bitcast", "field")

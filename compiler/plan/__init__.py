@@ -1,1 +1,1 @@
-"""Graph plans: how a graph is cut into workloads, how values lie in memory, and what that costs."""
+"""Graph plans: partition of a graph into workloads, layouts of values, and costs."""

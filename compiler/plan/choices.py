@@ -1,4 +1,4 @@
-"""Decisions about a whole graph that differ from the rules: a value that plans are made from.
+"""Decisions about a whole graph that differ from the rules, as a value from which plans are built.
 
 The rules (fusion, passes, concatenation in place, layouts by estimate) give one plan. Each entry of
 a `GraphChoice` reverses one of these decisions at one place; the empty choice follows the rules.
@@ -29,14 +29,14 @@ class GroupLayouts:
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Decisions that differ from the rule's.
+    """Decisions that differ from the rules.
 
     Attributes:
         without: passes of the pipeline that do not run.
-        including: passes that run though the rule leaves them out for the target.
-        kept: values that the plan stores: fusion ends there. If the result of an anchor is kept,
-            its epilogue becomes a kernel of its own, or joins the producer of another operand (a
-            residual addition).
+        including: passes that run although the rule omits them for the target.
+        kept: values that the plan stores, which ends fusion there. If the result of an anchor is
+            kept, its epilogue becomes a separate kernel, or joins the producer of another operand
+            (a residual addition).
         copied: outputs of concatenations and slices that do not lie in place.
         layouts: by the name of a group's output, the layouts that the group writes and reads.
     """

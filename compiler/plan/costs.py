@@ -1,4 +1,4 @@
-"""What a workload costs, counted from its graph and its boundaries: no machine is asked.
+"""Costs of a workload, counted from its graph and its boundaries, independent of the machine.
 
 One multiply-accumulate (MAC) is two floating-point operations.
 """
@@ -22,8 +22,8 @@ from tilewright.compiler.plan.product_types import TypeShare, type_shares
 from tilewright.compiler.plan.workload import Workload
 
 FLOPS_PER_BYTE = 8.0
-"""The balance that weighs arithmetic against traffic: a core's vector units do 32 to 128 operations
-in the time in which its outer caches move 8 bytes."""
+"""The weight of traffic against arithmetic: a core's vector units do 32 to 128 operations in the
+time in which its outer caches move 8 bytes."""
 
 COSTLY_OPERATIONS = 10
 """Operations that one element of a costly elementwise operator counts as."""
@@ -53,9 +53,10 @@ def _node_macs(node: Node, graph: Graph) -> int:
 
 
 def padding_macs(workload: Workload) -> int:
-    """Those of `macs` that multiply a zero of a convolution's padding: a kernel may leave them out.
+    """The part of `macs` that multiplies a zero of a convolution's padding, which a kernel may
+    omit.
 
-    In a 3x3x3 window over 2x7x7 elements nearly half of all are.
+    In a 3x3x3 window over 2x7x7 elements nearly half of all do.
     """
     types, total = workload.graph.types, 0
     for node in workload.graph.nodes:
@@ -70,7 +71,7 @@ def padding_macs(workload: Workload) -> int:
 
 
 def _inside(window: Window, dim: int, extent: int, outputs: int) -> int:
-    """How often taps of windows along a dimension of the image read an element, not padding."""
+    """The number of times that taps of windows along a dimension read an element, not padding."""
     stride, total = window.strides[dim], 0
     for tap in range(window.kernel[dim]):
         first = tap * window.dilations[dim] - window.before[dim]
@@ -108,7 +109,7 @@ def _node_flops(node: Node, graph: Graph) -> int:
 
 
 def bytes_read(workload: Workload) -> int:
-    """Bytes of all inputs as they lie, each read once; a gather reads the rows that it returns."""
+    """Bytes of all inputs as stored, each read once; a gather reads the rows that it returns."""
     total = 0
     for name, boundary in zip(workload.graph.inputs, workload.inputs, strict=True):
         size = boundary.bytes
@@ -120,7 +121,7 @@ def bytes_read(workload: Workload) -> int:
 
 
 def bytes_written(workload: Workload) -> int:
-    """Bytes of the output as it lies, halo included."""
+    """Bytes of the output as stored, halo included."""
     return workload.output.bytes
 
 
@@ -132,7 +133,7 @@ def weight_bytes(workload: Workload) -> int:
 def cost(workload: Workload) -> float:
     """A relative cost in operations: the larger of arithmetic and traffic.
 
-    Weighs tasks before anything has been measured.
+    It weighs tasks before any measurement.
     """
     return max(
         float(flops(workload)), FLOPS_PER_BYTE * (bytes_read(workload) + bytes_written(workload))
@@ -157,7 +158,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What `tilewright show graph` shows of a model."""
+    """The data that `tilewright show graph` displays for a model."""
 
     name: str
     inputs: tuple[tuple[str, str], ...]
@@ -172,13 +173,13 @@ class PlanSummary:
     kernels: int
     views: int
     natives: int
-    """Steps that run a native function: no kernels, and not tuned."""
+    """Steps that run a native function: not kernels, and not tuned."""
     controls: int
-    """Loops and branches that are decided at run time."""
+    """Loops and branches that depend on values at run time."""
     relayouts: int
     arena_bytes: int
-    """Most memory that the values between kernels take at one time. It leaves out the work space of
-    kernels, which depends on their schedules."""
+    """Peak memory of the values between kernels. It excludes the work space of kernels, which
+    depends on their schedules."""
     tasks: tuple[TaskSummary, ...]
     products: tuple[TypeShare, ...] = ()
     """The multiply-accumulates by the types of their factors; a loop's body counts once."""
@@ -193,8 +194,7 @@ class PlanSummary:
 def plan_summary(plan: GraphPlan) -> PlanSummary:
     """Operators, parameters, arithmetic, traffic, and the tasks, most expensive first.
 
-    Bodies of control flow are counted with the rest; a loop counts as many steps as it is expected
-    to take.
+    Bodies of control flow are included; a loop counts its expected number of steps.
     """
     graph = plan.graph
     tasks = plan.tasks()

@@ -1,17 +1,17 @@
-"""Fusion: which nodes of a graph become one kernel.
+"""Fusion: the partition of a graph's nodes into kernels.
 
 Before:                             After:
     %1 = conv(%0, w)                    { %1 = conv(%0, w); %2 = add(%1, %9); %3 = relu(%2) }
     %2 = add(%1, %9)
     %3 = relu(%2)
 
-An anchor (contraction, window, reduction, row, gather, attention) takes the elementwise operators
-that follow it and keep its shape as its epilogue, and with them what widens their other operands (a
-residual that is stored in bytes). Reductions and rows also take their elementwise producers as a
-prologue. The remaining elementwise operators form groups of their own. No value is computed by two
-groups, and no group ends or begins so that numbers cross its border in the wider of two types: what
-widens them belongs to their reader, what narrows them to their producer. Also called operator
-fusion (TVM) or fusion groups (XLA).
+An anchor (contraction, window, reduction, row, gather, attention) takes as its epilogue the
+elementwise operators that follow it and keep its shape, and operators that widen their other
+operands (a residual that is stored in bytes). Reductions and rows also take their elementwise
+producers as a prologue. The remaining elementwise operators form separate groups. No value is
+computed by two groups. Values cross a group's border in the narrower of two types: widening
+operators belong to the reader, narrowing operators to the producer. Also called operator fusion
+(TVM) or fusion groups (XLA).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tilewright.compiler.runtime.labels import LABELLED
 from tilewright.compiler.sizes import typical
 
 EPILOGUE_LIMIT = 40
-"""Nodes that an epilogue, or an elementwise group, may hold."""
+"""Maximum nodes of an epilogue, or of an elementwise group."""
 
 ANCHORS = (
     OpKind.CONTRACTION,
@@ -45,15 +45,15 @@ ANCHORS = (
 MOVEMENT = (OpKind.ELEMENTWISE, OpKind.MOVEMENT)
 
 RUNTIME = (OpKind.NATIVE, OpKind.CONTROL)
-"""What is never part of a kernel."""
+"""Kinds of operators that are never part of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Nodes, in topological order, that become one kernel.
 
-    A single node may become none: a reshape (a view), a native operator, or control flow. `output`
-    is the only value that is used outside.
+    A single node may need no kernel: a reshape (a view), a native operator, or control flow.
+    `output` is the only value that is used outside.
     """
 
     nodes: tuple[Node, ...]
@@ -77,11 +77,11 @@ class Group:
 
 
 def fuse(graph: Graph, kept: Collection[str] = ()) -> tuple[Group, ...]:
-    """Every node of the graph in exactly one group; groups in topological order.
+    """Assign every node of the graph to exactly one group; groups are in topological order.
 
     `kept` are values that no group may hide, as if the graph returned them. Nodes whose result has
-    no elements are in no group, because there is nothing to compute; `trim` is, since it counts,
-    and so is what says that they would be text.
+    no elements are in no group, because there is nothing to compute. Exceptions are `trim`, which
+    counts, and nodes that declare texts.
     """
     return _Fusion(graph, kept).groups()
 
@@ -157,7 +157,7 @@ class _Fusion:
         return accepted
 
     def _narrow(self, epilogue: list[Node]) -> list[Node]:
-        """The epilogue without what widens its result at its end, where readers can do that."""
+        """The epilogue without widening operators at its end, if readers can apply these."""
         if not epilogue:
             return []
         value = epilogue[-1].output
@@ -173,7 +173,8 @@ class _Fusion:
         return [node for node in epilogue if node not in chain]
 
     def _region(self, value: str, shape: tuple[int, ...], limit: int) -> list[Node] | None:
-        """The fewest nodes after `value` that leave a single value to the rest of the graph."""
+        """The fewest nodes after `value` that leave a single output to the other nodes of the
+        graph."""
         inside = {value}
         region: list[Node] = []
         while len(region) < limit:
@@ -219,7 +220,7 @@ class _Fusion:
         return [user]
 
     def _take_chains(self, anchor: Node, nodes: list[Node]) -> None:
-        """What makes wide values of narrow ones, in several steps, that only the epilogue reads."""
+        """Take multi-step chains that widen narrow values and that only the epilogue reads."""
         for node in [node for node in nodes if node is not anchor and _is_elementwise(node)]:
             for value in node.inputs:
                 chain = widening(self._graph, value)
@@ -272,7 +273,7 @@ class _Fusion:
         return self._converts(node) < 0
 
     def _converts(self, node: Node) -> int:
-        """By how many bytes an element of a float grows."""
+        """Number of bytes by which a node widens each float."""
         if node.op != "cast":
             return 0
         source, to = (self._graph.types[v].dtype for v in (*node.inputs, node.output))
@@ -302,7 +303,7 @@ class _Fusion:
         return list(accepted.values())
 
     def _grow_up(self, nodes: list[Node], *, cheap: bool) -> None:
-        """Take producers that only this group reads; with `cheap`, only those that cost little.
+        """Take producers that only this group reads; with `cheap`, only those with little cost.
 
         Rows read their operands more than once, and compute the prologue each time.
         """
@@ -329,7 +330,7 @@ class _Fusion:
                 queue.append(node)
 
     def _is_recomputed(self, node: Node, root: Node) -> bool:
-        """Whether broadcasting would evaluate an operator that is not cheap many times."""
+        """Whether broadcasting would evaluate an expensive operator many times."""
         if _is_cheap(node):
             return False
         types = self._graph.types
@@ -347,15 +348,15 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether a softmax or layer_norm may compute it again in each of its passes over a row."""
+    """Whether a softmax or layer_norm may recompute it in each of its passes over a row."""
     return ops.get(node.op).effort is Effort.CHEAP
 
 
 def affine_chain(graph: Graph, value: str) -> list[Node]:
     """The producers of a value, nearest first, that read one element each at an affine index.
 
-    Attentions vectorise along the two last axes of an operand: a reshape that would cut one of
-    them, such as that of a bias for each row and column of an image, is a view by itself.
+    Attentions vectorise along the two last axes of an operand. A reshape that would split one of
+    them, such as that of a bias for each row and column of an image, is a separate view.
     """
     axes = [Axis(f"d{d}", e) for d, e in enumerate(graph.types[value].shape)]
     index: tuple[Affine, ...] | None
@@ -371,14 +372,15 @@ def affine_chain(graph: Graph, value: str) -> list[Node]:
 
 
 def _cuts(index: Affine, axes: Sequence[Axis]) -> bool:
-    """Whether an index has parts of one of these axes."""
+    """Whether an index contains parts of one of these axes."""
     return any(isinstance(term, FloorDiv) and term.axis in axes for term, _ in index.terms)
 
 
 def _index_of_operand(
     node: Node, kind: TensorType, index: tuple[Affine, ...]
 ) -> tuple[Affine, ...] | None:
-    """Where a movement reads its operand; None for a reshape that cuts across a dimension."""
+    """The index at which a movement reads its operand; None for a reshape that splits across a
+    dimension."""
     found: list[tuple[Affine, ...]] = []
 
     def read(index: tuple[Affine, ...], indirect: tuple[tuple[int, Expr], ...] = ()) -> Expr:

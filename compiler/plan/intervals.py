@@ -1,12 +1,13 @@
-"""Ranges cut into intervals: a workload of open sizes as pieces, each with a schedule of its own.
+"""Division of ranges into intervals: a workload of dynamic sizes as pieces with separate schedules.
 
-One row, a dozen and hundreds of them want different kernels. So the range of a dimension is cut
-after one, sixteen and 128, wherever a model's range begins and ends: equal pieces of different
-models are one workload with one key, and a piece of one size is that of a model of fixed sizes.
+One row, a dozen and hundreds of them need different kernels. The range of a dimension is therefore
+divided after one, sixteen and 128, wherever a model's range begins and ends: equal pieces of
+different models are one workload with one key, and a piece of one size is that of a model with
+fixed sizes.
 
-Only workloads that multiply are cut: others have one kernel that is best for all sizes. Which
-pieces have kernels of their own in the end is found by what is known of each: neighbours with one
-schedule are one again (`merged`).
+Only workloads that multiply are divided: others have one kernel that is best for all sizes. The
+number of kernels in the end depends on their schedules: neighbouring pieces with one schedule are
+merged (`merged`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension
 
 LAST: tuple[int, ...] = (1, 16, 128)
-"""The last sizes of all intervals but the last one."""
+"""The last sizes of all intervals except the last one."""
 
 MOST = 8
-"""Pieces of a workload."""
+"""Maximum pieces of a workload."""
 
 _CUT = (OpKind.CONTRACTION, OpKind.WINDOW, OpKind.ATTENTION)
 
@@ -34,15 +35,15 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Box = tuple[Dimension, ...]
-"""A range within that of each open dimension of a workload, in order."""
+"""A range within that of each dynamic dimension of a workload, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangePiece:
     """A part of a workload's sizes.
 
-    `workload` is the workload for sizes of `box` alone. Its open dimensions are, in order, those of
-    these `positions` in the box.
+    `workload` is the workload for the sizes of `box` only. Its dynamic dimensions are, in order,
+    those at these `positions` in the box.
     """
 
     box: Box
@@ -52,7 +53,7 @@ class RangePiece:
 
 @dataclass(frozen=True, slots=True)
 class SizeSplit(Generic[T]):
-    """A decision: `below` where dimension `position` is at most `last`, else `above`.
+    """A decision: `below` if dimension `position` is at most `last`, else `above`.
 
     `last` counts in the dimension's `multiple`.
     """
@@ -64,7 +65,7 @@ class SizeSplit(Generic[T]):
 
 
 def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
-    """What a tree decides between, smallest sizes first."""
+    """The leaves of a tree, smallest sizes first."""
     if isinstance(tree, SizeSplit):
         yield from leaves(tree.below)
         yield from leaves(tree.above)
@@ -73,7 +74,7 @@ def leaves(tree: T | SizeSplit[T]) -> Iterator[T]:
 
 
 def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U]:
-    """A tree with something else at its leaves, made smallest sizes first."""
+    """A tree with transformed leaves; the leaves are transformed smallest sizes first."""
     if not isinstance(tree, SizeSplit):
         return change(tree)
     below = changed(tree.below, change)
@@ -81,13 +82,13 @@ def changed(tree: T | SizeSplit[T], change: Callable[[T], U]) -> U | SizeSplit[U
 
 
 def intervals(dimension: Dimension, last: Sequence[int] = LAST) -> tuple[Dimension, ...]:
-    """A dimension's range, cut after these sizes. One without a bound that may be 0 stays whole: it
-    is room, of which no work depends."""
+    """A dimension's range, divided after these sizes. An unbounded dimension that may be 0 stays
+    whole: it is slack capacity, which does not influence the work."""
     if dimension.high is None and not dimension.low:
         return (dimension,)
     high = inf if dimension.high is None else dimension.high
     ends = [size // dimension.multiple for size in last]
-    least = max(dimension.low, 1)  # no piece is of nothing alone
+    least = max(dimension.low, 1)  # a piece never has only size 0
     starts = [dimension.low, *(end + 1 for end in ends if least <= end < high)]
     starts = list(dict.fromkeys(starts))
     highs = [*(start - 1 for start in starts[1:]), dimension.high]
@@ -104,9 +105,10 @@ def piece_of(workload: Workload, box: Box) -> RangePiece:
 
 
 def boxes(workload: Workload) -> tuple[Box, ...]:
-    """The sizes of a workload in parts, smallest first: one where it is not cut.
+    """The parts of a workload's sizes, smallest first; a single part if it is not divided.
 
-    The longest range is cut wherever it may be, others after one alone, while there are few pieces.
+    The longest range is divided at all split points, others only after one, while there are few
+    pieces.
     """
     whole = workload.dimensions
     if not any(ops.get(node.op).kind in _CUT for node in workload.graph.nodes):
@@ -133,12 +135,12 @@ def holds(box: Box, part: Box) -> bool:
 
 @memo(1024)
 def pieces(workload: Workload) -> tuple[RangePiece, ...]:
-    """A workload as what is tuned of it: itself, unless its range is cut."""
+    """The tuned pieces of a workload: the workload itself, unless its range is divided."""
     return tuple(piece_of(workload, box) for box in boxes(workload))
 
 
 def merged(parts: Sequence[tuple[Box, T]], same: Callable[[T, T], bool]) -> _Tree[T]:
-    """A decision tree over parts in the order of `boxes`, neighbours that are the same as one."""
+    """A decision tree over parts in the order of `boxes`, with equal neighbours merged."""
     return _merged(list(parts), 0, same)
 
 
@@ -172,6 +174,6 @@ def _merged(
 
 
 def _length(dimension: Dimension) -> float:
-    """How many times its least size a dimension may be."""
+    """The ratio of a dimension's largest to its smallest size."""
     high = inf if dimension.high is None else dimension.high
     return high / max(dimension.low, 1)

@@ -1,13 +1,13 @@
-"""Transposes that turn images into rows of channels, or back, and so may cost nothing.
+"""Transposes that convert images to rows of channels, or back, and may cost nothing.
 
 Before:                                             After (the image lies channels-last):
     %1 = conv(%0, w)           1x96x56x56               {conv} -> 0 2 3 1
-    %2 = transpose(%1)         1x56x56x96               %2 is there
+    %2 = transpose(%1)         1x56x56x96               %2 needs no copy
     %3 = layer_norm(%2, ...)                            {layer_norm}
 
-An image that lies channels-last has the bytes of its rows. So such a transpose is a group of its
-own, and layout assignment decides whether it is a view or a copy. Others become index maps of the
-kernels around them (`fusion`).
+A channels-last image has the bytes of its rows. Such a transpose is therefore a separate group, and
+layout assignment decides whether it is a view or a copy. Others become index maps of the kernels
+around them (`fusion`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RANKS = (3, 4, 5)
 """Batch, channels, then one to three spatial dimensions."""
 
 _REACH = 64
-"""Values that are looked at for a window, at most."""
+"""Maximum number of values that the search for a window visits."""
 
 
 def is_to_rows(graph: Graph, node: Node) -> bool:
@@ -31,13 +31,13 @@ def is_to_rows(graph: Graph, node: Node) -> bool:
 
 
 def is_to_image(graph: Graph, node: Node) -> bool:
-    """Whether a transpose puts what is last in its operand to the place of the channels."""
+    """Whether a transpose moves the last dimension of its operand to the place of the channels."""
     rank = len(graph.types[node.output].shape)
     return rank in RANKS and permutation(node, rank) == (0, rank - 1, *range(1, rank - 1))
 
 
 def turns(graph: Graph) -> frozenset[str]:
-    """The names of the transposes between rows and what windows slide over, or make."""
+    """The names of the transposes between rows and images that windows read or compute."""
     return frozenset(
         node.name
         for node in graph.nodes
@@ -50,7 +50,7 @@ def turns(graph: Graph) -> frozenset[str]:
 
 
 def _is_image(graph: Graph, value: str) -> bool:
-    """Whether a window makes or reads a value, but for elementwise operators between them."""
+    """Whether a window computes or reads a value, possibly through elementwise operators."""
     shape = graph.types[value].shape
     found, queue = {value}, [value]
     while queue and len(found) < _REACH:

@@ -1,10 +1,10 @@
-"""Memory planning: every value between kernels at an offset of one arena.
+"""Memory planning: an arena offset for every value between kernels.
 
-Values that are never alive at the same time share memory. Views and in-place results share the
-region of the values that they come from (`compiler.plan.regions`), and a region is one buffer.
-Graph inputs and outputs are the caller's buffers, and constants are the artifact's: neither is in
-the arena. ArenaBuffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee,
-"Efficient Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
+Values that are never live at the same time share memory. Views and in-place results share the
+region of their source values (`compiler.plan.regions`), and a region is one buffer. Graph inputs
+and outputs are the caller's buffers, and constants belong to the artifact: neither is in the arena.
+ArenaBuffers are placed largest first, each at the lowest free offset: Pisarchyk and Lee, "Efficient
+Memory Management for Deep Neural Net Inference" (2020), "greedy by size".
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SharedBytes = Callable[[KernelStep], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the values of a graph plan live.
+    """The memory of the values of a graph plan.
 
-    `roots` maps every value to the value whose buffer it lies in (itself if that is its own);
-    `offsets` says in bytes where values start in the arena. `shared` holds, for each step, the
-    offsets of buffers that live only while it runs. For a kernel these are the buffers that its
-    threads share. For a step with bodies they are the arena of the body that runs and then, for a
+    `roots` maps every value to the value whose buffer contains it (itself if it has its own);
+    `offsets` has the start of values in the arena, in bytes. `shared` holds, for each step, the
+    offsets of buffers that are only used while it runs. For a kernel these are the buffers that its
+    threads share. For a step with bodies they are the arena of the running body and then, for a
     loop, the outputs of its body, until they become the states of the next step. `bodies` are the
-    plans of the bodies, in arenas of their own.
+    plans of the bodies, in separate arenas.
     """
 
     arena_bytes: int
@@ -57,13 +57,13 @@ class MemoryPlan:
     bodies: Mapping[int, tuple[MemoryPlan, ...]] = field(default_factory=dict)
 
     def offset(self, value: str) -> int | None:
-        """Where a value starts in the arena; None for the caller's buffers."""
+        """The start of a value in the arena; None for the caller's buffers."""
         return self.offsets.get(value)
 
 
 @dataclass(slots=True)
 class ArenaBuffer:
-    """A span of memory, from the step that writes it first to the one that reads it last."""
+    """A span of memory, from the step that first writes it to the step that last reads it."""
 
     bytes: int
     first: int
@@ -79,10 +79,10 @@ def plan_memory(
     """Assign arena offsets, in multiples of 64 bytes.
 
     Args:
-        shared_bytes: sizes of the buffers that a kernel needs beside operands and results; by
-            default none.
-        may_alias: which inputs a step may overwrite; by default those that `may_overwrite` says.
-            Plans of bodies always use the default.
+        shared_bytes: sizes of the buffers that a kernel needs in addition to operands and results;
+            by default none.
+        may_alias: which inputs a step may overwrite; by default `may_overwrite`. Plans of bodies
+            always use the default.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -103,11 +103,10 @@ def plan_memory(
 
 @dataclass(slots=True)
 class ArenaBuffers:
-    """What of a plan lies in the arena.
+    """The part of a plan that is in the arena.
 
-    `starts` says in which buffer (by position) a value lies, and how many bytes after its start;
-    `temporary` holds the buffers that live only while a step runs, in the order of
-    `MemoryPlan.shared`.
+    `starts` maps a value to its buffer (by position) and the byte offset in it; `temporary` holds
+    the buffers that are only used while a step runs, in the order of `MemoryPlan.shared`.
     """
 
     buffers: list[ArenaBuffer]
@@ -122,9 +121,9 @@ def collect_buffers(
     may_alias: MayAlias | None,
     arenas: Mapping[int, Sequence[int]] | None = None,
 ) -> ArenaBuffers:
-    """The buffers of a plan with their lives, without their places; arguments as in `plan_memory`.
+    """The buffers of a plan with their live ranges, without offsets; arguments as in `plan_memory`.
 
-    `arenas` are the sizes of those of the bodies that steps run.
+    `arenas` are the arena sizes of the bodies that steps run.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -165,7 +164,8 @@ def collect_buffers(
 def _temporary(
     step: Step, arenas: Sequence[int], shared_bytes: SharedBytes | None
 ) -> Sequence[int]:
-    """Sizes of what lives only while a step runs, in the order of `MemoryPlan.shared`."""
+    """Sizes of buffers that are only used while a step runs, in the order of
+    `MemoryPlan.shared`."""
     match step:
         case KernelStep():
             return shared_bytes(step) if shared_bytes is not None else ()
@@ -179,7 +179,7 @@ def _temporary(
 
 
 def value_bytes(plan: GraphPlan, value: str) -> int:
-    """Size of a value as it lies, halo and block rounding included."""
+    """Size of a value as stored, halo and block rounding included."""
     place = plan.placements[value]
     return stored_bytes(plan.graph.types[value], place.layout, place.halo)
 
@@ -194,7 +194,7 @@ def may_overwrite(plan: GraphPlan, position: int, operand: int) -> bool:
 
 
 def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
-    """Whether element i of a step's output needs element i of that operand, and no other.
+    """Whether element i of a step's output needs only element i of that operand.
 
     Halos are excluded: the zeros around the output are written at another time than its elements.
     """
@@ -215,7 +215,7 @@ def is_elementwise(plan: GraphPlan, position: int, operand: int) -> bool:
 
 
 def _last_uses(plan: GraphPlan) -> dict[str, int]:
-    """Value -> the last step that reads it; graph inputs and outputs live to the end."""
+    """Map each value to the last step that reads it; graph inputs and outputs live to the end."""
     last: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
         for value in step.inputs:
@@ -226,11 +226,11 @@ def _last_uses(plan: GraphPlan) -> dict[str, int]:
 
 
 def _regions(plan: GraphPlan) -> Regions:
-    """The values of a plan, those joined that are views of each other."""
+    """The regions of a plan's values; values that are views of each other are joined."""
     regions = Regions()
     for value in plan.graph.inputs:
         regions.add(value, value_bytes(plan, value), written=False)
-    for step in plan.steps:  # who writes what was decided with the views
+    for step in plan.steps:  # the writers were determined together with the views
         regions.add(step.output, value_bytes(plan, step.output), written=False)
         if isinstance(step, ViewStep):
             for value, offset in zip(step.inputs, step.offsets, strict=True):
@@ -239,11 +239,11 @@ def _regions(plan: GraphPlan) -> Regions:
 
 
 def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
-    """The regions that are the caller's buffers, each with the input or output that it is."""
+    """The regions that are the caller's buffers, each with its input or output."""
     found: dict[Region, str] = {}
     for value in (*plan.graph.inputs, *plan.graph.outputs):
         if value not in regions:
-            continue  # an output without elements: no step makes it
+            continue  # an output without elements, which no step computes
         region = regions.of(value)
         if region in found or region.bytes != value_bytes(plan, value):
             raise ValueError(f"'{value}' is not a buffer of its own: it shares one with others")
@@ -254,7 +254,7 @@ def _external(plan: GraphPlan, regions: Regions) -> dict[Region, str]:
 def _reuse_operands(
     plan: GraphPlan, regions: Regions, external: Mapping[Region, str], allowed: MayAlias
 ) -> None:
-    """Let steps write over an operand that nothing reads any more."""
+    """Let steps write over an operand that is no longer needed."""
     last = _last_uses(plan)
     ends: dict[Region, int] = {}
     for value in (*plan.graph.inputs, *(step.output for step in plan.steps)):
@@ -279,7 +279,7 @@ def _reuse_operands(
 
 def place(buffers: Sequence[ArenaBuffer]) -> int:
     """Give each buffer the lowest offset that is free during its life; returns the arena's size."""
-    # Those placed, in the order of their offsets: first step, last step, offset, end.
+    # The placed buffers, in the order of their offsets: first step, last step, offset, end.
     placed = np.zeros((4, len(buffers)), np.int64)
     total = 0
     order = sorted(buffers, key=lambda b: (-b.bytes, b.first))

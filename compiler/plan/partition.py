@@ -1,8 +1,8 @@
 """Partition: an optimised graph as a graph plan of workloads, views and relayouts.
 
-Fusion says which nodes are one kernel, layout assignment says how each kernel wants its values;
-here the two meet. If a value does not lie as a kernel wants it, an `identity` node (a relayout) is
-put between. One relayout serves all kernels that want the same.
+Fusion determines the kernels, layout assignment the layouts that each kernel needs; this module
+combines them. If a value has another layout than a kernel needs, an `identity` node (a relayout) is
+inserted. One relayout serves all kernels that need the same.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from tilewright.compiler.sizes import Asking
 ROW = Placement()
 
 GROUP_LIMIT = 20_000
-"""Groups (kernels, native functions, views) that a graph may have. Models have hundreds; this many
-are cut and placed in about 5 s."""
+"""Maximum groups (kernels, native functions, views) of a graph. Models have hundreds; this many are
+partitioned and placed in about 5 s."""
 
 
 Assign = Callable[[Graph, tuple[Group, ...], int, GraphChoice], tuple[LayoutChoice, ...]]
-"""`assign(graph, groups, lanes, choice)` gives the layouts of each group: one of the group's
+"""`assign(graph, groups, lanes, choice)` returns the layouts of each group: one of the group's
 options."""
 
 
 def plan_graph(
     graph: Graph, lanes: int, assign: Assign = assign_layouts, choice: GraphChoice = RULE
 ) -> GraphPlan:
-    """Cut an optimised graph into kernels for vectors of `lanes` elements.
+    """Partition an optimised graph into kernels for vectors of `lanes` elements.
 
-    The result's graph computes the same outputs in the same order; an output that was an input or a
-    constant of the graph, or given twice, becomes a copy under a name of its own. `choice`
-    overrides the rules; the passes that it names concern `optimise` alone. Bodies of control flow
-    are cut by the rules.
+    The result's graph computes the same outputs in the same order. An output that is an input or a
+    constant of the graph, or a repeated output, becomes a copy under another name. `choice`
+    overrides the rules; its passes concern `optimise` alone. Bodies of control flow are partitioned
+    by the rules.
 
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
-        InvalidArgumentError: if `choice` has layouts that are none of a group's options.
-        OpenSizeError: if how values lie depends on sizes that are known at run time only.
+        InvalidArgumentError: if `choice` has layouts that are not among a group's options.
+        OpenSizeError: if the placement of values depends on dynamic sizes.
     """
     with Asking(f"the plan of '{graph.name}'"):
         return _planned(graph, lanes, assign, choice)
@@ -87,20 +87,20 @@ def _planned(graph: Graph, lanes: int, assign: Assign, choice: GraphChoice) -> G
 
 
 def fused(graph: Graph, choice: GraphChoice = RULE) -> tuple[Graph, tuple[Group, ...]]:
-    """A graph ready to be cut, and its groups: what layouts are assigned to."""
+    """A graph ready for partition, and its groups, to which layouts are assigned."""
     prepared = separate_outputs(narrow_values(narrow_concats(dead_code(graph))))
     return prepared, fuse(prepared, choice.kept)
 
 
 def separate_outputs(graph: Graph) -> Graph:
-    """Give every graph output a buffer that nothing else needs.
+    """Give every graph output a separate buffer.
 
     Before: `return %0, %1` with an input %0 and `%1 = reshape(%0)`. After: `%0.output =
     identity(%0)` and `%1 = reshape(%0.copy)`, `%0.copy = identity(%0)`, so that a kernel writes
-    each output. A field, which is a part of something larger, is copied too.
+    each output. A field, which is a part of a larger value, is copied too.
     """
     made = {node.output: node for node in graph.nodes}
-    before: dict[str, Node] = {}  # output -> the copy that goes before the node that gives it
+    before: dict[str, Node] = {}  # output -> the copy inserted before the output's node
     after: list[Node] = []
     types = dict(graph.types)
     names: dict[str, None] = {}
@@ -146,7 +146,7 @@ def _is_view(node: Node) -> bool:
 def split_outputs(
     graph: Graph, groups: tuple[Group, ...], choices: tuple[LayoutChoice, ...]
 ) -> tuple[Graph, tuple[Group, ...], tuple[LayoutChoice, ...]]:
-    """Make graph outputs row-major where a group would write one in another layout.
+    """Make graph outputs row-major if a group would write one in another layout.
 
     Before: `%9 = {conv}` blocked, `return %9`. After: `%9.inner = {conv}` blocked, `%9 =
     identity(%9.inner)` row-major; other readers of `%9` read the inner value.
@@ -186,7 +186,7 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
 
 
 _Cut = tuple[tuple[str, ...], dict[str, Boundary]]
-"""The names of a kernel's nodes, and how the values at its border lie."""
+"""The names of a kernel's nodes, and the boundaries of its values."""
 
 
 class _Partition:
@@ -247,7 +247,8 @@ class _Partition:
         return GraphPlan(graph, tuple(steps), places)
 
     def _place_outputs(self) -> None:
-        """How each group's output lies: its layout, and the halo that its readers ask for."""
+        """Determine the placement of each group's output: its layout, and the halo that its readers
+        need."""
         wishes: dict[str, list[Demand]] = {}
         for _, choice in self._work:
             for value, wish in choice.demands.items():
@@ -264,7 +265,7 @@ class _Partition:
                     self._places[slot.value] = self._places[value]
 
     def _accepts(self, value: str, wish: Demand) -> bool:
-        """Whether a group can read a value as it lies."""
+        """Whether a group can read a value as it is placed."""
         if value in self._graph.constants:
             return True
         place = self._places[value]
@@ -275,13 +276,13 @@ class _Partition:
         return covers(place.halo, wish.halo)
 
     def _is_rows(self, value: str) -> bool:
-        """Whether a value can be reshaped as it lies."""
+        """Whether a value can be reshaped as it is placed."""
         if value in self._graph.constants:
             return False
         return same_bytes(self._types[value].shape, self._places[value], ROW)
 
     def _collect_relayouts(self) -> None:
-        """What each relayout has to carry: the union of its readers' halos."""
+        """The requirements of each relayout: the union of its readers' halos."""
         for group, choice in self._work:
             if group.is_view or group.is_native or group.output in self._views.concats:
                 continue
@@ -323,7 +324,7 @@ class _Partition:
 
     def _add_native(self, node: Node) -> None:
         """Add a native function, or a step that runs bodies: it reads rows without a halo, and
-        constants as they are."""
+        unpacked constants."""
         constants = self._graph.constants
         inputs = tuple(v if v in constants else self._dense_rows(v) for v in node.inputs)
         node = replace(node, inputs=inputs)
@@ -339,7 +340,7 @@ class _Partition:
         self._cuts.append(NativeStep(function, parameters, inputs, node.output))
 
     def _dense_rows(self, value: str) -> str:
-        """The value, or a copy that lies in rows without a halo."""
+        """The value, or a copy in rows without a halo."""
         if self._is_rows(value):
             return value
         return self._relayout(_Relayout(value, ROW_MAJOR, dense=True))
@@ -372,7 +373,7 @@ class _Partition:
         return Boundary(self._types[value], place.layout if layout is None else layout, place.halo)
 
     def _relayout(self, key: _Relayout) -> str:
-        """The value in another layout, made where it is first needed."""
+        """The value in another layout; the copy is added at its first use."""
         if key not in self._relayouts:
             name = fresh(f"{key.value}.relayout", self._types)
             self._types[name] = self._types[key.value]
@@ -382,7 +383,7 @@ class _Partition:
         return self._relayouts[key]
 
     def _copy(self, value: str, name: str) -> None:
-        """A kernel that writes a value as `name` lies."""
+        """Add a kernel that copies a value to the placement of `name`."""
         node = Node(f"{name}.identity", "identity", (value,), (name,), ())
         self._nodes.append(node)
         ends = [v for v in (value, name) if v not in self._graph.constants]
@@ -391,7 +392,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Relayout:
-    """A value as some of its readers want it; `dense` for those that take no halo."""
+    """A value as required by some of its readers; `dense` for readers that accept no halo."""
 
     value: str
     layout: Layout
@@ -399,5 +400,5 @@ class _Relayout:
 
 
 def covers(halo: Halo, wanted: Halo) -> bool:
-    """Whether a halo holds at least the zeros that are wanted."""
+    """Whether a halo has at least the wanted zeros."""
     return not wanted or (bool(halo) and union(halo, wanted) == halo)

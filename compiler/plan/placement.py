@@ -1,4 +1,4 @@
-"""How values lie in memory: layouts, the zeros around them, and where a part of one starts."""
+"""Placement of values in memory: layouts, the zeros around them, and the start of a part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.compiler.sizes import is_open
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a value lies in memory: its layout, and the zeros kept around it."""
+    """The placement of a value in memory: its layout, and the zeros kept around it."""
 
     layout: Layout = ROW_MAJOR
     halo: Halo = ()
@@ -26,9 +26,9 @@ class Placement:
 
 
 def same_bytes(shape: tuple[int, ...], first: Placement, second: Placement) -> bool:
-    """Whether two placements put every element of a tensor at the same place of equal buffers.
+    """Whether two placements give every element of a tensor the same position in equal buffers.
 
-    NCHW16c is row-major where one pixel is left and the channels divide by 16.
+    NCHW16c is row-major for a single pixel if the channels divide by 16.
     """
     if first == second:
         return True
@@ -44,12 +44,14 @@ def distance(
     part: Placement,
     start: tuple[int, ...],
 ) -> int | None:
-    """Where a box of a tensor starts in its buffer, if the box lies there as it would alone.
+    """The start of a box of a tensor in its buffer, if the box is stored there like a separate
+    tensor.
 
     The result counts elements from the start of the whole's buffer to the first element of the box.
-    From there on, the buffer must hold the box exactly as a buffer of `shape` alone would; None if
-    it does not. A range of channels of an NCHW16c value of batch 1 is such a box where it starts at
-    a whole block. An address is a sum over dimensions, so each dimension is compared alone.
+    From there on, the buffer must hold the box exactly as a separate buffer of `shape` would; None
+    if it does not. For example, a range of channels of an NCHW16c value of batch 1 is such a box if
+    it starts at a whole block. An address is a sum over dimensions, so that each dimension is
+    compared separately.
     """
     if any(map(is_open, (*whole_shape, *shape, *start))):
         return open_distance(
@@ -68,7 +70,7 @@ def distance(
 
 
 def _addresses(shape: tuple[int, ...], place: Placement) -> list[np.ndarray]:
-    """What each index along each dimension adds to an element's address, in elements."""
+    """The contribution of each index along each dimension to an element's address, in elements."""
     result = [np.zeros(extent, np.int64) for extent in shape]
     steps, _ = strides(shape, place.layout, place.halo)
     for factor, step in zip(place.layout.resolved(len(shape)), steps, strict=True):

@@ -1,4 +1,4 @@
-"""Graph plans: how a graph is cut into kernels, and how values lie between them."""
+"""Graph plans: the partition of a graph into kernels, and the placement of values between them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ PLAN_SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """Run a workload's kernel: `inputs[i]` of the graph enters as the workload's input i.
+    """Run a workload's kernel: `inputs[i]` of the graph is the workload's input i.
 
-    `sizes` are the graph's names of the workload's open dimensions, in the order of
+    `sizes` are the graph's names of the workload's dynamic dimensions, in the order of
     `workload.dimensions`.
     """
 
@@ -58,9 +58,9 @@ class KernelStep:
 class ViewStep:
     """`output` is in memory as soon as `inputs` are: nothing runs.
 
-    A reshape is its input's bytes, a slice is a part of them, and a concatenation is its pieces,
-    written side by side. `offsets[i]` is where input i starts, in bytes after the output's start:
-    below zero where the output is a part of the input.
+    A reshape shares its input's bytes, a slice is a part of them, and a concatenation consists of
+    its pieces, written next to each other. `offsets[i]` is the start of input i, in bytes after the
+    output's start: negative if the output is a part of the input.
     """
 
     inputs: tuple[str, ...]
@@ -72,7 +72,7 @@ class ViewStep:
 class NativeStep:
     """Run a function of the C runtime with these parameters (`runtime/native_functions.py`).
 
-    Inputs and output lie in rows without a halo. There is no workload, and nothing to tune.
+    Inputs and output are in rows without a halo. There is no workload, and nothing to tune.
     """
 
     function: str
@@ -83,18 +83,18 @@ class NativeStep:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """Run a body as often as values at run time decide (`compiler.ops.control.LoopForm`).
+    """Run a body a number of times that depends on the run (`compiler.ops.control.LoopForm`).
 
-    `inputs` are the number of steps, whether to begin, the states and what the body captures. All
-    of them, and the body's outputs, lie in rows without a halo.
+    `inputs` are the number of steps, whether to begin, the states and the captured values of the
+    body. All of them, and the body's outputs, are in rows without a halo.
 
     Attributes:
         decides: whether the first output of the body says if another step follows.
-        states: how many values each step hands to the next one: the body's next outputs.
-        rows: which of the body's outputs are collected, by position.
-        most: the most steps that there can be; None where nothing bounds them.
-        expected: an estimate of how many steps there will be.
-        offsets: where the results start in `output`, a block of bytes.
+        states: number of values that each step passes to the next one: the body's next outputs.
+        rows: positions of the body's outputs that are collected.
+        most: maximum number of steps; None if unbounded.
+        expected: an estimate of the number of steps.
+        offsets: the starts of the results in `output`, a block of bytes.
     """
 
     body: GraphPlan
@@ -110,9 +110,9 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """Run one of two bodies: `inputs` are the condition and what the bodies capture.
+    """Run one of two bodies: `inputs` are the condition and the captured values of the bodies.
 
-    `offsets` say where the results of either start in `output`, a block of bytes.
+    `offsets` are the starts of either body's results in `output`, a block of bytes.
     """
 
     then: GraphPlan
@@ -135,7 +135,7 @@ Step = KernelStep | ViewStep | NativeStep | LoopStep | BranchStep | RefusalStep
 
 
 def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
-    """The plans that a step runs, in order; most have none."""
+    """The plans that a step runs, in order; empty for most steps."""
     match step:
         case LoopStep():
             return (step.body,)
@@ -146,12 +146,12 @@ def bodies_of(step: Step) -> tuple[GraphPlan, ...]:
 
 
 def expected_runs(step: Step) -> int:
-    """An estimate of how often a step runs each of its bodies, at least once."""
+    """An estimate of how many times a step runs each of its bodies, at least once."""
     return max(step.expected, 1) if isinstance(step, LoopStep) else 1
 
 
 def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchStep:
-    """The step of a node with bodies, whose plans are given in the order of its attributes."""
+    """The step for a node with bodies, whose plans are in the order of its attributes."""
     if node.op == "loop":
         form = loop_form(node.attrs)
         (body,) = plans
@@ -174,10 +174,11 @@ def control_step(node: Node, plans: Sequence[GraphPlan]) -> LoopStep | BranchSte
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """An input of a graph that an output continues along `axis`; both are buffers with room.
+    """An input of a graph that an output extends along `axis`; both are buffers with slack
+    capacity.
 
-    `before` and `after` are how many rows the caller's arrays have; `room` is the dimension that
-    their buffers are longer by.
+    `before` and `after` are the numbers of rows of the caller's arrays; `room` is the dimension by
+    which their buffers are longer.
     """
 
     input: str
@@ -200,20 +201,20 @@ class GraphPlan:
     steps: tuple[Step, ...]
     placements: Mapping[str, Placement]
     growing: tuple[Growth, ...] = ()
-    """Inputs that outputs continue; in `graph` both are buffers."""
+    """Inputs that outputs extend; in `graph` both are buffers."""
 
     @property
     def natives(self) -> tuple[NativeStep, ...]:
-        """The steps that run a native function, in order, those of bodies among them."""
+        """The steps that run a native function, in order, including those in bodies."""
         return tuple(step for step, _ in self.walk() if isinstance(step, NativeStep))
 
     @property
     def kernels(self) -> tuple[KernelStep, ...]:
-        """The steps that run a kernel, in order, those of bodies among them."""
+        """The steps that run a kernel, in order, including those in bodies."""
         return tuple(step for step, _ in self.walk() if isinstance(step, KernelStep))
 
     def walk(self) -> Iterator[tuple[Step, int]]:
-        """Every step, before the steps of its bodies, and how often it is expected to run."""
+        """Every step, before the steps of its bodies, with its expected number of runs."""
         for step in self.steps:
             yield step, 1
             for body in bodies_of(step):
@@ -222,21 +223,21 @@ class GraphPlan:
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """The open dimensions, by name, those of rooms among them."""
+        """The dynamic dimensions, by name, including slack capacities."""
         return self.graph.dimensions
 
     @property
     def rooms(self) -> tuple[RoomDimension, ...]:
-        """The dimensions that no input states: what buffers of growing caches are longer by."""
+        """The slack capacities of growing caches, dimensions that no input states."""
         return tuple(dict.fromkeys(growth.room for growth in self.growing))
 
     def with_rooms(self, values: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of dimensions by name, with those of rooms: there is no room that is not named, as
-        in a run of its own."""
+        """Sizes of dimensions by name, with slack capacities added; a missing one is 0, as in a
+        single run."""
         return {**dict.fromkeys((room.name for room in self.rooms), 0), **values}
 
     def caller_shape(self, value: str) -> tuple[int, ...]:
-        """The shape of an input or output as the caller has it."""
+        """The shape of the caller's array for an input or output."""
         shape = self.graph.types[value].shape
         for growth in self.growing:
             for name, rows in ((growth.input, growth.before), (growth.output, growth.after)):
@@ -245,11 +246,11 @@ class GraphPlan:
         return shape
 
     def typical(self) -> GraphPlan:
-        """The plan at typical sizes, also of rooms."""
+        """The plan at typical sizes, including slack capacities."""
         return self.at(typical_sizes(*map(open_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
-        """The plan with a number in place of each open size, for dimensions by name."""
+        """The plan with a number in place of each dynamic size, for dimensions by name."""
         if not self.dimensions:
             return self
         values = self.with_rooms(values)
@@ -288,27 +289,28 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def labels(self, port: str) -> Labels | None:
-        """What a graph input or output stands for; None where it is plain numbers."""
+        """The labels of a graph input or output; None for plain numbers."""
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
             return next((labels for labels in readers if labels is not None), None)
         return labels_of(self._says(port))
 
     def part_of(self, output: str) -> str | None:
-        """The list of which a graph output is an element; None where it is one by itself."""
+        """The list to which a graph output belongs; None for a separate output."""
         return list_of(self._says(output))
 
     def _says(self, output: str) -> Node | None:
-        """The node that may say what a graph output stands for; one of unknown size is trimmed
-        after that."""
+        """The node that may declare the meaning of a graph output; an output of unknown size is
+        trimmed after that."""
         node = self.graph.producer(output)
         return self.graph.producer(node.inputs[0]) if node and node.op == "trim" else node
 
     def tasks(self) -> list[tuple[Workload, int]]:
-        """What is tuned, each once, and how often a run needs it, in order of first use: workloads,
-        or the pieces of one whose range is cut (`compiler.plan.intervals`).
+        """The distinct tuned tasks, with the number of times that a run needs each, in order of
+        first use: workloads, or the pieces of one whose range is divided
+        (`compiler.plan.intervals`).
 
-        A workload in a loop counts as often as the loop is expected to run it.
+        A workload in a loop counts the expected number of steps.
         """
         counts: dict[Workload, int] = {}
         for step, times in self.walk():
@@ -321,7 +323,7 @@ class GraphPlan:
         return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
-        """All constants by digest, those of bodies among them: what `from_json` asks for."""
+        """All constants by digest, including those in bodies, as needed by `from_json`."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
@@ -390,10 +392,10 @@ class GraphPlan:
     def from_json(
         data: Mapping[str, Any], constants: Mapping[str, np.ndarray] | None = None
     ) -> GraphPlan:
-        """Read what `to_json` gives; `constants` resolves the digests in the graph's text.
+        """Read the output of `to_json`; `constants` resolves the digests in the graph's text.
 
         Raises:
-            ArtifactError: if the data is of another version or incomplete.
+            ArtifactError: if the data has another version or is incomplete.
         """
         if data.get("schema") != PLAN_SCHEMA:
             raise ArtifactError(f"graph plan: schema {data.get('schema')}, expected {PLAN_SCHEMA}")

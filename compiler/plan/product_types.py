@@ -1,4 +1,5 @@
-"""In which types the products of a model are formed, and why some of a quantised one are floats."""
+"""The types in which a model's products are computed, and why some of a quantised model are
+floats."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.products import BYTES, WORDS
 
 _WIDENING = ("cast", "mul", "div", "add", "sub", "identity", "reshape", "transpose", "clip", "relu")
-"""What may stand between a value that is stored in bytes and a product that could take these."""
+"""Operators that may lie between a value stored in bytes and a product that could use these
+bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeShare:
     """Multiply-accumulates whose factors have these types.
 
-    `reason` says why they are floats, where the model has values in bytes; else it is empty.
+    `reason` explains why they are floats, if the model stores values in bytes; otherwise it is
+    empty.
     """
 
     types: str
@@ -28,7 +31,7 @@ class TypeShare:
 def type_shares(graph: Graph, macs: Mapping[str, int]) -> tuple[TypeShare, ...]:
     """The products of a graph and its bodies by the types of their factors, most work first.
 
-    `macs` has those of each product, by the name of its node. What is in a body counts once.
+    `macs` has the work of each product, by the name of its node. Nodes in a body count once.
     """
     found: dict[tuple[str, str], int] = {}
     for part in graph.walk():
@@ -61,7 +64,7 @@ def _why_floats(graph: Graph, node: Node) -> str:
 
 
 def _why_no_pairs(graph: Graph, node: Node) -> str:
-    """Why products with 16 bits are floats."""
+    """The reason why products with 16 bits are floats."""
     if not any(value in graph.constants for value in node.inputs[:2]):
         return "sums of products of 16 bits by computed factors leave int32"
     reason = "sums of products of 16 bits leave int32, or the target does not add them up"
@@ -69,13 +72,14 @@ def _why_no_pairs(graph: Graph, node: Node) -> str:
 
 
 def _is_stored_in_bytes(graph: Graph, value: str) -> bool:
-    """Whether a value is made of one that is stored in bytes, by scaling and moving alone."""
+    """Whether a value is computed from one that is stored in bytes, only by scaling and
+    movement."""
     return _stored_type(graph, value) in BYTES
 
 
 def _stored_type(graph: Graph, value: str) -> DType:
-    """The type of the quantised value that a value is made of by scaling and moving alone, or of
-    what it is made of otherwise."""
+    """The type of the quantised source of a value, through scaling and movement only, or else the
+    type of its other source."""
     while (dtype := graph.types[value].dtype) not in (*BYTES, *WORDS):
         node = graph.producer(value)
         varying = [] if node is None else [v for v in node.inputs if v not in graph.constants]

@@ -1,7 +1,7 @@
 """Regions: values that share memory, each at a fixed distance in bytes from the others.
 
-A reshape is the bytes of its operand, a slice a part of them, the pieces of a concatenation lie
-side by side in it. Joining two values joins the regions that they are in, so that a chain of
+A reshape shares the bytes of its operand, a slice is a part of them, the pieces of a concatenation
+are next to each other in it. Joining two values joins their regions, so that a chain of
 concatenations, each a piece of the next one (DenseNet), is one region. A union-find with distances.
 """
 
@@ -17,7 +17,7 @@ ALIGNMENT_BYTES = 64
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """Values by where they start; `low` and `high` are the first byte and the one after the last.
+    """Values by their start; `low` and `high` are the first byte and the one after the last.
 
     `spans` are the bytes that kernels write, which are disjoint: (first, after the last).
     """
@@ -39,8 +39,8 @@ class Regions:
         self._regions: dict[str, Region] = {}
 
     def add(self, value: str, size: int, *, written: bool = True) -> None:
-        """A value of `size` bytes in a region of its own; `written` says that a kernel writes it.
-        If it is not, the value is a view of others that are."""
+        """Add a value of `size` bytes as a new region. `written` says whether a kernel writes it;
+        otherwise the value is a view of others."""
         spans = [(0, size)] if written and size != 0 else []
         self._regions[value] = Region({value: 0}, 0, size, spans)
 
@@ -52,14 +52,13 @@ class Regions:
         return self._regions[value]
 
     def start(self, value: str) -> int:
-        """Where a value starts in its region: bytes after the region's first byte."""
+        """The start of a value in its region: bytes after the region's first byte."""
         region = self._regions[value]
         return region.members[value] - region.low
 
     def can_join(self, first: str, second: str, apart: int) -> bool:
-        """Whether `second` may start `apart` bytes after `first` for all sizes: no byte has two
-        writers, and two values that share a region already are that far apart.
-        """
+        """Whether `second` may start `apart` bytes after `first` for all sizes: no byte may have
+        two writers, and values that already share a region must have that distance."""
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]
         if one is other:
@@ -72,7 +71,7 @@ class Regions:
         """Put `second` `apart` bytes after `first`.
 
         Raises:
-            ValueError: if they share a region and are another distance apart.
+            ValueError: if they share a region and have another distance.
         """
         one, other = self._regions[first], self._regions[second]
         shift = one.members[first] + apart - other.members[second]

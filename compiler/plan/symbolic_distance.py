@@ -1,8 +1,8 @@
-"""Where a box of a tensor starts in a buffer whose extents are known at run time only.
+"""The start of a box of a tensor in a buffer with dynamic extents.
 
 An address is a sum over dimensions, and along a dimension a sum over the factors of the layout.
-What `compiler.plan.placement.distance` finds by writing all addresses out is compared here factor
-by factor.
+`compiler.plan.placement.distance` enumerates all addresses; this module compares them factor by
+factor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def open_distance(
     part: tuple[Layout, Halo],
     start: tuple[int, ...],
 ) -> int | None:
-    """As `compiler.plan.placement.distance`, for all sizes; None if it is not known to be one for
+    """Like `compiler.plan.placement.distance`, for all sizes; None if it is not known to exist for
     each."""
     total = 0
     outer, inner = _along(whole_shape, *whole), _along(shape, *part)
@@ -87,7 +87,7 @@ def _by_factors(outer: _Along, inner: _Along, first: int, extent: int) -> int | 
         total += 0 if factor.mod else slices * step
         if step == inner_step:
             continue
-        if extent == 1:  # slices may be any distance apart: there is one
+        if extent == 1:  # a single slice has no distance to others
             place = inner[1] // factor.div
             total += (place % factor.mod if factor.mod else place) * (step - inner_step)
         elif inner[1] or not always_less(extent - 1, factor.div):

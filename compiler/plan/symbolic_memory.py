@@ -1,12 +1,12 @@
-"""Memory of plans whose sizes are known at run time only: which buffer lies on which others.
+"""Symbolic memory plans: for dynamic sizes, the order in which buffers are stacked.
 
-An arena of fixed sizes is planned by offsets (`compiler.plan.memory`). Here the same plan is made
-at typical sizes, and an order is kept of it: of two buffers that live at one time, the one that
-lay lower lies below for all sizes. A buffer starts where the highest of those below it ends. So
-buffers never overlap, whatever the sizes are, and the arena is as tight as planned where they are
-typical.
+An arena of fixed sizes is planned by offsets (`compiler.plan.memory`). Here the same plan is
+computed at typical sizes, and only its order is kept: of two buffers that are live at one time, the
+lower one is below the other for all sizes. A buffer starts where the highest of those below it
+ends. Buffers therefore never overlap, whatever the sizes are, and at typical sizes the arena is as
+tight as planned.
 
-The arena of a body is no buffer: its buffers stand in its place, on whatever it lay on.
+The arena of a body is not a buffer: its buffers replace it, on top of the same buffers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tilewright.compiler.sizes import at, typical, typical_sizes
 
 @dataclass(frozen=True, slots=True)
 class StackedBuffer:
-    """A span of the arena. `bytes` is a multiple of 64; `below` are the numbers of the buffers that
-    it lies on, all of them smaller than its own."""
+    """A span of the arena. `bytes` is a multiple of 64; `below` are the numbers of the buffers
+    directly below it, all of them smaller than its own."""
 
     bytes: int
     below: tuple[int, ...]
@@ -38,11 +38,11 @@ class StackedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class StackedMemory:
-    """Where the values of a graph plan live, for all sizes.
+    """The memory of a graph plan's values, for all sizes.
 
-    `starts` says in which buffer a value lies and how many bytes after its start; `shared` holds,
-    for each step, the buffers that live only while it runs, without the arenas of bodies. `roots`
-    is as in `MemoryPlan`. `bodies` are the plans of the bodies, in the buffers of the whole.
+    `starts` maps a value to its buffer and the byte offset in it; `shared` holds, for each step,
+    the buffers that are only used while it runs, without the arenas of bodies. `roots` is as in
+    `MemoryPlan`. `bodies` are the plans of the bodies, in the buffers of the whole.
     """
 
     buffers: tuple[StackedBuffer, ...]
@@ -63,7 +63,7 @@ class StackedMemory:
     def placed(
         self, offsets: Sequence[int], arena: int, number: Callable[[int], int] = lambda size: size
     ) -> MemoryPlan:
-        """The plan with the buffers at these offsets; `number` makes what a size becomes.
+        """The plan with the buffers at these offsets; `number` converts each size.
 
         Bodies share the arena: each starts where it does.
         """
@@ -85,7 +85,7 @@ class StackedMemory:
     def renumbered(
         self, numbers: Sequence[int], buffers: tuple[StackedBuffer, ...] = ()
     ) -> StackedMemory:
-        """The plan whose buffers have other numbers; without them, they are those of another."""
+        """The plan with renumbered buffers; without `buffers`, they belong to another plan."""
         return StackedMemory(
             buffers,
             {value: (numbers[n], after) for value, (n, after) in self.starts.items()},
@@ -103,7 +103,7 @@ def stack_memory(
     shared_bytes: SharedBytes | None = None,
     may_alias: MayAlias | None = None,
 ) -> StackedMemory:
-    """Put the buffers of a plan in order. The arguments are those of `plan_memory`.
+    """Order the buffers of a plan. The arguments are those of `plan_memory`.
 
     Raises:
         ValueError: if the plan's views contradict each other.
@@ -124,7 +124,7 @@ def stack_memory(
     order = sorted(range(len(trial)), key=lambda number: (trial[number].offset, number))
     ranks = {number: rank for rank, number in enumerate(order)}
     stacked: list[StackedBuffer] = []
-    under: list[set[int]] = []  # of each buffer, all that lie below it, however far down
+    under: list[set[int]] = []  # for each buffer, all that are below it, directly or indirectly
     for number in order:
         buffer = trial[number]
         beside = [
@@ -153,12 +153,12 @@ def stack_memory(
 def _with_bodies(
     memory: StackedMemory, arenas: Mapping[int, tuple[int, tuple[StackedMemory, ...]]]
 ) -> StackedMemory:
-    """The buffers of bodies in place of their arenas; `arenas` says which buffers are arenas, and
-    of which step's bodies."""
+    """The buffers of bodies in place of their arenas; `arenas` maps buffers that are arenas to the
+    bodies of their steps."""
     if not arenas:
         return memory
     buffers: list[StackedBuffer] = []
-    above: list[tuple[int, ...]] = []  # for each old buffer, the new ones that lie uppermost in it
+    above: list[tuple[int, ...]] = []  # for each old buffer, the topmost new ones in it
     numbers: list[int] = []
     bodies: dict[int, tuple[StackedMemory, ...]] = {}
     for number, buffer in enumerate(memory.buffers):

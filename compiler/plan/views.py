@@ -1,16 +1,17 @@
-"""Views: concatenations, slices and transposes that cost nothing: what they give lies in place.
+"""Views: concatenations, slices and transposes that cost nothing, because their results lie in
+place.
 
 Before:                                     After:
     {conv}: a; {conv}: b                        {conv}: a; {conv}: b, each writing into y
-    {concat(a, b)}: y                           y is there
+    {concat(a, b)}: y                           y needs no copy
 
-A piece of a concatenation that a kernel writes can be written where it belongs, if the pieces lie
-one after the other in memory: along channels where the batch is 1, along the outermost dimension
-otherwise. A piece that cannot (an input, a constant, a value with another place already) is copied
-there alone. A slice whose elements lie together is read where it is, and so are rows of channels
-that an image lies in (`layout_transposes.py`). In a dense block (Huang et
-al., 2017) all features then lie in one buffer that grows by what each layer adds. Also called
-memory-efficient concatenation, or concat elimination (TensorRT).
+A piece of a concatenation that a kernel writes can be written in place, if the pieces are
+consecutive in memory: along channels if the batch is 1, along the outermost dimension otherwise.
+Only pieces that cannot (an input, a constant, a value with another place already) are copied. A
+slice whose elements are contiguous is read in place, and so are rows of channels of a channels-last
+image (`layout_transposes.py`). In a dense block (Huang et al., 2017) all features are then in one
+buffer that grows by the output of each layer. Also called memory-efficient concatenation, or concat
+elimination (TensorRT).
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ ROW = Placement()
 
 @dataclass(frozen=True, slots=True)
 class PlacedPiece:
-    """A piece of a concatenation: the value that lies there, and the element that it starts at.
+    """A piece of a concatenation: the value stored there, and the element at which it starts.
 
-    `value` is the operand, or a copy of it under a name of its own.
+    `value` is the operand, or a copy of it under another name.
     """
 
     value: str
@@ -60,8 +61,8 @@ class Views:
 
     Attributes:
         concats: for each concatenation that is a view (by its output), a slot for each operand.
-        slices: the slices that are views (by their output), and where they start. Slices and
-            concatenations in `copied` are no views.
+        slices: the slices that are views (by their output), with their starts. Slices and
+            concatenations in `copied` are not views.
         turned: the transposes that are views, by their output.
         types: of all values of the graph, and of the copies.
     """
@@ -92,12 +93,12 @@ class Views:
             self._enter(group, choice)
 
     def halos(self, wishes: Mapping[str, Sequence[Demand]]) -> dict[str, Halo]:
-        """The zeros to keep around each value that a group makes.
+        """The zeros to keep around each value that a group computes.
 
         All values of a region have one halo, so that their strides agree. Values that are reshaped,
-        results of native operators and the caller's values have none: a reader that wants one gets
-        a copy. A region has none either if the zeros of all its values would take more than the
-        copies, or would lie on a neighbour's elements.
+        results of native operators and the caller's values have none: a reader that needs one gets
+        a copy. A region has none either if the zeros of all its values would take more memory than
+        the copies, or would overlap a neighbour's elements.
         """
         result: dict[str, Halo] = {}
         done: set[int] = set()
@@ -111,7 +112,7 @@ class Views:
         return result
 
     def _enter(self, group: Group, choice: LayoutChoice) -> None:
-        """Decide whether a group's output is a view, and of what."""
+        """Decide whether a group's output is a view, and its source."""
         output, (node, *more) = group.output, group.nodes
         place = ROW if self._graph.returns(output) else Placement(choice.output)
         if group.is_native:
@@ -131,7 +132,7 @@ class Views:
                 self._rows.setdefault(node.inputs[0], output)  # a row-major copy of the operand
 
     def _moves(self, value: str) -> bool:
-        """Whether a concatenation or a slice is a kernel, wherever its operands lie."""
+        """Whether a concatenation or a slice is a kernel, whatever the places of its operands."""
         return value in self._fixed or value in self._copied
 
     def _add(self, value: str, place: Placement, *, written: bool) -> None:
@@ -150,8 +151,8 @@ class Views:
         return name
 
     def _reshape(self, node: Node) -> None:
-        """The bytes of its operand, or some of them; of its operand's rows, where it does not lie
-        in rows."""
+        """A view of its operand's bytes, or a part of them; of a row-major copy if the operand is
+        not in rows."""
         (source,), output = node.inputs, node.output
         if source not in self._places:  # a constant, which is copied to be reshaped
             self._add(output, ROW, written=True)
@@ -168,7 +169,7 @@ class Views:
         self._regions.join(source, output, view_offset(node))
 
     def _is_turned(self, node: Node, choice: LayoutChoice) -> bool:
-        """Whether a transpose gives the bytes of its operand, as that lies."""
+        """Whether a transpose returns the bytes of its operand in its current layout."""
         (source,), output = node.inputs, node.output
         held, wish = self._places.get(source), choice.demands[source].layout
         last = channels_last(len(self.types[output].shape))
@@ -221,7 +222,7 @@ class Views:
         self.concats[output] = tuple(placed)
 
     def _slots(self, node: Node) -> list[PlacedPiece]:
-        """Where the operands start; nothing if one of them is empty."""
+        """The starts of the operands; empty if one of them is empty."""
         pieces = ops.get(node.op).pieces
         assert pieces is not None
         boxes = pieces([self.types[v] for v in node.inputs], node.attrs)
@@ -230,7 +231,7 @@ class Views:
         return [PlacedPiece(v, box.offset) for v, box in zip(node.inputs, boxes, strict=True)]
 
     def _apart(self, link: _Link, place: Placement) -> int | None:
-        """Bytes from a whole to its part where both lie so; None if the part is no such box."""
+        """Bytes from a whole to its part in this placement; None if the part is not such a box."""
         types = self.types
         elements = distance(
             types[link.whole].shape, place, types[link.part].shape, place, link.start
@@ -250,7 +251,7 @@ class Views:
     ) -> list[bool]:
         """Which pieces can be written in place.
 
-        A region is placed as a whole: it must not reach into the slots of pieces outside of it.
+        A region is placed as a whole: it must not overlap the slots of pieces outside of it.
         """
         spans = [
             (offset, offset + self._bytes(slot.value, place))
@@ -322,12 +323,13 @@ class Views:
 
 
 def view_offset(node: Node) -> int:
-    """Where the bytes of a view start in those of its operand."""
+    """The start of a view's bytes in those of its operand."""
     return integer(node.attrs, "offset", 0)
 
 
 def _fixed(graph: Graph, work: Sequence[tuple[Group, LayoutChoice]]) -> set[str]:
-    """Values in the caller's buffers: inputs, outputs, and what is reshaped to an output."""
+    """Values in the caller's buffers: inputs, outputs, and values that are reshaped to an
+    output."""
     fixed = {*graph.inputs, *graph.outputs}
     for group, _ in reversed(work):
         if group.is_view and group.output in fixed:

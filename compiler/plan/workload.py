@@ -1,7 +1,7 @@
-"""Workloads: fused subgraphs with their boundaries, the unit that is tuned, keyed and cached.
+"""Workloads: fused subgraphs with their boundaries, the unit of tuning, keys and caches.
 
-A workload is structural. Its values are renamed in the order in which a walk from its output meets
-them, so that equal pieces of different models (or of one) are one workload with one key.
+A workload is structural. Its values are renamed in the order of a walk from its output, so that
+equal pieces of different models (or of one) are one workload with one key.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from tilewright.compiler.sizes import (
 )
 
 WORKLOAD_SCHEMA = 1
-"""Part of every key: raise it when the meaning of the text form changes."""
+"""Part of every key: increment it when the meaning of the text form changes."""
 
 Halo = tuple[tuple[int, int], ...]
-"""Zeros kept before and after each logical dimension; `()` is none at all."""
+"""Zeros kept before and after each logical dimension; `()` without a halo."""
 
 INLINE_KINDS = frozenset({"elementwise"})
 """Operator kinds whose one-element constant operands stay in the graph as numbers."""
 
 
 def stored_bytes(kind: TensorType, layout: Layout, halo: Halo = ()) -> int:
-    """Size of a value as it lies: halo and what the layout rounds up to whole blocks included."""
+    """Size of a value as stored: halo and rounding to whole blocks included."""
     return strides(kind.shape, layout, halo)[1] * kind.dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How a value that crosses a workload's edge lies in memory.
+    """The memory placement of a value that crosses a workload's edge.
 
     `constant` marks a weight: its logical array is known before the first run, and the schedule
     chooses its packed form. Its layout here is therefore always row-major.
@@ -65,7 +65,7 @@ class Boundary:
 
     @property
     def bytes(self) -> int:
-        """Size as it lies, halo included."""
+        """Size as stored, halo included."""
         return stored_bytes(self.type, self.layout, self.halo)
 
 
@@ -115,33 +115,33 @@ class Workload:
         return hashlib.sha256(f"{WORKLOAD_SCHEMA}\n{self._text}".encode()).hexdigest()
 
     def at(self, values: Mapping[str, int]) -> Workload:
-        """The workload with a number in place of each open size, for dimensions by name."""
+        """The workload with a number in place of each dynamic size, for dimensions by name."""
         return _at(self, tuple([(d.name, values[d.name]) for d in self.dimensions]))
 
     def within(self, ranges: Mapping[WorkloadDimension, Dimension]) -> Workload:
-        """The workload with other ranges for its dimensions, of the same multiples; those that stay
-        open have the names of a workload of their own: s0, s1, ..."""
+        """The workload with other ranges for its dimensions, of the same multiples. Dimensions
+        that stay dynamic are renamed to s0, s1, ..."""
         return _within(self, tuple([ranges[dimension] for dimension in self.dimensions]))
 
     @property
     def dimensions(self) -> tuple[WorkloadDimension, ...]:
-        """The dimensions that are open, by name: s0, s1, ... in the order in which they are met."""
+        """The dynamic dimensions, by name: s0, s1, ... in the order of occurrence."""
         return tuple(map(WorkloadDimension.of, self.graph.dimensions))
 
     def typical(self) -> Workload:
-        """The workload at typical sizes, of which knobs, defaults and records are."""
+        """The workload at typical sizes, to which knobs, defaults and records belong."""
         return self.at({d.name: typical(open_size(d)) for d in self.dimensions})
 
     def roomy(self) -> Workload:
-        """The workload at sizes that no tile of one that is worth a try is larger than."""
+        """The workload at upper sizes, which no worthwhile tile exceeds."""
         return self.at(roomy_sizes(*map(open_size, self.dimensions)))
 
     @property
     def family(self) -> str:
-        """The key of the workload with zeros for the numbers that it computes with.
+        """The key of the workload with its constant numbers replaced by zeros.
 
-        Workloads that differ in nothing but scales, zero points, bounds and the like share it, and
-        what is fast for one is fast for all: a product of bytes is the same with any scale.
+        Workloads that differ only in scales, zero points, bounds and the like share it. A schedule
+        that is fast for one is fast for all: a product of bytes is the same with any scale.
         """
         graph = self.graph
         zeros = {name: np.zeros_like(value) for name, value in graph.constants.items()}
@@ -153,10 +153,10 @@ class Workload:
 
     @property
     def structure(self) -> str:
-        """A key that is the same for workloads which differ in sizes alone: SHA-256, hexadecimal.
+        """A key shared by workloads that differ only in sizes: SHA-256, hexadecimal.
 
-        Attributes count, so that a 3x3 convolution is no 1x1 convolution, but for the numbers that
-        elementwise operators compute with.
+        Attributes count, so that a 3x3 convolution differs from a 1x1 convolution; numbers of
+        elementwise operators do not count.
         """
         graph = self.graph
         kinds = {name: (str(kind.dtype), len(kind.shape)) for name, kind in graph.types.items()}
@@ -180,7 +180,7 @@ class Workload:
 
     @staticmethod
     def parse(text: str) -> Workload:
-        """Read what `text()` prints.
+        """Read the output of `text()`.
 
         Raises:
             InvalidModelError: if the text is not a workload.
@@ -209,9 +209,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A workload with the values of the original graph that its inputs and output stand for.
+    """A workload with the values of the original graph that correspond to its inputs and output.
 
-    `dimensions` are those of the graph that the workload's open ones stand for, by the name there.
+    `dimensions` are the graph's dimensions for the workload's dynamic ones, with their name there.
     """
 
     workload: Workload
@@ -230,10 +230,10 @@ def make_workload(
 def cut_workload(
     graph: Graph, nodes: Collection[str], boundaries: Mapping[str, Boundary] | None = None
 ) -> Cut:
-    """Cut the named nodes out of a graph.
+    """Extract the named nodes of a graph as a workload.
 
-    Values without an entry in `boundaries` are row-major; those that the graph holds as constants
-    are flagged constant.
+    Values without an entry in `boundaries` are row-major; constants of the graph are flagged
+    constant.
 
     Raises:
         InvalidModelError: if the nodes have no output or more than one that is used outside.
@@ -293,7 +293,7 @@ def cut_workload(
 
 @memo(2048)
 def _at(workload: Workload, values: tuple[tuple[str, int], ...]) -> Workload:
-    """`Workload.at`. A job asks for the same sizes at each of its phases."""
+    """`Workload.at`, memoised: a job needs the same sizes in each of its phases."""
     known = dict(values)
     return replaced(workload, lambda size: at(size, known))
 
@@ -314,7 +314,7 @@ def _is_one(dimension: Dimension) -> bool:
 
 
 def _without_numbers(node: Node) -> Node:
-    """The node with zeros for floats, which elementwise operators compute with."""
+    """The node with zeros in place of floats that elementwise operators compute with."""
     if ops.get(node.op).kind.value not in INLINE_KINDS:
         return node
     attrs = tuple((n, 0.0 if isinstance(value, float) else value) for n, value in node.attrs)

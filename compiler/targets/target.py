@@ -238,11 +238,11 @@ class Target(JsonValue):
         return any(self.dot(x, y, DType.INT32, lanes) for x in both for y in both)
 
     def factor(self, stored: DType) -> DType | None:
-        """The factor type with which stored integers are multiplied.
+        """The type in which stored integers are multiplied.
 
-        For bytes, the result describes the operand multiplied by int8 bytes: it is their own type
-        if an instruction takes that, or if none takes the other type. For 16 bits it is int16, or
-        None if no instruction adds such products to a sum, so that floats are as fast.
+        Bytes are multiplied by int8 bytes: in their own type if an instruction takes that, or if
+        none takes the other type. 16-bit integers are multiplied as int16; None if no instruction
+        adds such products to a sum, so that floats are as fast.
         """
         if stored in (DType.UINT16, DType.INT16):
             pair = self.dot(DType.INT16, DType.INT16, DType.INT32, self.lanes(DType.INT32))

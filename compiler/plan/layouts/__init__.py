@@ -1,1 +1,1 @@
-"""Layout assignment: which layouts values may have, what each costs, and the least sum of costs."""
+"""Layout assignment: the possible layouts of values, their costs, and the minimum total cost."""

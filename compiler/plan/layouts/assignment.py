@@ -1,16 +1,16 @@
-"""Layout assignment: how every value between kernels lies, for the least total cost.
+"""Layout assignment: the memory layout of every value between kernels, for the least total cost.
 
 Before:                                     After (16 lanes):
     {conv, relu}: row -> row                    {conv, relu}: row -> 0 1/16 2 3 1%16
     {conv, add}:  row -> row                    {conv, add}: 0 1/16 2 3 1%16 -> 0 1/16 2 3 1%16
     {softmax}:    row -> row                    {identity}: 0 1/16 ... -> row; {softmax}: row
 
-Each group of nodes has options (`options.py`): which layouts it reads and writes, and what its
-kernel costs. If a value is read in another layout than it is written in, it is copied, once for all
-groups that want the same. `quadratic.py` chooses the options for the whole graph together; its
-choice is the cheapest in graphs of chains, branches that join again, and skip connections. Also
-called data layout transformation. Liu et al., "Optimizing CNN Model Inference on CPUs" (2019),
-solve it for convolutions.
+Each group of nodes has options (`options.py`): the layouts that it reads and writes, and the cost
+of its kernel. If a value is read in another layout than it is written in, it is copied, once for
+all groups that need the same layout. `quadratic.py` chooses the options for the whole graph
+together; its choice is the cheapest in graphs of chains, branches that join again, and skip
+connections. Also called data layout transformation. Liu et al., "Optimizing CNN Model Inference on
+CPUs" (2019), solve it for convolutions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def assign_layouts(
 
 
 class Assignment:
-    """The options of all groups, and what they cost together."""
+    """The options of all groups, and their total cost."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Assignment:
         return tuple(o[n].choice for o, n in zip(self.options, numbers, strict=True))
 
     def total(self, numbers: Sequence[int]) -> float:
-        """What these options cost together: all kernels, and each copy once."""
+        """The total cost of these options: all kernels, and each copy once."""
         total = sum(
             self._own(group, options[number])
             for group, (options, number) in enumerate(zip(self.options, numbers, strict=True))
@@ -120,16 +120,16 @@ class Assignment:
         return cost
 
     def _copy(self, kind: TensorType, source: Layout, target: Layout | None) -> float:
-        """What a copy from one layout to another costs; `target=None` takes any layout."""
+        """The cost of a copy from one layout to another; `target=None` accepts any layout."""
         if target is None or target == source:
             return 0.0
         return copied(kind, Placement(source), Placement(target))
 
     def _connect(self, value: str, maker: int | None, readers: Sequence[int]) -> None:
-        """Charge the copies of a value.
+        """Add the costs of the copies of a value.
 
-        If several groups read it, a node of its own chooses the set of layouts that copies provide.
-        A reader that wants a layout outside the set pays more than such a copy costs.
+        If several groups read it, a separate node chooses the set of layouts that copies provide. A
+        reader that needs a layout outside the set pays more than such a copy costs.
         """
         kind = self._types[value]
         made = [ROW_MAJOR]
@@ -147,7 +147,7 @@ class Assignment:
             self._problem.edge(maker, reader, np.array(costs))
             return
         layouts = list(dict.fromkeys(x for each in wanted.values() for x in each if x is not None))
-        # Readers that take any layout want no copy, whatever the maker writes.
+        # Readers that accept any layout need no copy, whatever the producer writes.
         if not layouts or len({*layouts, *made}) == 1:
             return
         sets = [set(c) for size in range(len(layouts) + 1) for c in combinations(layouts, size)]

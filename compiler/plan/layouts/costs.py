@@ -1,8 +1,8 @@
-"""What kernels and copies cost in a layout, estimated from the graph alone.
+"""Costs of kernels and copies in a layout, estimated from the graph alone.
 
 The unit is one operation of a core; a byte moved costs `OPERATIONS_A_BYTE`, as in outer caches. The
 factors are rounded from kernels of ResNet-50, MobileNetV2, DenseNet-121 and GoogLeNet, timed in all
-layouts on one core (AVX-512). Two things decide: whether the lanes run along one axis in all
+layouts on one core (AVX-512). Two properties decide: whether the lanes run along one axis in all
 operands, and whether they are full.
 """
 
@@ -24,26 +24,26 @@ OPERATIONS_A_BYTE = 2.0
 _LINE_BYTES = 64
 
 _TORN = 1.25
-"""Vectors cross cache lines: channels lie together in blocks that neither fill whole lines nor
-divide one."""
+"""Vectors cross cache lines: channels are stored in blocks that neither fill whole lines nor divide
+one."""
 
 _TRANSFORM_MACS = 8
-"""Transforming one number into Winograd's domain and reading it, in multiplications."""
+"""Cost of transforming one number into Winograd's domain and reading it, in multiplications."""
 
 WEIGHT_MACS = 15.0
-"""`CoreModel.weight_macs` where no target is known: between the least and the most measured."""
+"""`CoreModel.weight_macs` if no target is known: between the smallest and largest measured."""
 
 _MIXED = 10.0
 """Lanes run along different axes in two operands, so that elements are loaded one by one."""
 
 
 _LINE_STARTS = 800.0
-"""Two passes over a line of a window begin and end."""
+"""Start and end of two passes over a line of a window."""
 
 
 @memo(4096)
 def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
-    """Reading or writing a value once, as it lies."""
+    """Cost of reading or writing a value once, as stored."""
     torn = False
     if layout != ROW_MAJOR:
         last = layout.factors[-1]
@@ -70,7 +70,7 @@ def convolution(
     work = 2.0 * types[node.output].elements * prod(weight[1:])
     together = 1.0
     if node.attr("accumulator") is not None and source != ROW_MAJOR and weight[1] > 1:
-        # Elements that lie together are multiplied in groups, if the lanes are channels too.
+        # Contiguous elements are multiplied in groups, if the lanes are channels too.
         together = types[node.inputs[1]].dtype.bytes / 4 if output != ROW_MAJOR else _MIXED
     group = integer(node.attrs, "group", 1)
     spatial = len(weight) - 2
@@ -96,9 +96,10 @@ def convolution(
 def _winograd(
     node: Node, weight: tuple[int, ...], result: tuple[int, ...], weight_macs: float
 ) -> float:
-    """The cost by Winograd's algorithm over the direct cost, at most 1; channels lie together.
+    """The cost of Winograd's algorithm divided by the direct cost, at most 1; channels are
+    contiguous.
 
-    Its cost is that of the remaining multiplications, the transforms, and the weights read from
+    Its cost consists of the remaining multiplications, the transforms, and the weights read from
     memory. Transformed weights are larger, which matters if there are few pixels.
     """
     spatial = len(weight) - 2
@@ -142,7 +143,7 @@ def _fetched(multiplications: float, fetch: float) -> float:
 
 
 def _holds_vectors(layout: Layout, lanes: int) -> bool:
-    """Whether channels lie together in whole vectors."""
+    """Whether channels are contiguous in whole vectors."""
     return layout != ROW_MAJOR and (layout.factors[-1].mod or lanes) % lanes == 0
 
 
@@ -183,16 +184,16 @@ def interpolation(graph: Graph, node: Node, layout: Layout) -> float:
 
 
 def reduction(graph: Graph, node: Node, layout: Layout) -> float:
-    """A sum over pixels. In rows, lanes run along the pixels and are added up at the end."""
+    """A sum over pixels. In rows, lanes run along the pixels and are summed at the end."""
     return graph.types[node.inputs[0]].elements * (1.2 if layout == ROW_MAJOR else 1.0)
 
 
 def _gathered(step: int) -> float:
-    """How many times longer a vector along a row takes, if it is gathered from `step` others."""
+    """Slowdown of a vector along a row that is gathered from `step` others."""
     return 1.1 if step == 1 else 1.6 if step <= MAX_LANE_STEP else _MIXED
 
 
 def _filled(points: int, lanes: int) -> float:
-    """How many times longer a row takes than full vectors would; the last may be half a vector."""
+    """Slowdown of a row relative to full vectors; the last may be half a vector."""
     half = max(1, lanes // 2)
     return -(-points // half) * half / points

@@ -1,9 +1,9 @@
-"""The layouts that a group of nodes may read and write, and what each costs.
+"""The layouts that a group of nodes may read and write, and the cost of each.
 
 Values of convolutions may be row-major (NCHW) or blocked by channels (NCHW16c). If the last block
-would be partly empty, they may also lie in blocks of half a vector (NCHW8c) or channels-last
-(NHWC), and so may images of four bytes a pixel, and all images of a graph that turns some of them
-into rows. Matrix products, rows and gathers read and write row-major values.
+would be partly empty, they may also be in blocks of half a vector (NCHW8c) or channels-last (NHWC).
+The same holds for images of four bytes per pixel, and for all images of a graph that converts some
+of them to rows. Matrix products, rows and gathers read and write row-major values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PADDING_LIMIT = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How a group wants to read a value; `layout=None` takes any."""
+    """The requirement of a group that reads a value; `layout=None` accepts any."""
 
     layout: Layout | None
     halo: Halo = ()
@@ -48,7 +48,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """What one group reads and writes."""
+    """The layouts that one group reads and writes."""
 
     output: Layout
     demands: dict[str, Demand]
@@ -62,7 +62,7 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A choice and what its kernel costs, without copies before and after it."""
+    """A choice and the cost of its kernel, without copies before and after it."""
 
     choice: LayoutChoice
     cost: float
@@ -90,8 +90,8 @@ class Options:
     """Options for the groups of one graph, for vectors of `lanes` elements.
 
     `weight_macs` is the core's (`compiler.targets.families.CoreModel`). The concatenations and
-    slices in `copied` never lie in place: they move their elements in any layout. What an option
-    costs is counted at typical sizes; that it is one holds for all sizes.
+    slices in `copied` never lie in place: they move their elements in any layout. The cost of an
+    option is counted at typical sizes; its validity holds for all sizes.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Options:
         return LayoutChoice(ROW_MAJOR, {value: Demand(ROW_MAJOR) for value in group.inputs})
 
     def _option(self, choice: LayoutChoice, work: float, output: str = "") -> Option:
-        """The option with the traffic added; `output` is what the choice writes."""
+        """The option with the traffic added; `output` is the value that the choice writes."""
         traffic = 0.0
         types = self._typical.types
         for value, wish in choice.demands.items():
@@ -176,7 +176,7 @@ class Options:
         groups = integer(anchor.attrs, "group", 1)
         halo = conv_halo(self._graph, anchor)
         constants = {value: Demand(ROW_MAJOR) for value in (weight, *others)}
-        # Weights computed at run time are row-major: no vector of their channels lies together.
+        # Weights computed at run time are row-major: no vector of their channels is contiguous.
         packed = weight in self._graph.constants
         found: list[Option] = []
         for output in self.layouts(anchor.output, groups) if packed else (ROW_MAJOR,):
@@ -210,7 +210,7 @@ class Options:
         ]
 
     def _interpolation(self, group: Group, anchor: Node) -> list[Option]:
-        """Images keep the layout that they have; batches and channels are not resized in blocks."""
+        """Images keep their layout; batches and channels are not resized in blocks."""
         x, *others = (_operand(group, value) for value in anchor.inputs)
         constants = {value: Demand(ROW_MAJOR) for value in others}
         resized = min(ints(anchor.attrs, "axes")) < 2
@@ -228,7 +228,8 @@ class Options:
         x = _operand(group, anchor.inputs[0])
         rank = len(self._graph.types[x].shape)
         axes = {axis % rank for axis in ints(anchor.attrs, "axes", tuple(range(rank)))}
-        if x not in group.inputs:  # a prologue; what only widens its operand reads it as it lies
+        # a prologue; operators that only widen its operand read it as stored
+        if x not in group.inputs:
             x = narrow_source(self._graph, x)
         if x not in group.inputs or rank not in BLOCKED_RANKS or axes & {0, 1}:
             return [self._option(self._rows(group), 0.0, group.output)]
@@ -254,7 +255,7 @@ class Options:
         ]
 
     def _turn(self, group: Group) -> list[Option]:
-        """An image that lies channels-last has the bytes of its rows; else they are copied."""
+        """A channels-last image has the bytes of its rows; otherwise they are copied."""
         (node,) = group.nodes
         (x,), y = node.inputs, node.output
         last = channels_last(len(self._graph.types[y].shape))
@@ -301,7 +302,7 @@ class Options:
         return found
 
     def _pieces(self, group: Group) -> list[Option]:
-        """Blocked if every piece starts at a whole block; without cost if all can lie in place."""
+        """Blocked if every piece starts at a whole block; free if all can lie in place."""
         (node,) = group.nodes
         types = self._graph.types
         pieces = ops.get(node.op).pieces
@@ -328,7 +329,8 @@ class Options:
         return found
 
     def _lies_inside(self, whole: str, part: str, start: tuple[int, ...], layout: Layout) -> bool:
-        """Whether a part has the same bytes inside its whole as alone, from an aligned address."""
+        """Whether a part has the same bytes inside its whole as separately, from an aligned
+        address."""
         types, place = self._graph.types, Placement(layout)
         apart = distance(types[whole].shape, place, types[part].shape, place, start)
         return apart is not None and apart * types[whole].dtype.bytes % ALIGNMENT_BYTES == 0
@@ -353,7 +355,7 @@ def _layouts(
 
 @memo(4096)
 def copied(kind: TensorType, source: Placement, target: Placement) -> float:
-    """The cost of a copy of a value: its bytes read and written once, none if both placements are
+    """The cost of a copy of a value: its bytes read and written once, zero if both placements are
     the same bytes."""
     if same_bytes(kind.shape, source, target):
         return 0.0
@@ -361,7 +363,7 @@ def copied(kind: TensorType, source: Placement, target: Placement) -> float:
 
 
 def _operand(group: Group, value: str) -> str:
-    """The value that an anchor's operand is read from: what the group converts is as it lies."""
+    """The value that an anchor's operand is read from: the source of conversions in the group."""
     made = {node.output: node for node in group.nodes}
     while value in made and made[value].op == "cast":
         (value,) = made[value].inputs
@@ -378,7 +380,7 @@ def _keeps_blocks(node: Node, block: int) -> bool:
 
 
 def conv_halo(graph: Graph, node: Node) -> Halo:
-    """The zeros around its operand that a convolution's windows reach; `()` if there are none."""
+    """The zeros around its operand that a convolution's windows reach; `()` without any."""
     shape = graph.types[node.inputs[0]].shape
     kernel = graph.types[node.inputs[1]].shape[2:]
     output = graph.types[node.output].shape[2:]
@@ -389,7 +391,7 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
     halo = [(0, 0), (0, 0)]
     for dim in range(spatial):
         last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]
-        beyond = bounds(last - shape[2 + dim] + 1)[1]  # for any size: zeros may be left over
+        beyond = bounds(last - shape[2 + dim] + 1)[1]  # for any size: some zeros may be unused
         if beyond == inf:
             raise OpenSizeError(f"conv '{node.name}': how many zeros its windows read")
         halo.append((int(bounds(larger(pads[dim], 0))[1]), max(int(beyond), 0)))

@@ -2,9 +2,9 @@
 
 Each node has a cost for each of its options, each edge one for each pair of options. A node with
 one or two neighbours is folded into them without loss, as in a dynamic program over a
-series-parallel graph. If every node left has three neighbours or more, one of them is decided by a
-heuristic. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson
-and Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
+series-parallel graph. If every remaining node has three neighbours or more, a heuristic decides one
+of them. Scholz and Eckstein, "Register Allocation for Irregular Architectures" (2002); Anderson and
+Gregg, "Optimal DNN Primitive Selection with Partitioned Boolean Quadratic Programming" (2018).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Quadratic:
         return len(self._costs) - 1
 
     def edge(self, first: int, second: int, costs: Costs) -> None:
-        """Add `costs[i, j]` where the first node takes option i and the second option j."""
+        """Add `costs[i, j]` if the first node takes option i and the second option j."""
         if first == second:
             self._costs[first] = self._costs[first] + np.diagonal(costs)
             return
@@ -42,7 +42,7 @@ class Quadratic:
         self._edges[second][first] = total.T
 
     def total(self, options: Sequence[int]) -> float:
-        """What a choice of options costs."""
+        """The cost of a choice of options."""
         total = sum(
             float(costs[option]) for costs, option in zip(self._costs, options, strict=True)
         )
@@ -90,7 +90,7 @@ class Quadratic:
 
 
 class _Reduction:
-    """Takes nodes out, fewest neighbours first, and decides them in reverse order."""
+    """Removes nodes, fewest neighbours first, and decides them in reverse order."""
 
     def __init__(self, costs: Sequence[Costs], edges: Sequence[dict[int, Costs]]) -> None:
         self._costs = list(costs)
@@ -101,7 +101,7 @@ class _Reduction:
         heapq.heapify(self._queue)
 
     def run(self) -> tuple[list[int], bool]:
-        """An option for each node, and whether they are the cheapest."""
+        """An option for each node, and whether they are optimal."""
         exact = True
         gone = [False] * len(self._costs)
         while self._queue:
@@ -122,7 +122,8 @@ class _Reduction:
         return [self._decided[node] for node in range(len(self._costs))], exact
 
     def _fold(self, node: int) -> None:
-        """Replace a node of at most two neighbours by what it adds to them at its best."""
+        """Replace a node of at most two neighbours by its minimum cost for each of their
+        options."""
         edges = self._detach(node)
         self._removed.append((node, edges))
         match list(edges.items()):
