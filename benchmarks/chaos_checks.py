@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
-from tilewright.db.stores.record_ledger import StoredRecord
 from tilewright.tuner.measure.measurement import Phase
 from tilewright.tuner.measure.run_wire import is_run, read_request
 from tilewright.tuner.measure.wire import LEAST_SECONDS, MeasureRequest
@@ -140,7 +140,7 @@ def _served_lies(storage: Storage, liars: Collection[str]) -> Iterator[str]:
     """Records that are served and should not be."""
     keys = {record.record.key for record in _records(storage)}
     for key, served in storage.ledger.served(list(keys)).items():
-        if served.state is not Standing.CONFIRMED:
+        if served.state is not ReviewState.CONFIRMED:
             yield f"record {served.id} is {served.state}, and served"
         if served.worker in liars:
             seconds = served.record.measurement.run_seconds

@@ -26,21 +26,21 @@ from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
 from tilewright.db.job_states import JobState
 from tilewright.db.models import (
+    ClaimRow,
     CostModelRow,
     EventRow,
     JobRow,
     LeaseRow,
     ModelRow,
-    RecordRow,
     TaskRow,
     TrialRow,
     WorkloadRow,
     WorkloadShapeRow,
 )
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
-from tilewright.db.stores.records import record_values
+from tilewright.db.stores.claim_rows import record_values
 from tilewright.db.stores.shapes import extent
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import TaskStatus
@@ -331,11 +331,11 @@ class _Filling:
             if number >= len(keys):
                 before = made.get(f"{key}/{target}")
                 if before is not None:
-                    before["state"] = Standing.SUPERSEDED.value
+                    before["state"] = ReviewState.SUPERSEDED.value
             made[f"{key}/{target}" if number >= len(keys) else found["id"]] = found
             made[found["id"]] = found
         rows = list({row["id"]: row for row in made.values()}.values())
-        self._write(RecordRow, rows)
+        self._write(ClaimRow, rows)
         return str(rows[0]["id"])
 
     def _cost_models(self) -> None:

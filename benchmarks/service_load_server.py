@@ -21,7 +21,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
 from tilewright.db.storage import Storage
-from tilewright.db.stores.records import record_values, serve
+from tilewright.db.stores.claim_rows import record_values, serve
 from tilewright.db.stores.requests import NewRequest
 from tilewright.db.stores.statements import chunks
 from tilewright.db.stores.tokens import Scope

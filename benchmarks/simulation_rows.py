@@ -20,9 +20,9 @@ from benchmarks.service_load_server import TARGET, record_of_load, settings_of
 from benchmarks.simulated_tuner import LIBRARY, batch
 from benchmarks.simulated_workers import measured
 from tilewright.db.engine import writing
-from tilewright.db.models import RecordRow, TrialRow
+from tilewright.db.models import ClaimRow, TrialRow
 from tilewright.db.storage import Storage
-from tilewright.db.stores.records import record_values, serve
+from tilewright.db.stores.claim_rows import record_values, serve
 from tilewright.db.stores.requests import NewRequest
 from tilewright.db.stores.statements import table_of
 from tilewright.service.storage import open_storage
@@ -96,7 +96,7 @@ def fill_rows(storage: Storage, trials: int, records: int) -> None:
     values = record_values(record_of_load(workload(0)), storage.clock())
     with writing(storage.engine) as connection:
         serve(connection, values)
-        _copy(connection, table_of(RecordRow), records, 1)
+        _copy(connection, table_of(ClaimRow), records, 1)
     if trials:
         key = RecordKey(workload(0), TARGET)
         made = record_of_load(workload(0))
@@ -117,7 +117,7 @@ def _copy(connection: sa.Connection, table: sa.Table, count: int, of_each: int) 
     numbers = numbers.union_all(sa.select(numbers.c.n + 1).where(numbers.c.n < count - 1))
     if count < 2:
         return
-    own = {"id": sa.cast(number, sa.Text), "workload_key": key}
+    own = {"id": sa.cast(number, sa.Text), "workload_key": key, "subject": key}
     columns = [column for column in table.c if column.name != "serial"]
     query = sa.select(*(own.get(column.name, column) for column in columns))
     query = query.select_from(table.join(numbers, sa.true()))

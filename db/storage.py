@@ -15,6 +15,7 @@ from tilewright.db.stores.audit import AuditStore
 from tilewright.db.stores.blob_bytes import BlobBytes
 from tilewright.db.stores.blob_folder import BlobFolder
 from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.cost_models import CostModelStore
 from tilewright.db.stores.events import EventStore
 from tilewright.db.stores.gauges import GaugeStore
@@ -24,7 +25,6 @@ from tilewright.db.stores.leases import MOST_FAILURES, LeaseStore
 from tilewright.db.stores.models import ModelStore
 from tilewright.db.stores.open_tasks import OpenTaskStore
 from tilewright.db.stores.rate_limits import RateLimitStore
-from tilewright.db.stores.record_ledger import RecordLedger
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.retention import RetentionStore
 from tilewright.db.stores.runs import RunStore
@@ -34,7 +34,6 @@ from tilewright.db.stores.tasks import TaskStore, WorkloadStore
 from tilewright.db.stores.tokens import TokenStore
 from tilewright.db.stores.trials import TrialStore
 from tilewright.db.stores.tuned_sizes import TunedSizesStore
-from tilewright.db.stores.verdicts import VerdictStore
 from tilewright.db.stores.workers import WorkerStore
 
 WORKER_LOST_SECONDS = 60.0
@@ -54,10 +53,9 @@ class Storage:
     open_tasks: OpenTaskStore
     workloads: WorkloadStore
     records: SqlRecordStore
-    ledger: RecordLedger
+    ledger: ClaimLedger
     shapes: ShapeStore
     tuned_sizes: TunedSizesStore
-    verdicts: VerdictStore
     cost_models: CostModelStore
     runs: RunStore
     leases: LeaseStore
@@ -111,10 +109,9 @@ class Storage:
             open_tasks=OpenTaskStore(engine, decisive),
             workloads=WorkloadStore(engine, clock),
             records=SqlRecordStore(engine, clock),
-            ledger=RecordLedger(engine, clock),
+            ledger=ClaimLedger(engine, clock),
             shapes=ShapeStore(engine),
             tuned_sizes=TunedSizesStore(engine),
-            verdicts=VerdictStore(engine, clock),
             cost_models=CostModelStore(engine, blobs, clock),
             runs=RunStore(engine, clock),
             leases=LeaseStore(

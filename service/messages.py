@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.db.standing import Backing
+from tilewright.db.review_state import Attestation
 from tilewright.service.api.schemas.workers import WorkerCondition
 from tilewright.service.sentences import one_sentence
 from tilewright.service.units import microseconds, milliseconds, speedup, speedups
@@ -87,11 +87,12 @@ def verdict_text(verdict: Mapping[str, Any]) -> str:
     comparison = verdict["comparison"]
     if comparison is None:
         return f"{served}; {verdict['reason']}"
-    backing = verdict.get("backing")
+    known = verdict.get("attestation")
+    attestation = None if known is None else Attestation(known)
     return (
         f"{served}; tuned: {speedups(comparison, 'untuned')}, {verdict['outcome']}"
         + (f"; {verdict['reason']}" if verdict["reason"] else "")
-        + (f"; {Backing(backing).sentence}" if backing and Backing(backing).weak else "")
+        + (f"; {attestation.sentence}" if attestation and attestation.weak else "")
     )
 
 

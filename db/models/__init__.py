@@ -1,7 +1,7 @@
 """The tables, an area each. Times are seconds since the epoch (UTC); names ending in _seconds are
 durations.
 
-Keys and digests are SHA-256 in hex. Trials and records name workloads and targets by key without
+Keys and digests are SHA-256 in hex. Trials and claims name workloads and targets by key without
 a foreign key: a measurement is saved whether or not the text behind its key has arrived.
 
 Whoever needs a table imports it from here: so `Base.metadata` always has all of them.
@@ -16,11 +16,12 @@ from tilewright.db.models.blobs import (
     ModelUploadRow,
     SampleUploadRow,
 )
-from tilewright.db.models.decisions import CostModelRow, TunedSizesRow, TuningRunRow, VerdictRow
+from tilewright.db.models.claims import ClaimRow, ClaimUseRow
+from tilewright.db.models.decisions import CostModelRow, TunedSizesRow, TuningRunRow
 from tilewright.db.models.jobs import EventRow, JobRow, OpenTaskRow, TaskRow
 from tilewright.db.models.measuring import LeaseRow, RequestRow, WorkerOutcomeRow, WorkerRow
-from tilewright.db.models.records import RecordRow, RecordUseRow, RetiredTrialsRow, TrialRow
 from tilewright.db.models.signals import LookupChangeRow, NoticeRow, SweepRow
+from tilewright.db.models.trials import RetiredTrialsRow, TrialRow
 from tilewright.db.models.workloads import TargetRow, WorkloadRow, WorkloadShapeRow
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "Base",
     "BlobReferenceRow",
     "BlobRow",
+    "ClaimRow",
+    "ClaimUseRow",
     "CostModelRow",
     "EventRow",
     "IdempotencyRow",
@@ -39,8 +42,6 @@ __all__ = [
     "NoticeRow",
     "OpenTaskRow",
     "RateLimitRow",
-    "RecordRow",
-    "RecordUseRow",
     "RequestRow",
     "RetiredTrialsRow",
     "SampleUploadRow",
@@ -51,7 +52,6 @@ __all__ = [
     "TrialRow",
     "TunedSizesRow",
     "TuningRunRow",
-    "VerdictRow",
     "WorkerOutcomeRow",
     "WorkerRow",
     "WorkloadRow",

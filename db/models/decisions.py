@@ -1,4 +1,4 @@
-"""What was decided of whole models, and what runs of the tuner start from."""
+"""Tuned sizes of models, cost models, and the runs of the tuner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tilewright.db.models.base import Base, Json
-from tilewright.db.types import SerialId
 
 
 class TunedSizesRow(Base):
@@ -21,26 +20,6 @@ class TunedSizesRow(Base):
     numerics: Mapped[str] = mapped_column(primary_key=True)
     precision: Mapped[str] = mapped_column(primary_key=True)
     sizes: Mapped[str] = mapped_column(primary_key=True)  # canonical JSON, by dimension
-
-
-class VerdictRow(Base):
-    """Which of a model's tuned schedules are served by a race, and what became of that."""
-
-    __tablename__ = "verdicts"
-
-    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
-    identity: Mapped[str] = mapped_column(index=True)
-    job_id: Mapped[str]
-    served: Mapped[str]
-    verdict: Mapped[Json]
-    created_at: Mapped[float]
-    state: Mapped[str]
-    reason: Mapped[str]  # why it is disputed or withdrawn
-    worker: Mapped[str]  # that raced
-    owner: Mapped[str]  # its token
-    backing: Mapped[str]
-    confirmed_by: Mapped[str | None]  # the worker that raced again
-    confirmation: Mapped[Json | None]  # what it said: Comparison as JSON
 
 
 class CostModelRow(Base):

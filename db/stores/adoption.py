@@ -8,13 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.db.changes import lookups_change
-from tilewright.db.models import RecordRow
-from tilewright.db.standing import Backing, Standing
-from tilewright.db.stores.records import key_of, record_of, record_values, served_rows
-from tilewright.db.stores.statements import chunks, table_of
+from tilewright.db.review_state import Attestation, ReviewState
+from tilewright.db.stores.claim_rows import (
+    claims,
+    key_of,
+    record_of,
+    record_values,
+    served_rows,
+)
+from tilewright.db.stores.statements import chunks
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
-
-_records = table_of(RecordRow)
 
 Foreign = tuple[TuningRecord, Measurement | None]
 """A record, and the second measurement of its schedule if there was one."""
@@ -22,7 +25,7 @@ Foreign = tuple[TuningRecord, Measurement | None]
 
 def adopt(
     connection: sa.Connection, new: Sequence[Foreign], now: float
-) -> Sequence[Standing | None]:
+) -> Sequence[ReviewState | None]:
     """Keep records, each served unless a faster one is known, in as many statements for many as for
     one. The transaction is one of `changing`. Times of a range at other sizes than those of the
     record that is served cannot be compared with it, which stays.
@@ -37,7 +40,7 @@ def adopt(
         key = key_of(row)
         fastest[key] = record_of(row).measurement  # of the newest: it comes last
         before.setdefault(key, []).append(row.serial)
-    states: list[Standing | None] = []
+    states: list[ReviewState | None] = []
     added: list[dict[str, Any]] = []
     served: dict[RecordKey, dict[str, Any]] = {}
     for (record, _), values in zip(new, rows, strict=True):
@@ -47,17 +50,17 @@ def adopt(
         known.add(values["id"])
         added.append(values)
         if record.key in fastest and not _beats(record.measurement, fastest[record.key]):
-            values["state"] = Standing.SUPERSEDED.value
+            values["state"] = ReviewState.SUPERSEDED.value
         else:
             if record.key in served:
-                served[record.key]["state"] = Standing.SUPERSEDED.value
+                served[record.key]["state"] = ReviewState.SUPERSEDED.value
             served[record.key], fastest[record.key] = values, record.measurement
-        states.append(Standing(values["state"]))
+        states.append(ReviewState(values["state"]))
     for some in chunks([serial for key in served for serial in before.get(key, ())]):
-        update = sa.update(_records).where(_records.c.serial.in_(some))
-        connection.execute(update.values(state=Standing.SUPERSEDED.value))
+        update = sa.update(claims).where(claims.c.serial.in_(some))
+        connection.execute(update.values(state=ReviewState.SUPERSEDED.value))
     if added:
-        connection.execute(sa.insert(_records), added)
+        connection.execute(sa.insert(claims), added)
     lookups_change(connection, {key.workload_key for key in served})
     return states
 
@@ -71,14 +74,14 @@ def _beats(new: Measurement, old: Measurement) -> bool:
 def _values(record: TuningRecord, confirmation: Measurement | None, now: float) -> dict[str, Any]:
     return {
         **record_values(record, now),
-        "confirmation": None if confirmation is None else confirmation.to_json(),
-        "backing": Backing.IMPORTED.value,
+        "review": None if confirmation is None else confirmation.to_json(),
+        "attestation": Attestation.IMPORTED.value,
     }
 
 
 def _known(connection: sa.Connection, names: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for some in chunks(names):
-        query = sa.select(_records.c.id).where(_records.c.id.in_(some))
+        query = sa.select(claims.c.id).where(claims.c.id.in_(some))
         found.update(connection.execute(query).scalars())
     return found

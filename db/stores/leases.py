@@ -19,7 +19,7 @@ from tilewright.db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from tilewright.db.notices import announce, is_queued, queue_topic
 from tilewright.db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
 from tilewright.db.stores.blob_references import BlobKind, refer
-from tilewright.db.stores.claims import Claim, Found, survey, take
+from tilewright.db.stores.lease_claims import Claim, Found, survey, take
 from tilewright.db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
 from tilewright.db.stores.reports import Report, held, over, save
 from tilewright.db.stores.requests import (

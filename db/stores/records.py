@@ -1,15 +1,12 @@
 """Trials (every one, failures too) and the records that are served.
 
-What becomes of a record is in `record_ledger`: it is served while it is the newest confirmed one of
-its key. Trials that were withdrawn are kept, and say so.
+The states of records are in `claim_ledger`: a record is served while it is the newest confirmed one
+of its key. Withdrawn trials are kept, and marked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -17,12 +14,18 @@ import sqlalchemy as sa
 
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.db.changes import lookups_change
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, writing
-from tilewright.db.models import RecordRow, TrialRow
-from tilewright.db.standing import Backing, Standing
-from tilewright.db.stores.statements import chunks, insert_and_tell, one_at_a_time, table_of
+from tilewright.db.models import TrialRow
+from tilewright.db.stores.claim_rows import (
+    by_mode,
+    changing,
+    record_of,
+    record_values,
+    serve,
+    served_rows,
+)
+from tilewright.db.stores.statements import insert_and_tell, table_of
 from tilewright.db.stores.worker_outcomes import count_outcomes
 from tilewright.tuner.measure.measurement import (
     Measurement,
@@ -34,12 +37,11 @@ from tilewright.tuner.measure.measurement import (
 )
 
 _trials = table_of(TrialRow)
-_records = table_of(RecordRow)
 
 _believed = _trials.c.withdrawn.is_(False)
 
 KEY = ("workload_key", "target_key", "threads", "numerics")
-"""The columns of a record key."""
+"""The columns of a trial's record key."""
 
 
 class SqlRecordStore:
@@ -87,9 +89,9 @@ class SqlRecordStore:
         """The number of candidates of these keys that other jobs have measured."""
         count = 0
         with reading(self._engine) as connection:
-            for kind, some in _by_kind(keys):
+            for mode, some in by_mode(keys):
                 query = sa.select(sa.func.count()).where(
-                    *(_trials.c[name] == value for name, value in kind.items()),
+                    *(_trials.c[name] == value for name, value in mode.items()),
                     _trials.c.workload_key.in_(some),
                     _trials.c.job_id != but_of_job,
                     _trials.c.phase == Phase.SCREEN.value,
@@ -156,10 +158,6 @@ def _matches(table: sa.Table, key: RecordKey) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == value for name, value in key.to_json().items()]
 
 
-def key_of(row: sa.Row[Any]) -> RecordKey:
-    return RecordKey(row.workload_key, row.target_key, row.threads, row.numerics)
-
-
 def _trial_row(trial: Trial, now: float) -> dict[str, Any]:
     measurement = trial.measurement
     return {
@@ -185,7 +183,7 @@ def trial_of(row: sa.Row[Any]) -> Trial:
     measured = {each.name: row._mapping[each.name] for each in fields(Measurement)}
     return Trial(
         id=row.id,
-        key=key_of(row),
+        key=RecordKey(row.workload_key, row.target_key, row.threads, row.numerics),
         schedule=Schedule.from_json(row.schedule),
         measurement=Measurement.from_json(measured),
         phase=Phase(row.phase),
@@ -193,109 +191,4 @@ def trial_of(row: sa.Row[Any]) -> Trial:
         codegen_version=row.codegen_version,
         origin=row.origin,
         withdrawn=row.withdrawn,
-    )
-
-
-def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
-    """A name for a record, the same for the same evidence: 32 hexadecimal digits.
-
-    Code of a later generation that comes out the same keeps the record, so that is no part of it.
-    """
-    parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def record_values(record: TuningRecord, now: float, *, job_id: str = "") -> dict[str, Any]:
-    """The columns of a new record, which is confirmed."""
-    run_seconds = record.run_seconds
-    samples = record.measurement.samples_seconds
-    spread = (statistics.median(samples) - run_seconds) / run_seconds if run_seconds > 0 else 0.0
-    return {
-        **record.key.to_json(),
-        "id": record_id(record.key, record.schedule.digest, record.trial_id),
-        "state": Standing.CONFIRMED.value,
-        "reason": "",
-        "job_id": job_id,
-        "worker": record.measurement.worker,
-        "trial_id": record.trial_id,
-        "algorithm": record.schedule.algorithm,
-        "schedule": record.schedule.to_json(),
-        "schedule_digest": record.schedule.digest,
-        "object_digest": record.measurement.object_digest,
-        "codegen_version": record.codegen_version,
-        "compiler_version": record.compiler_version,
-        "run_seconds": run_seconds,
-        "samples": len(samples),
-        "spread": spread,
-        "measurement": record.measurement.to_json(),
-        "confirmation": None,
-        "owner": "",
-        "backing": Backing.OWN.value,
-        "confirmed_by": None,
-        "measured_at": record.measurement.measured_at,
-        "stored_at": now,
-    }
-
-
-def served_rows(
-    connection: sa.Connection,
-    keys: Sequence[RecordKey],
-) -> Iterator[sa.Row[Any]]:
-    """The rows that are served for these keys, in one query for each kind of key."""
-    for kind, some in _by_kind(keys):
-        query = sa.select(_records).where(
-            *(_records.c[name] == value for name, value in kind.items()),
-            _records.c.workload_key.in_(some),
-            _records.c.state == Standing.CONFIRMED.value,
-        )
-        yield from connection.execute(query.order_by(_records.c.serial))
-
-
-def _by_kind(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
-    """What keys have in common but the workload, and the workloads, as many as fit a statement."""
-    workloads: dict[tuple[str, int, str], list[str]] = {}
-    for key in dict.fromkeys(keys):
-        kind = (key.target_key, key.threads, key.numerics)
-        workloads.setdefault(kind, []).append(key.workload_key)
-    for kind, names in workloads.items():
-        for some in chunks(names):
-            yield dict(zip(KEY[1:], kind, strict=True)), some
-
-
-@contextmanager
-def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that changes what is served, one after the other.
-
-    Serving a record writes its row anew. On PostgreSQL another transaction that waited for the old
-    row would miss the new one: a withdrawal would leave it served.
-    """
-    with writing(engine) as connection:
-        one_at_a_time(connection, "records")
-        yield connection
-
-
-def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
-    """Make a confirmed record the newest one of its key; the one before is superseded.
-
-    One that was there by the same name is replaced. The transaction is one of `changing`.
-    """
-    served = sa.and_(
-        *(_records.c[name] == values[name] for name in KEY),
-        _records.c.state == Standing.CONFIRMED.value,
-    )
-    connection.execute(sa.delete(_records).where(_records.c.id == values["id"]))
-    connection.execute(sa.update(_records).where(served).values(state=Standing.SUPERSEDED.value))
-    connection.execute(sa.insert(_records).values(values))
-    lookups_change(connection, [values["workload_key"]])
-
-
-def record_of(row: sa.Row[Any]) -> TuningRecord:
-    """The record in a row."""
-    return TuningRecord(
-        key=key_of(row),
-        schedule=Schedule.from_json(row.schedule),
-        measurement=Measurement.from_json(row.measurement),
-        trial_id=row.trial_id,
-        codegen_version=row.codegen_version,
-        compiler_version=row.compiler_version,
     )

@@ -20,18 +20,16 @@ from tilewright.db.job_states import FINAL_STATES, JobState
 from tilewright.db.models import (
     AuditRow,
     BlobRow,
+    ClaimUseRow,
     EventRow,
     JobRow,
     ModelRow,
-    RecordRow,
-    RecordUseRow,
     RetiredTrialsRow,
     TaskRow,
     TrialRow,
     TuningRunRow,
-    VerdictRow,
 )
-from tilewright.db.standing import Standing
+from tilewright.db.stores.claim_rows import claims, is_confirmed, is_race, is_schedule
 from tilewright.db.stores.records import KEY
 from tilewright.db.stores.statements import chunks, table_of, upsert
 from tilewright.tuner.measure.measurement import RecordKey
@@ -54,9 +52,7 @@ _jobs = table_of(JobRow)
 _events = table_of(EventRow)
 _tasks = table_of(TaskRow)
 _runs = table_of(TuningRunRow)
-_verdicts = table_of(VerdictRow)
-_records = table_of(RecordRow)
-_uses = table_of(RecordUseRow)
+_uses = table_of(ClaimUseRow)
 _models = table_of(ModelRow)
 _blobs = table_of(BlobRow)
 _audit = table_of(AuditRow)
@@ -144,8 +140,8 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
     """Ended; neither the newest artifact's nor built with a record that is served."""
-    serving = sa.select(_uses.c.job_id).join(_records, _records.c.id == _uses.c.record_id)
-    serving = serving.where(_records.c.state == Standing.CONFIRMED.value)
+    serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
+    serving = serving.where(is_confirmed, is_schedule)
     return sa.and_(
         _ended,
         _jobs.c.finished_at < limit,
@@ -159,7 +155,7 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
     tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
     return sa.and_(
         _trials.c.stored_at < limit,
-        _trials.c.id.not_in(sa.select(_records.c.trial_id)),
+        _trials.c.id.not_in(sa.select(claims.c.trial_id)),
         _trials.c.job_id.not_in(_open_jobs),
         _trials.c.workload_key.not_in(tuned),
     )
@@ -228,15 +224,16 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 
 
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """With all that is theirs alone. A confirmed verdict that is the newest on what was raced may
-    be asked for by another job, and stays."""
+    """Delete the jobs with the rows that are theirs alone.
+
+    The served verdict of a race stays, because other jobs may use it. So does a verdict that
+    another job uses.
+    """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))
-    believed = _verdicts.c.state == Standing.CONFIRMED.value
-    newest = sa.select(sa.func.max(_verdicts.c.serial)).where(believed)
-    newest = newest.group_by(_verdicts.c.identity)
-    theirs = sa.and_(_verdicts.c.job_id.in_(gone), _verdicts.c.serial.not_in(newest))
-    connection.execute(sa.delete(_verdicts).where(theirs))
+    used = sa.exists().where(_uses.c.claim_id == claims.c.id)  # by jobs that stay
+    theirs = sa.and_(is_race, claims.c.job_id.in_(gone), sa.not_(is_confirmed), sa.not_(used))
+    connection.execute(sa.delete(claims).where(theirs))
     # the runs of a job are JOB, JOB.2 and so on
     names = set(gone)
     runs = connection.execute(sa.select(_runs.c.id)).scalars().all()

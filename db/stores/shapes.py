@@ -12,14 +12,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.db.engine import reading, writing
-from tilewright.db.models import RecordRow, TrialRow, WorkloadRow, WorkloadShapeRow
-from tilewright.db.standing import Standing
+from tilewright.db.models import TrialRow, WorkloadRow, WorkloadShapeRow
+from tilewright.db.stores.claim_rows import claims, is_confirmed
 from tilewright.db.stores.statements import chunks, insert_new, table_of
 from tilewright.tuner.measure.measurement import Status
 
 _shapes = table_of(WorkloadShapeRow)
 _workloads = table_of(WorkloadRow)
-_records = table_of(RecordRow)
 _trials = table_of(TrialRow)
 
 INDEXED_AT_ONCE = 500
@@ -118,11 +117,11 @@ class ShapeStore:
 
     def coverage(self) -> Sequence[Coverage]:
         """How many workloads have a served record, by operator, target and threads."""
-        of = (_shapes.c.operator, _records.c.target_key, _records.c.threads)
+        of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
-            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
-            .where(_records.c.state == Standing.CONFIRMED.value)
+            .join(claims, claims.c.subject == _shapes.c.workload_key)
+            .where(is_confirmed)
             .group_by(*of)
             .order_by(*of)
         )
@@ -146,11 +145,11 @@ class ShapeStore:
         """
         at = extent(sizes)
         served = sa.exists().where(
-            _records.c.workload_key == _shapes.c.workload_key,
-            _records.c.target_key == target_key,
-            _records.c.threads == threads,
-            _records.c.numerics == numerics,
-            _records.c.state == Standing.CONFIRMED.value,
+            claims.c.subject == _shapes.c.workload_key,
+            claims.c.target_key == target_key,
+            claims.c.threads == threads,
+            claims.c.numerics == numerics,
+            is_confirmed,
         )
         query = sa.select(_shapes.c.workload_key, _shapes.c.sizes).where(
             _shapes.c.structure == structure, served
@@ -175,16 +174,16 @@ class ShapeStore:
         the newest ones first."""
         query = (
             sa.select(_shapes.c.workload_key)
-            .join(_records, _records.c.workload_key == _shapes.c.workload_key)
+            .join(claims, claims.c.subject == _shapes.c.workload_key)
             .where(
                 _shapes.c.family == family,
-                _records.c.target_key == target_key,
-                _records.c.threads == threads,
-                _records.c.numerics == numerics,
-                _records.c.state == Standing.CONFIRMED.value,
+                claims.c.target_key == target_key,
+                claims.c.threads == threads,
+                claims.c.numerics == numerics,
+                is_confirmed,
             )
             .group_by(_shapes.c.workload_key)
-            .order_by(sa.func.max(_records.c.serial).desc())
+            .order_by(sa.func.max(claims.c.serial).desc())
             .limit(most)
         )
         with reading(self._engine) as connection:

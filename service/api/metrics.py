@@ -153,7 +153,7 @@ class Metrics:
         workers = storage.workers.list(alive=True)
         self._workers.set(len(workers))
         self._workers_slow.set(sum(worker.throttled for worker in workers))
-        served = storage.verdicts.counts()
+        served = storage.ledger.race_counts()
         self._served.values = served
         self._fallbacks.values = {"": sum(served.get(name, 0) for name in ("partly", "default"))}
         return generate_latest(self.registry)

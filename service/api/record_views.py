@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.service.api.schemas.records import (
     AnswerView,
     ImportView,
@@ -24,13 +24,13 @@ def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView
         id=stored.id,
         name=name,
         state=stored.state,
-        backing=stored.backing,
+        attestation=stored.attestation,
         reason=stored.reason,
         job_id=stored.job_id,
         worker=stored.worker,
         stored_at=stored.stored_at,
         confirmation=None if second is None else second.to_json(),
-        record=record_view(stored.record, stored.backing),
+        record=record_view(stored.record, stored.attestation),
     )
 
 
@@ -39,7 +39,7 @@ def withdraw_view(done: Withdrawal) -> WithdrawView:
         records=[one.id for one in done.withdrawn.records],
         restored=list(done.withdrawn.restored),
         trials=done.withdrawn.trials,
-        verdicts=done.verdicts,
+        verdicts=done.withdrawn.races,
         jobs=list(done.told),
     )
 

@@ -14,7 +14,7 @@ from functools import partial
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.service.api.freshness import Freshness
 from tilewright.service.api.views import record_view
 from tilewright.tuner.measure.measurement import RecordKey
@@ -39,7 +39,7 @@ class _Batch:
 class ServedRecords:
     """The records that are served, by key, as JSON. Of one event loop."""
 
-    def __init__(self, ledger: RecordLedger, freshness: Freshness) -> None:
+    def __init__(self, ledger: ClaimLedger, freshness: Freshness) -> None:
         self._ledger = ledger
         self._freshness = freshness
         freshness.tell(self._forget)
@@ -100,7 +100,7 @@ class ServedRecords:
         stored = self._ledger.served(keys)
         found: dict[str, bytes | None] = dict.fromkeys(workloads)
         for key, one in stored.items():
-            view = record_view(one.record, one.backing)
+            view = record_view(one.record, one.attestation)
             found[key.workload_key] = view.model_dump_json().encode()
         return found
 

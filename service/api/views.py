@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from tilewright.db.standing import Backing
+from tilewright.db.review_state import Attestation
 from tilewright.db.stores.audit import Entry
 from tilewright.db.stores.cost_models import StoredCostModel
 from tilewright.db.stores.events import JobEvent
@@ -126,13 +126,13 @@ def task_view(task: JobTask, job_id: str = "") -> TaskView:
     )
 
 
-def record_view(record: TuningRecord, backing: Backing) -> RecordView:
+def record_view(record: TuningRecord, attestation: Attestation) -> RecordView:
     interval = record.measurement.interval
     return RecordView(
         **record.key.to_json(),
         schedule=record.schedule.to_json(),
         run_seconds=record.run_seconds,
-        backing=backing,
+        attestation=attestation,
         interval=None if interval is None else IntervalView(**asdict(interval)),
         measurement=record.measurement.to_json(),
         codegen_version=record.codegen_version,

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from tilewright.db.errors import DatabaseError, NotFoundError
 from tilewright.db.notices import queue_topic, worker_topic
-from tilewright.db.stores.claims import Claim, Found
+from tilewright.db.stores.lease_claims import Claim, Found
 from tilewright.db.stores.leases import Lease
 from tilewright.service.api.notifier import Notifier
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tilewright.db.storage import Storage
-    from tilewright.db.stores.record_ledger import StoredRecord
+    from tilewright.db.stores.claim_rows import StoredRecord
 
 TargetFilter = Annotated[
     str | None, typer.Option("--target", help="Only of this target (name or key)")
@@ -49,14 +49,14 @@ def list_records(
 
     Example: tilewright record list --target znver4 --state disputed
     """
-    from tilewright.db.standing import Standing
+    from tilewright.db.review_state import ReviewState
     from tilewright.service.jobs.device.targets import target_key
     from tilewright.service.jobs.evidence.withdrawal import worker_names
 
     try:
-        wanted = None if state is None else Standing(state)
+        wanted = None if state is None else ReviewState(state)
     except ValueError:
-        raise UserError(f"--state {state}: give one of {', '.join(Standing)}") from None
+        raise UserError(f"--state {state}: give one of {', '.join(ReviewState)}") from None
     with _storage() as storage:
         names = [None] if worker is None else sorted(worker_names(storage, [worker]))
         found: list[StoredRecord] = []
@@ -288,7 +288,7 @@ def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
         table.add_row(
             one.id[:12],
             # as much as it is worth: who alone said it could have made it up
-            f"{one.state}, {one.backing}" if one.backing.weak else one.state.value,
+            f"{one.state}, {one.attestation}" if one.attestation.weak else one.state.value,
             record.key.workload_key[:12],
             one_sentence(shapes.get(record.key.workload_key, "-"), 40),
             names.get(record.key.target_key, record.key.target_key[:12]),

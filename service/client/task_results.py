@@ -82,7 +82,7 @@ class Records(list[StoredRecordView]):
 
     def _repr_html_(self) -> str:
         return notebook.table(
-            ("<workload", "<target", "threads", "us", "<state", "<backing", "<schedule"),
+            ("<workload", "<target", "threads", "us", "<state", "<attestation", "<schedule"),
             [
                 (
                     stored.name or stored.record.workload_key[:12],
@@ -90,7 +90,7 @@ class Records(list[StoredRecordView]):
                     stored.record.threads,
                     microseconds(stored.record.run_seconds),
                     stored.state,
-                    stored.backing,
+                    stored.attestation,
                     schedule_text(stored.record.schedule),
                 )
                 for stored in self

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from tilewright.db.standing import Backing, Standing
+from tilewright.db.review_state import Attestation, ReviewState
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.audit import AuditDep
 from tilewright.service.api.deps import Admin, Reader, SettingsDep, StorageDep
@@ -56,7 +56,7 @@ def records(
     target: routes.TargetQuery = None,
     state: str = "",
 ) -> Response:
-    chosen = next((each for each in Standing if each.value == state), None)
+    chosen = next((each for each in ReviewState if each.value == state), None)
     found = routes.list_records(
         storage, token, pages, named=named or None, target=target or None, state=chosen
     )
@@ -66,7 +66,7 @@ def records(
         records=found,
         names=target_names(storage),
         coverage=CoverageTable.of(routes.get_coverage(storage, token)),
-        states=[each.value for each in Standing],
+        states=[each.value for each in ReviewState],
         state="" if chosen is None else chosen.value,
         named=named or "",
         target=target or "",
@@ -135,7 +135,7 @@ def record(request: Request, record_id: str, storage: StorageDep, token: Reader)
         may_change=token.allows(Scope.ADMIN),
         target=names.get(found.record.target_key, found.record.target_key[:12]),
         worker="" if worker is None else worker.name,
-        backing=Backing(found.backing).sentence,
+        attestation=Attestation(found.attestation).sentence,
         measurement=json.dumps(found.record.measurement, indent=2),
         confirmation=found.confirmation and json.dumps(found.confirmation, indent=2),
         workload=workload.get(found.record.workload_key, "This service has not its text."),

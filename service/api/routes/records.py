@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from tilewright.compiler.mode import Mode
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
 from tilewright.db.stores.tokens import Token
@@ -83,7 +83,7 @@ def list_records(
     threads: ThreadsQuery = None,
     numerics: Numerics | None = None,
     worker: Annotated[str | None, Query(max_length=200)] = None,
-    state: Standing | None = None,
+    state: ReviewState | None = None,
     named: NamedQuery = None,
 ) -> list[StoredRecordView]:
     """Records, the newest first."""

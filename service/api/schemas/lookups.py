@@ -39,7 +39,7 @@ class RecordView(View):
     numerics: NumericsName
     schedule: ScheduleJson
     run_seconds: Seconds
-    backing: str = Field(
+    attestation: str = Field(
         description="Whose word it is: once, one-worker, one-owner, two-owners, imported or own",
         examples=["two-owners"],
     )

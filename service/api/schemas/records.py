@@ -29,7 +29,7 @@ class StoredRecordView(View):
         description="provisional, confirmed, superseded, disputed or withdrawn",
         examples=["confirmed"],
     )
-    backing: str = Field(
+    attestation: str = Field(
         description="Whose word it is: once, one-worker, one-owner, two-owners, imported or own",
         examples=["two-owners"],
     )

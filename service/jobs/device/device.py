@@ -19,7 +19,7 @@ from tilewright.compiler.runtime.packing import Bytes
 from tilewright.compiler.runtime.program import Program
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Backing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.roofline import Speeds
 from tilewright.tuner.measure.runner import Runner
@@ -100,10 +100,10 @@ class Device(Protocol):
     def fetch_bytes(self) -> int:
         """Outputs that one `check` may bring back, in bytes."""
 
-    def beside(self, first: Witness) -> Device:
+    def beside(self, first: ClaimReporter) -> Device:
         """What gives a second opinion: another machine than this worker, if there is one."""
 
-    def worth(self, first: Witness) -> Backing:
+    def worth(self, first: ClaimReporter) -> Attestation:
         """What it would be worth that `beside` agrees just now."""
 
     def runs(self, target: Target) -> bool:

@@ -15,7 +15,7 @@ from tilewright.compiler.errors import InvalidFactsError
 from tilewright.compiler.runtime.speeds import largest_block
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Backing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.db.storage import Storage
 from tilewright.db.stores.workers import Health, RegisteredWorker
 from tilewright.service.jobs.device.device import Checked, DeviceError, Loadable, Variant
@@ -169,7 +169,7 @@ class LeasedDevice:
     def fetch_bytes(self) -> int:
         return FETCH_BYTES
 
-    def beside(self, first: Witness) -> LeasedDevice:
+    def beside(self, first: ClaimReporter) -> LeasedDevice:
         """The same for other living workers of the target, the idle ones first; for those of this
         device if there is no other.
 
@@ -192,11 +192,11 @@ class LeasedDevice:
             given=self._given,
         )
 
-    def worth(self, first: Witness) -> Backing:
+    def worth(self, first: ClaimReporter) -> Attestation:
         other = next(iter(self._others(first)), self._queue.worker)
-        return Backing.ONCE if other is None else _worth(first, other)
+        return Attestation.ONCE if other is None else _worth(first, other)
 
-    def _others(self, first: Witness) -> Sequence[RegisteredWorker]:
+    def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
         """Those whose word is worth the most beside the first's, who has least in hand first."""
         others = [
             worker
@@ -350,8 +350,8 @@ class LeasedDevice:
         return DeviceError(f"worker '{self.name}' reported a run without its results")
 
 
-def _worth(first: Witness, other: RegisteredWorker) -> Backing:
-    return first.second(Witness(other.id, other.owner or ""))
+def _worth(first: ClaimReporter, other: RegisteredWorker) -> Attestation:
+    return first.second(ClaimReporter(other.id, other.owner or ""))
 
 
 def _facts(worker: RegisteredWorker) -> DeviceFacts | None:

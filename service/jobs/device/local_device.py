@@ -15,7 +15,7 @@ from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.host import runs_here
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Backing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.service.jobs.device.device import Checked, DeviceError, Loadable, Variant
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.tuner.measure import model_runs
@@ -74,11 +74,11 @@ class LocalDevice:
         """They stay in memory: as many as a certificate has beside its reference."""
         return 64 << 20
 
-    def beside(self, first: Witness) -> LocalDevice:
+    def beside(self, first: ClaimReporter) -> LocalDevice:
         return self
 
-    def worth(self, first: Witness) -> Backing:
-        return Backing.OWN
+    def worth(self, first: ClaimReporter) -> Attestation:
+        return Attestation.OWN
 
     @property
     def local_runner(self) -> LocalRunner:

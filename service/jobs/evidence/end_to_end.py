@@ -6,7 +6,7 @@ interleaved with the untuned one on the device, A B B A, and their ratio has an 
 (`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
 gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
 The result is kept in the database, so that a model is not raced again with the same schedules.
-What a worker raced is raced again before other jobs are served by it (`second_opinion`); if the two
+What a worker raced is raced again before other jobs are served by it (`race_review`); if the two
 contradict each other nothing is shown, and the defaults are served.
 
 `settle` is the one way from records to what is served. All code that compiles a model with records
@@ -30,12 +30,12 @@ from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
-from tilewright.db.standing import Backing, Standing
+from tilewright.db.review_state import Attestation, ReviewState
 from tilewright.db.storage import Storage
-from tilewright.db.stores.records import record_id
+from tilewright.db.stores.claim_rows import record_id
 from tilewright.service.jobs.device.device import Device, DeviceError, Variant
 from tilewright.service.jobs.device.loadables import of_compiled
-from tilewright.service.jobs.evidence.second_opinion import race_again
+from tilewright.service.jobs.evidence.race_review import review_race
 from tilewright.service.jobs.knowledge.families import related_records
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.units import finite, speedup
@@ -70,7 +70,8 @@ class Verdict:
     untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
     raced them: the device could not, or no job had all these records together. `dropped` names the
     workloads that fell back, `device` the CPU that they were raced on, `untuned_seconds` the
-    fastest run of the untuned program there. `backing` says whose word it is; None if nobody raced.
+    fastest run of the untuned program there. `attestation` says how much the reports are worth;
+    None without a race.
     """
 
     served: Served
@@ -79,7 +80,7 @@ class Verdict:
     dropped: tuple[str, ...] = ()
     reason: str = ""
     device: str = ""
-    backing: Backing | None = None
+    attestation: Attestation | None = None
     untuned_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Verdict:
             "dropped": list(self.dropped),
             "reason": self.reason,
             "device": self.device,
-            "backing": self.backing,
+            "attestation": self.attestation,
             "untuned_seconds": self.untuned_seconds,
         }
 
@@ -105,7 +106,7 @@ class Verdict:
             tuple(data["dropped"]),
             str(data["reason"]),
             str(data.get("device", "")),
-            None if data.get("backing") is None else Backing(data["backing"]),
+            None if data.get("attestation") is None else Attestation(data["attestation"]),
             finite(data.get("untuned_seconds")),
         )
 
@@ -188,18 +189,17 @@ def _verdict(
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
     identity = _identity(planned, schedules, limit)
-    known = storage.verdicts.find(identity, job_id)
+    known = storage.ledger.race(identity, job_id)
     target = planned[0].target
     if device is None or (known is not None and not device.runs(target)):
         if known is not None:
-            return replace(Verdict.from_json(known.verdict), backing=known.backing)
+            return replace(Verdict.from_json(known.verdict), attestation=known.attestation)
         return Verdict(Served.TUNED, "not_run", reason=NOT_RACED)
     if not device.runs(target):
         return Verdict(Served.TUNED, "not_run", reason=device.absence(target))
     programs = _Programs(planned, schedules, kernels, limit)
     if known is not None:
         verdict = Verdict.from_json(known.verdict)
-        storage.verdicts.use(known, job_id)
     else:
         try:
             verdict, worker = _race(programs, records, device)
@@ -207,20 +207,32 @@ def _verdict(
             # not kept: the next job asks again
             return Verdict(Served.TUNED, "not_run", reason=str(error))
         if not (worker or device.trusted):
-            return replace(verdict, backing=Backing.ONCE)  # of several workers: nor is this kept
-        said = (verdict.served.value, verdict.to_json(), None if device.trusted else worker)
-        known = storage.verdicts.add(identity, job_id, *said)
+            return replace(
+                verdict, attestation=Attestation.ONCE
+            )  # of several workers: nor is this kept
+        known = storage.ledger.add_race(
+            identity,
+            planned[0].mode.key,
+            CODEGEN_VERSION,
+            job_id,
+            verdict.served.value,
+            verdict.to_json(),
+            None if device.trusted else worker,
+        )
     wins = verdict.served is not Served.DEFAULT
     dropped = verdict.dropped if wins else ()
     kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
-    known = race_again(
-        known, storage, device, lambda other: programs.race(other, kept), [Outcome(verdict.outcome)]
+    outcome = verdict.outcome
+    review_race(
+        known, storage, device, lambda other: programs.race(other, kept), [Outcome(outcome)]
     )
-    if known.state is Standing.DISPUTED:
+    known = storage.ledger.race_by_id(known.id) or known
+    if known.state is ReviewState.DISPUTED:
         every = tuple(sorted(schedules))
-        outcome = verdict.outcome
         return Verdict(Served.DEFAULT, outcome, None, every, known.reason, verdict.device)
-    return replace(verdict, backing=known.backing)
+    if job_id:
+        storage.ledger.use([known.id], job_id)
+    return replace(verdict, attestation=known.attestation)
 
 
 def _records(

@@ -17,12 +17,12 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Witness
+from tilewright.db.review_state import ClaimReporter
 from tilewright.db.storage import Storage
-from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.workers import Health
 from tilewright.service.jobs.device.leased_device import LeasedDevice
-from tilewright.service.jobs.evidence.confirmation import SecondMeasurements
+from tilewright.service.jobs.evidence.schedule_reviews import ScheduleReviews
 from tilewright.service.jobs.plan.model_tasks import task_of
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
 from tilewright.tuner.cancel import CancelToken
@@ -140,7 +140,7 @@ class WeakRecords:
             absent_seconds=AWAY_SECONDS,
             priority=AFTER_JOBS,
         )
-        again = SecondMeasurements(storage, builder, device, name, references, token)
+        again = ScheduleReviews(storage, builder, device, name, references, token)
         try:
             with device:
                 found = again.back(tasks, due)
@@ -151,13 +151,15 @@ class WeakRecords:
         self._looked_at = float("-inf")  # there may be more
         log.info("measured again", target=target.name, **found.to_json())
 
-    def _idle_workers(self) -> Mapping[str, Sequence[Witness]]:
+    def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
         """Workers with nothing in hand, by the targets that nothing is queued for."""
         busy = self._storage.leases.in_hand()
-        found: dict[str, list[Witness]] = {}
+        found: dict[str, list[ClaimReporter]] = {}
         for worker in self._storage.workers.presences().values():
             if worker.health is Health.HEALTHY and not busy.get(worker.id):
                 for target in worker.target_keys:
-                    found.setdefault(target, []).append(Witness(worker.id, worker.owner or ""))
+                    found.setdefault(target, []).append(
+                        ClaimReporter(worker.id, worker.owner or "")
+                    )
         waiting = self._storage.leases.waiting_targets(found)
         return {target: workers for target, workers in found.items() if target not in waiting}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
-from tilewright.db.stores.record_ledger import Withdrawn
+from tilewright.db.stores.claim_withdrawal import Withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,6 @@ class Withdrawal:
 
     withdrawn: Withdrawn
     told: tuple[str, ...]
-    verdicts: int
 
 
 def withdraw_records(
@@ -29,8 +28,8 @@ def withdraw_records(
     """Withdraw records by their ids, and everything that workers measured, by name or id.
 
     Each job that was built with such a record, or that the worker measured for, gets an event
-    `withdrawn`. Its race is forgotten, and so is what the workers decided for any job: the races
-    are run anew.
+    `withdrawn`. The verdicts of its races, and of the workers' races, are withdrawn: the races are
+    run anew.
 
     Raises:
         NotFoundError: if there is no such record, or nobody by that name ever measured anything.
@@ -38,13 +37,10 @@ def withdraw_records(
     names = worker_names(storage, workers)
     done = storage.ledger.withdraw(reason, record_ids=record_ids, workers=names)
     known = names - set(workers) or {worker.id for worker in storage.workers.list()} & names
-    if workers and not (known or done.records or done.trials):
+    if workers and not (known or done.records or done.races or done.trials):
         raise NotFoundError("worker", ", ".join(sorted(workers)))
-    decided = storage.verdicts.withdraw(names, reason)
-    for job_id in done.jobs:
-        decided += storage.verdicts.forget(job_id)
     told = tell(storage, done.jobs, reason, [one.id for one in done.records])
-    return Withdrawal(done, told, decided)
+    return Withdrawal(done, told)
 
 
 def tell(

@@ -14,7 +14,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.errors import StorageError
 from tilewright.db.storage import Storage
-from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.shapes import INDEXED_AT_ONCE, WorkloadShape
 from tilewright.service.jobs.report.workload_facts import workload_name
 from tilewright.tuner.measure.measurement import RecordKey, TuningRecord

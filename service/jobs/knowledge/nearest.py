@@ -19,9 +19,9 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
-from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.shapes import Relative, distance
 from tilewright.service.jobs.device.job_target import target_names, target_of_key
 from tilewright.service.jobs.knowledge.families import relatives_of, shape_of
@@ -163,7 +163,7 @@ def _exact(stored: StoredRecord) -> Answer:
         0,
         0.0,
         f"tuned for this workload and target: the fastest of {samples} samples{sure}, "
-        f"{stored.backing.sentence}",
+        f"{stored.attestation.sentence}",
     )
 
 
@@ -226,7 +226,7 @@ def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
         target_key=other,
         threads=key.threads,
         numerics=key.numerics,
-        state=Standing.CONFIRMED,
+        state=ReviewState.CONFIRMED,
         limit=MOST_RECORDS,
     )
     keys = [one.record.key.workload_key for one in there]

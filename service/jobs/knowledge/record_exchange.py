@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.pages import Position
 from tilewright.service.jobs.knowledge.record_lines import (
@@ -82,7 +82,7 @@ def export_records(
             target_key=target_key,
             threads=threads,
             numerics=numerics,
-            state=Standing.CONFIRMED,
+            state=ReviewState.CONFIRMED,
             limit=PAGE,
             after=after,
         )
@@ -165,7 +165,7 @@ def _take_in(
         storage.records.add_trials([_trial(record) for record, _ in both])
         new = [(record, line.confirmation) for record, line in both]
         states = Counter(storage.ledger.adopt(new))
-        served, known = states[Standing.CONFIRMED], states[None]
+        served, known = states[ReviewState.CONFIRMED], states[None]
         done = Imported(served, len(good) - served - known, known, refused)
         note(done)
     return done

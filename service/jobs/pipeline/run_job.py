@@ -22,8 +22,9 @@ from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.device.loadables import LoadableOf
 from tilewright.service.jobs.evidence.bounded_verification import VerificationBound
-from tilewright.service.jobs.evidence.confirmation import Confirmed, SecondMeasurements
 from tilewright.service.jobs.evidence.end_to_end import Settled, settle
+from tilewright.service.jobs.evidence.review import Reviewed
+from tilewright.service.jobs.evidence.schedule_reviews import ScheduleReviews
 from tilewright.service.jobs.evidence.verification import Verification
 from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
 from tilewright.service.jobs.knowledge.revalidation import revalidate
@@ -109,7 +110,7 @@ class JobOutcome:
     finished: Finished
     device: Device
     settled: Settled | None = None
-    confirmed: Confirmed = field(default_factory=Confirmed)
+    confirmed: Reviewed = field(default_factory=Reviewed)
     verification: Verification | None = None
     latencies: tuple[Latency, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
@@ -243,7 +244,7 @@ def _run(
     with timings.stage("schedule spaces"):
         revalidate(plans, storage, job_context.builder)
         tasks = tasks_of(*plans)
-    again = SecondMeasurements(storage, job_context.builder, device, job_id, references, token)
+    again = ScheduleReviews(storage, job_context.builder, device, job_id, references, token)
     with timings.stage("confirm"):
         confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):

@@ -16,7 +16,7 @@ from tilewright.compiler.runtime.artifact import Artifact
 from tilewright.compiler.timings import Timings
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.device import Device
-from tilewright.service.jobs.evidence.confirmation import records_of
+from tilewright.service.jobs.evidence.schedule_reviews import records_of
 from tilewright.service.jobs.knowledge.cost_models import base_model
 from tilewright.service.jobs.knowledge.families import records_of_relatives
 from tilewright.service.jobs.pipeline.job_spec import JobBudget

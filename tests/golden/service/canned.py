@@ -98,7 +98,7 @@ VERDICT = {
     "dropped": ["a", "b"],
     "reason": "two tasks are slower in the model",
     "device": "board",
-    "backing": "once",
+    "attestation": "once",
 }
 
 RESULT = {
@@ -188,7 +188,7 @@ def record(seconds: float, **measured: Any) -> dict[str, Any]:
         "target_key": TARGET_KEY,
         "schedule": SCHEDULE,
         "run_seconds": seconds,
-        "backing": "two-owners",
+        "attestation": "two-owners",
         "interval": None,
         "measurement": measured,
         "codegen_version": "1",

@@ -22,14 +22,13 @@ from tilewright.db.migrate import upgrade
 from tilewright.db.models import Base
 from tilewright.db.stores.blob_folder import BlobFolder
 from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.events import EventStore
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.leases import LeaseStore
 from tilewright.db.stores.models import ModelStore
-from tilewright.db.stores.record_ledger import RecordLedger
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.tokens import TokenStore
-from tilewright.db.stores.verdicts import VerdictStore
 from tilewright.db.stores.workers import WorkerStore
 
 EMPTY = "; ".join(f"DELETE FROM {table}" for table in reversed(Base.metadata.sorted_tables))
@@ -156,10 +155,5 @@ def records(engine: sa.Engine, clock: Clock) -> SqlRecordStore:
 
 
 @pytest.fixture
-def ledger(engine: sa.Engine, clock: Clock) -> RecordLedger:
-    return RecordLedger(engine, clock)
-
-
-@pytest.fixture
-def verdicts(engine: sa.Engine, clock: Clock) -> VerdictStore:
-    return VerdictStore(engine, clock)
+def ledger(engine: sa.Engine, clock: Clock) -> ClaimLedger:
+    return ClaimLedger(engine, clock)

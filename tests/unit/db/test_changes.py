@@ -23,8 +23,9 @@ from tilewright.db.changes import (
 from tilewright.db.engine import open_engine, writing
 from tilewright.db.errors import DatabaseError, StorageError
 from tilewright.db.models import LookupChangeRow
-from tilewright.db.stores.record_ledger import RecordLedger
-from tilewright.db.stores.records import SqlRecordStore, record_id
+from tilewright.db.stores.claim_ledger import ClaimLedger
+from tilewright.db.stores.claim_rows import record_id
+from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.retention import Retention, RetentionStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tokens import Scope, TokenStore
@@ -179,7 +180,7 @@ def name(of: TuningRecord) -> str:
 
 
 def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
-    records, ledger = SqlRecordStore(engine), RecordLedger(engine)
+    records, ledger = SqlRecordStore(engine), ClaimLedger(engine)
     first, second = record(), record(seconds=5e-4, trial="u")
     again = Measurement(Status.OK, samples_seconds=(1e-3,))
 
@@ -190,7 +191,7 @@ def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
 
         assert await heard(lambda: records.add_record(first)) == {WORKLOAD}
         assert not await heard(lambda: ledger.propose(second, "job")), "it is not served yet"
-        confirm = lambda: ledger.confirm(name(second), again, ours=True)  # noqa: E731
+        confirm = lambda: ledger.confirm(name(second), again.to_json(), "", ours=True)  # noqa: E731
         assert await heard(confirm) == {WORKLOAD}
         carry = lambda: ledger.revalidate([name(second)], "2", "1")  # noqa: E731
         assert await heard(carry) == {WORKLOAD}, "the answer says which code generation"
@@ -207,17 +208,17 @@ def test_every_change_of_what_is_served_is_told(engine: sa.Engine) -> None:
 
 def test_what_a_second_worker_takes_from_a_record_is_told(engine: sa.Engine) -> None:
     """It is served still; whose word it is has changed."""
-    records, ledger, workers = SqlRecordStore(engine), RecordLedger(engine), WorkerStore(engine)
+    records, ledger, workers = SqlRecordStore(engine), ClaimLedger(engine), WorkerStore(engine)
     for worker in ("w", "v"):
         workers.register(worker, [], {}, worker_id=worker, owner=worker)
     again = Measurement(Status.OK, samples_seconds=(1e-3,), worker="v")
     ledger.propose(record(), "job")
-    ledger.confirm(name(record()), again)
+    ledger.confirm(name(record()), again.to_json(), again.worker)
 
     async def run(changes: LookupChanges) -> None:
         ledger.withdraw("bad", workers=["v"])
         assert await changes.read() == {WORKLOAD}
-        ledger.dispute(name(record()), again, "it is slower")
+        ledger.dispute(name(record()), again.to_json(), "it is slower")
         assert await changes.read() == {WORKLOAD}
         assert records.best_record(record().key) is None
 

@@ -15,13 +15,17 @@ from alembic.script import ScriptDirectory
 
 from tests.unit.db.later import LATER, later_release
 from tilewright import db
+from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db import migrate
 from tilewright.db.engine import open_engine, reading, writing
 from tilewright.db.errors import SchemaVersionError
 from tilewright.db.migrate import current_revision, head_revision, upgrade
 from tilewright.db.models import Base
+from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
+from tilewright.db.stores.claim_ledger import ClaimLedger
+from tilewright.db.stores.claim_rows import claims, is_race, stored_race
 from tilewright.db.stores.tokens import TokenStore
-from tilewright.db.stores.verdicts import VerdictStore
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -177,14 +181,16 @@ def test_rows_of_the_first_revision_survive_every_upgrade(fresh: sa.Engine, tmp_
     before = rows(fresh, tables)
     upgrade(fresh)
     assert current_revision(fresh) == head_revision()
-    (verdict,) = before["verdicts"]
-    del verdict["kind"]
-    now = sa.MetaData()
-    with reading(fresh) as connection:
-        now.reflect(connection, only=tables.tables.keys())
-    assert rows(fresh, now) == before
     assert {name: len(found) for name, found in before.items()} == dict.fromkeys(before, 1)
     assert len(before) == 30
+    claims = [before.pop(name) for name in ("records", "verdicts", "record_uses")]
+    now = sa.MetaData()
+    with reading(fresh) as connection:
+        now.reflect(connection, only=before.keys())
+        kept = sa.MetaData()
+        kept.reflect(connection, only=["claims", "claim_uses"])
+    assert rows(fresh, now) == before
+    assert sum(map(len, rows(fresh, kept).values())) == len(claims)
 
 
 def test_the_sizes_of_plans_and_the_verdicts_of_schedules_stay(
@@ -217,8 +223,95 @@ def test_the_sizes_of_plans_and_the_verdicts_of_schedules_stay(
         ("fast", "float32", '{"rows":8}'),
         ("strict", "bfloat16", '{"rows":4}'),
     ]
-    verdicts = VerdictStore(fresh)
-    assert verdicts.find("schedules") is not None and verdicts.find("plan") is None
+    ledger = ClaimLedger(fresh)
+    assert ledger.race("schedules") is not None and ledger.race("plan") is None
+
+
+RECORD = {
+    "workload_key": "w",
+    "target_key": "t",
+    "threads": 2,
+    "numerics": "fast",
+    "schedule": Schedule.of("direct").to_json(),
+    "measurement": Measurement(Status.OK, samples_seconds=(1e-3,)).to_json(),
+    "trial_id": "trial",
+    "codegen_version": "cg1",
+    "worker": "board",
+    "owner": "one",
+    "backing": "two-owners",
+    "confirmed_by": "another",
+    "confirmation": {"status": "ok", "samples_seconds": [2e-3]},
+    "stored_at": 7.5,
+}
+VERDICT = {"served": "tuned", "outcome": "faster", "backing": "once"}
+STATES = [state.value for state in ReviewState]
+
+
+def test_records_and_verdicts_in_each_state_become_claims(fresh: sa.Engine, tmp_path: Path) -> None:
+    revisions_to("0037", fresh, tmp_path / "later")
+    tables = sa.MetaData()
+    with writing(fresh) as connection:
+        tables.reflect(connection)
+
+        def insert(name: str, **values: Any) -> None:
+            table = tables.tables[name]
+            connection.execute(sa.insert(table).values({**_blank(table), **values}))
+
+        insert("models", digest="m")
+        mode = {"target_key": "t", "threads": 2, "numerics": "strict"}
+        result = {"end_to_end": VERDICT, "other": 1}
+        insert("jobs", id="job", model_digest="m", result=result, **mode)
+        for serial, state in enumerate(STATES, 1):
+            made = {"id": f"r-{state}", "serial": serial, "state": state, "reason": state}
+            insert("records", **{**RECORD, **made})
+            insert("record_uses", record_id=f"r-{state}", job_id="job")
+        race = {"served": "tuned", "verdict": VERDICT, "worker": "board", "confirmation": {"c": 1}}
+        race |= {"backing": "one-owner", "owner": "one", "confirmed_by": "another"}
+        for serial, state in enumerate(STATES, 1):
+            made = {"identity": state, "serial": serial, "state": state, "reason": state}
+            insert("verdicts", **{**race, **made, "job_id": "job"})
+            copy = {**made, "serial": serial + 50, "job_id": "used"}
+            insert("verdicts", **{**race, **copy})
+        newer = {"identity": "confirmed", "serial": 99, "state": "confirmed", "job_id": "gone"}
+        insert("verdicts", **{**race, **newer, "served": "default", "verdict": {}})
+
+    upgrade(fresh)
+
+    ledger = ClaimLedger(fresh)
+    records = {one.id: one for one in ledger.list()}
+    assert list(records) == [f"r-{state}" for state in reversed(STATES)]
+    for state in STATES:
+        found = records[f"r-{state}"]
+        assert (found.state, found.reason, found.stored_at) == (state, state, 7.5)
+        assert found.reporter == ClaimReporter("board", "one")
+        assert found.attestation is Attestation.TWO_OWNERS and found.review is not None
+        assert found.review["samples_seconds"] == [2e-3]
+        assert found.record.key == RecordKey("w", "t", 2, "fast")
+        assert found.record.schedule.algorithm == "direct" and found.record.run_seconds == 1e-3
+        assert (found.record.trial_id, found.record.codegen_version) == ("trial", "cg1")
+        assert ledger.uses(found.id) == ["job"]
+    races = sa.select(claims).where(is_race).order_by(claims.c.serial)
+    with reading(fresh) as connection:
+        rows_ = connection.execute(races).all()
+        results = connection.execute(sa.select(Base.metadata.tables["jobs"].c.result)).scalars()
+        assert list(results) == [{"end_to_end": stored_race(rows_[0]).verdict, "other": 1}]
+    assert [row.subject for row in rows_] == [*STATES, "confirmed"]
+    for row in rows_[:-1]:
+        found_race = stored_race(row)
+        state = "superseded" if row.subject == "confirmed" else row.subject
+        assert (found_race.state, found_race.reason) == (state, row.subject)
+        assert found_race.verdict == {"served": "tuned", "outcome": "faster", "attestation": "once"}
+        assert (found_race.served, found_race.job_id, found_race.review) == (
+            *("tuned", "job"),
+            {"c": 1},
+        )
+        assert found_race.attestation is Attestation.ONE_OWNER and row.reviewer == "another"
+        assert (row.target_key, row.threads, row.numerics) == ("t", 2, "strict")
+        assert ledger.uses(row.id) == ["used"]
+    served = ledger.race("confirmed")
+    assert served is not None and (served.served, served.job_id) == ("default", "gone")
+    assert ledger.race_counts() == {"tuned": 2 * len(STATES), "default": 1}
+    assert "verdicts" not in table_names(fresh) and "records" not in table_names(fresh)
 
 
 def rows(engine: sa.Engine, tables: sa.MetaData) -> dict[str, list[Any]]:

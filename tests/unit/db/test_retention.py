@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.unit.db.test_record_ledger import KEY, id_of, measured, record, trial_of
+from tests.unit.db.test_claim_ledger import KEY, id_of, measured, record, trial_of
+from tests.unit.db.test_races import add
 from tests.unit.db.test_runs import STARTED
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.engine import reading
@@ -17,15 +18,14 @@ from tilewright.db.models import EventRow, TaskRow
 from tilewright.db.stores import retention as module
 from tilewright.db.stores.audit import Action, AuditStore
 from tilewright.db.stores.blobs import BlobStore
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.models import ModelStore
-from tilewright.db.stores.record_ledger import RecordLedger
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.retention import DAY_SECONDS, Retention, RetentionStore
 from tilewright.db.stores.runs import RunStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import JobTask, TaskStore
-from tilewright.db.stores.verdicts import VerdictStore
 from tilewright.tuner.measure.measurement import Phase, Trial
 
 ALL = Retention(**{one.name: 1.0 for one in fields(Retention)})
@@ -59,7 +59,7 @@ def finish(
 
 
 def test_the_trial_of_a_record_is_never_removed(
-    keep: RetentionStore, records: SqlRecordStore, ledger: RecordLedger, clock: Any
+    keep: RetentionStore, records: SqlRecordStore, ledger: ClaimLedger, clock: Any
 ) -> None:
     """Whatever became of the record: one that is superseded may be served again."""
     before, best, proposed = record(3e-3), record(1e-3, tile=2), record(5e-4, tile=3)
@@ -131,7 +131,7 @@ def test_a_job_that_is_open_loses_nothing(
 
 def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     keep: RetentionStore,
-    verdicts: VerdictStore,
+    ledger: ClaimLedger,
     jobs: JobStore,
     blobs: BlobStore,
     model_digest: str,
@@ -150,17 +150,20 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     failed = jobs.create(model_digest, "host").id
     jobs.cancel(failed)
     for name in (*old, *new):
-        verdicts.add(f"race of {name}", name, "tuned", {"of": name})
+        add(ledger, f"race of {name}", name, "tuned", {"of": name})
     for name in (old[0], new[0]):
-        verdicts.add("asked again", name, "tuned", {})
+        add(ledger, "asked again", name, "tuned", {"of": name})
+    again, unused = (add(ledger, "provisional", old[0], "tuned", {}, "board") for _ in range(2))
+    ledger.use([again.id], new[0])
     clock.advance(2 * DAY_SECONDS)
     assert keep.apply(Retention(artifacts=1)) == {**NOTHING, "artifacts": len(kinds)}
     assert {job.id for job in jobs.list() if job.artifact_digest} == set(new)
     assert jobs.get(old[0]).state is JobState.SUCCEEDED
     assert keep.apply(ALL) == {**NOTHING, "jobs": len(kinds) + 1}
     assert {job.id for job in jobs.list()} == set(new)
-    assert all(verdicts.find(f"race of {name}") for name in (*old, *new))
-    assert verdicts.forget(old[0]) == 1, "what a newer one took the place of is gone"
+    assert all(ledger.race(f"race of {name}") for name in (*old, *new))
+    assert ledger.race_by_id(again.id) is not None and ledger.race_by_id(unused.id) is None
+    assert ledger.race_counts() == {"tuned": len(old) + len(new) + 3}, "the superseded one is gone"
     blobs.sweep(60)
     artifacts = {jobs.get(name).artifact_digest for name in new}
     assert set(blobs.digests()) == {model_digest, *artifacts}
@@ -169,7 +172,7 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
 def test_jobs_that_were_built_with_a_served_record_stay_until_it_is_superseded(
     keep: RetentionStore,
     records: SqlRecordStore,
-    ledger: RecordLedger,
+    ledger: ClaimLedger,
     jobs: JobStore,
     blobs: BlobStore,
     model_digest: str,

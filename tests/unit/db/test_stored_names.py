@@ -7,7 +7,7 @@ from enum import StrEnum
 import pytest
 
 from tilewright.db.job_states import JobState
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.stores.audit import Action
 from tilewright.db.stores.blob_references import BlobKind
 from tilewright.db.stores.cost_models import CostModelState
@@ -22,7 +22,7 @@ WORDS: dict[type[StrEnum], str] = {
     RequestState: "queued leased done failed expired set_aside cancelled",
     LeaseOutcome: "completed failed refused lost late released cancelled",
     Blame: "candidate worker service",
-    Standing: "provisional confirmed superseded disputed withdrawn",
+    ReviewState: "provisional confirmed superseded disputed withdrawn",
     CostModelState: "candidate promoted retired",
     BlobKind: "model artifact cost-model samples request",
     Scope: "submit read measure admin",

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.target import Target
-from tilewright.db.standing import Backing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.service.jobs.device.device import Checked, Device, DeviceError, Loadable, Variant
 from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.roofline import Level, Speeds
@@ -52,14 +52,14 @@ class FakeDevice:
     def facts(self) -> Any:
         return find_device()
 
-    def beside(self, first: Witness) -> FakeDevice:
+    def beside(self, first: ClaimReporter) -> FakeDevice:
         return self.other or replace(self, runner=self.second or self.runner)
 
-    def worth(self, first: Witness) -> Backing:
+    def worth(self, first: ClaimReporter) -> Attestation:
         if self.trusted:
-            return Backing.OWN
+            return Attestation.OWN
         other = self.other or self
-        return first.second(Witness(other.worker, other.owner))
+        return first.second(ClaimReporter(other.worker, other.owner))
 
     def runs(self, target: Target) -> bool:
         return self.runnable

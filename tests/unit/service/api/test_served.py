@@ -17,9 +17,9 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.changes import SqliteChanges, open_changes
 from tilewright.db.errors import StorageError, StorageKind
-from tilewright.db.standing import Backing
+from tilewright.db.review_state import Attestation
 from tilewright.db.storage import Storage
-from tilewright.db.stores.record_ledger import StoredRecord
+from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api import served as api_served
 from tilewright.service.api.freshness import Freshness
@@ -58,14 +58,14 @@ class Counted:
         sa.event.listen(storage.engine, "before_cursor_execute", self._query)
         view = api_served.record_view
 
-        def counting(record: TuningRecord, backing: Backing) -> RecordView:
+        def counting(record: TuningRecord, attestation: Attestation) -> RecordView:
             self.views += 1
-            return view(record, backing)
+            return view(record, attestation)
 
         monkeypatch.setattr(api_served, "record_view", counting)
 
     def _query(self, _c: Any, _cu: Any, statement: str, *_: Any) -> None:
-        self.queries += statement.startswith("SELECT") and "FROM records" in statement
+        self.queries += statement.startswith("SELECT") and "FROM claims" in statement
 
 
 def test_lookups_that_come_together_are_one_query(
@@ -237,16 +237,16 @@ def test_a_lookup_says_whose_word_it_answers_with(client: TestClient, storage: S
     (proposed,) = storage.ledger.provisional("job")
     params = {"workload": "a" * 64, "target": TARGET}
 
-    def backing() -> Any:
-        return client.get("/v1/schedules", params=params).json().get("backing")
+    def attestation() -> Any:
+        return client.get("/v1/schedules", params=params).json().get("attestation")
 
-    assert backing() is None, "measured once: nobody is served"
-    storage.ledger.confirm(proposed.id, said)
-    assert backing() == "one-worker"
-    storage.ledger.confirm(proposed.id, replace(said, worker=two))
-    assert backing() == "two-owners"
+    assert attestation() is None, "measured once: nobody is served"
+    storage.ledger.confirm(proposed.id, said.to_json(), said.worker)
+    assert attestation() == "one-worker"
+    storage.ledger.confirm(proposed.id, said.to_json(), two)
+    assert attestation() == "two-owners"
     storage.ledger.withdraw("sick", workers=[two])
-    assert backing() == "once"
+    assert attestation() is None, "one report is left"
 
 
 def test_answers_are_what_the_schemas_say(client: TestClient, storage: Storage) -> None:

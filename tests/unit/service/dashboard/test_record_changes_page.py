@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from tests.unit.service.jobs.test_record_exchange import TARGET, Site, add, model
 from tests.unit.service.pages import HOSTILE, ORIGIN, opened, sign_in
 from tilewright.compiler.mode import Mode
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
 from tilewright.db.stores.tokens import Scope
@@ -99,8 +99,8 @@ def test_a_record_or_all_of_a_worker_is_withdrawn(
         assert answer.status_code == 422 and 'role="alert"' in answer.text
     done = browser.post(f"{place}/withdraw", data={"reason": HOSTILE}, headers=ORIGIN)
     assert done.status_code == 200 and "<img src=x" not in done.text
-    assert storage.ledger.get(fast.id).state is Standing.WITHDRAWN
-    assert storage.ledger.get(slow.id).state is not Standing.WITHDRAWN
+    assert storage.ledger.get(fast.id).state is ReviewState.WITHDRAWN
+    assert storage.ledger.get(slow.id).state is not ReviewState.WITHDRAWN
     seen = opened(browser, place)
     assert HOSTILE in seen.text and not [
         f for f in seen.named("input") if f.get("name") == "reason"
@@ -109,7 +109,7 @@ def test_a_record_or_all_of_a_worker_is_withdrawn(
     assert browser.post(
         f"/dashboard/records/{slow.id}/withdraw", data=form, headers=ORIGIN
     ).is_success
-    assert storage.ledger.get(slow.id).state is Standing.WITHDRAWN
+    assert storage.ledger.get(slow.id).state is ReviewState.WITHDRAWN
     assert (
         browser.post("/dashboard/records/none/withdraw", data=form, headers=ORIGIN).status_code
         == 404
@@ -132,7 +132,7 @@ def test_only_an_admin_changes_records(
     assert anonymous.post(IMPORT, files=sent, headers=ORIGIN).status_code == 403
     form = {"reason": "I may not"}
     assert anonymous.post(f"{place}/withdraw", data=form, headers=ORIGIN).status_code == 403
-    assert storage.ledger.get(stored.id).state is not Standing.WITHDRAWN
+    assert storage.ledger.get(stored.id).state is not ReviewState.WITHDRAWN
 
 
 def test_other_pages_make_no_browser_change_records(
@@ -143,7 +143,7 @@ def test_other_pages_make_no_browser_change_records(
     for path in (f"/dashboard/records/{stored.id}/withdraw", IMPORT, "/dashboard/devices/add"):
         answer = browser.post(path, data={"reason": "r"}, headers={"Sec-Fetch-Site": "cross-site"})
         assert answer.status_code == 403
-    assert storage.ledger.get(stored.id).state is not Standing.WITHDRAWN
+    assert storage.ledger.get(stored.id).state is not ReviewState.WITHDRAWN
 
 
 def test_an_import_may_be_larger_than_other_forms(settings: Settings, browser: TestClient) -> None:

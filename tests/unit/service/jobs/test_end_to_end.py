@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from tests.unit.db.test_races import add
 from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import InvalidInputError
@@ -22,7 +23,7 @@ from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
-from tilewright.db.standing import Backing
+from tilewright.db.review_state import Attestation
 from tilewright.db.storage import Storage
 from tilewright.service.cli import run as run_cli
 from tilewright.service.cli.view import settled_line
@@ -134,20 +135,20 @@ def test_a_bad_record_is_not_served(
     (compiled,) = build_artifact(found.planned, found.schedules, tmp_path / "a")
     assert compiled.schedules[key] == _default(planned, 0) and not compiled.tuned
     assert verify_artifact(planned, read_artifact(tmp_path / "a"), here).complete
-    assert storage.verdicts.counts() == {"default": 1}
+    assert storage.ledger.race_counts() == {"default": 1}
 
 
 def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) -> None:
     device = ours([0.8])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    for _ in range(2):
-        found = settle([planned], storage, device)
+    for job_id in ("first", "second", "second"):
+        found = settle([planned], storage, device, job_id=job_id)
         assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "faster")
         assert found.verdict.device == device.facts.model
         assert (found.known, found.workloads) == (1, 2)
         key = planned.workloads[0][0].key
         assert found.schedules.best(key, planned.mode) == _other(planned, 0)
-    assert device.raced == [1] and storage.verdicts.counts() == {"tuned": 2}
+    assert device.raced == [1] and storage.ledger.race_counts() == {"tuned": 2}
     # other schedules are another race
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
     assert settle([planned], storage, ours([1.0, 1.0])).verdict.served is Served.DEFAULT
@@ -186,7 +187,7 @@ def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     again = board(truth, worker="third", other=honest(truth))
     verdict = settle([planned], storage, again, job_id="next").verdict
     assert verdict.served is (Served.TUNED if truth < 1 else Served.DEFAULT)
-    assert verdict.backing is Backing.TWO_OWNERS and again.raced == [1]
+    assert verdict.attestation is Attestation.TWO_OWNERS and again.raced == [1]
     assert settle([planned], storage).verdict == verdict
 
 
@@ -194,11 +195,11 @@ def test_a_tie_contradicts_nobody(storage: Storage, planned: Planned) -> None:
     """The defaults are served, the reason names no worker, and the next job races anew."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     verdict = settle([planned], storage, board(1.0, other=honest(0.8)), job_id="first").verdict
-    assert (verdict.served, verdict.backing) == (Served.DEFAULT, Backing.ONCE)
+    assert (verdict.served, verdict.attestation) == (Served.DEFAULT, Attestation.ONCE)
     assert HONEST not in verdict.reason
     assert settle([planned], storage).verdict.outcome == "not_run"
     again = settle([planned], storage, board(0.8, other=honest(0.8)), job_id="next").verdict
-    assert (again.served, again.backing) == (Served.TUNED, Backing.TWO_OWNERS)
+    assert (again.served, again.attestation) == (Served.TUNED, Attestation.TWO_OWNERS)
 
 
 def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
@@ -207,7 +208,7 @@ def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
     """The second race ends in a tie: nobody agreed, and nobody contradicted."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     first = settle([planned], storage, board(0.9, other=honest(1.0)), job_id="first")
-    assert (first.verdict.served, first.verdict.backing) == (Served.TUNED, Backing.ONCE)
+    assert (first.verdict.served, first.verdict.attestation) == (Served.TUNED, Attestation.ONCE)
     text = verdict_text(first.verdict.to_json())
     assert text.endswith("measured once, by one worker")
     restarted = board(other=honest(1.0))
@@ -224,7 +225,7 @@ def test_the_only_worker_confirms_itself_until_another_owner_has_one(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     alone = board(0.9, 0.9)
     verdict = settle([planned], storage, alone, job_id="first").verdict
-    assert verdict.backing is Backing.ONE_WORKER and alone.raced == [1, 1]
+    assert verdict.attestation is Attestation.ONE_WORKER and alone.raced == [1, 1]
     assert settle([planned], storage, board(), job_id="second").verdict == verdict
     # another owner's worker comes, and contradicts it
     second = honest(1.2)
@@ -238,7 +239,7 @@ def test_what_several_workers_raced_by_turns_is_nobodys_word(
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     found = settle([planned], storage, board(0.9, worker=""), job_id="job")
-    assert found.verdict.served is Served.TUNED and storage.verdicts.counts() == {}
+    assert found.verdict.served is Served.TUNED and storage.ledger.race_counts() == {}
 
 
 class Turns(FakeDevice):
@@ -262,7 +263,7 @@ def test_the_races_of_the_whole_and_of_its_sure_part_are_one_word(
     device = Turns([1.01, 0.9], other=honest(0.9))
     device.turns = turns
     assert settle([planned], storage, device, job_id="job").verdict.served is Served.PARTLY
-    assert device.turns == () and storage.verdicts.counts() == (
+    assert device.turns == () and storage.ledger.race_counts() == (
         {"partly": 1} if turns[0] == turns[1] else {}
     )
 
@@ -271,7 +272,7 @@ def test_a_second_device_that_fails_leaves_it_open(storage: Storage, planned: Pl
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     away = FakeDevice(worker=HONEST, error=DeviceError("board 'b' does not answer"))
     found = settle([planned], storage, board(0.9, other=away), job_id="job")
-    assert (found.verdict.served, found.verdict.backing) == (Served.TUNED, Backing.ONCE)
+    assert (found.verdict.served, found.verdict.attestation) == (Served.TUNED, Attestation.ONCE)
     assert settle([planned], storage).verdict.outcome == "not_run"
 
 
@@ -291,7 +292,7 @@ def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planne
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
     found = settle([planned], storage, ours())
     assert (found.verdict.served, found.verdict.outcome) == (Served.DEFAULT, "same")
-    assert found.known == 1 and storage.verdicts.counts() == {}
+    assert found.known == 1 and storage.ledger.race_counts() == {}
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_what_a_device_cannot_race_is_decided_by_its_kernels(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     verdict = settle([planned], storage, device).verdict
     assert (verdict.served, verdict.outcome) == (Served.TUNED, "not_run") and why in verdict.reason
-    assert storage.verdicts.counts() == {}, "the next job asks again"
+    assert storage.ledger.race_counts() == {}, "the next job asks again"
 
 
 def test_without_a_race_records_are_served_and_said_to_be_unraced(
@@ -320,7 +321,7 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
     assert found.schedules.best(planned.workloads[0][0].key, planned.mode) == _other(planned, 0)
     text = settled_line(found)
     assert "1 of 2 workloads known" in text and "not raced end to end" in text
-    assert storage.verdicts.counts() == {}, "what nobody raced is no verdict"
+    assert storage.ledger.race_counts() == {}, "what nobody raced is no verdict"
 
 
 def _reloaded(
@@ -442,7 +443,7 @@ def test_verdicts_read_back_and_speak() -> None:
 
 def test_metrics_count_what_fell_back(storage: Storage, client: TestClient) -> None:
     for served in ("tuned", "default", "partly", "default"):
-        storage.verdicts.add("i", "j", served, {})
+        add(storage.ledger, "i", "j", served, {})
     text = client.get("/v1/metrics").text
     assert "tilewright_fallbacks_total 3.0" in text
     assert 'tilewright_served_total{served="default"} 2.0' in text

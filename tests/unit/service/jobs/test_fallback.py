@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.errors import ArtifactError
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.evidence.certificate import WrongProgramError
 from tilewright.service.jobs.evidence.end_to_end import Served, Settled, settle
@@ -130,7 +130,7 @@ def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
         "1 task falls back to its default; tuned, value 'h' is wrong"
     )
     states = {one.record.key.workload_key: one.state for one in storage.ledger.list()}
-    assert states[bad] is Standing.WITHDRAWN and states[good] is not Standing.WITHDRAWN
+    assert states[bad] is ReviewState.WITHDRAWN and states[good] is not ReviewState.WITHDRAWN
 
 
 def test_what_is_right_is_delivered_once(
@@ -151,7 +151,7 @@ def test_a_workers_word_takes_no_record_from_others(
     bad = key_of(planned, "h")
     judge = Judge(lambda served: "h" if bad in served.schedules.schedules else None)
     run(settled, FakeDevice([]), storage, judge)
-    assert all(one.state is not Standing.WITHDRAWN for one in storage.ledger.list())
+    assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_all_fall_back_where_nobody_knows_which_one_is_wrong(
@@ -163,7 +163,7 @@ def test_all_fall_back_where_nobody_knows_which_one_is_wrong(
     found, checked = run(settled, device, storage, judge)
     assert checked.complete and not found.schedules.schedules
     assert found.verdict.served is Served.DEFAULT and len(found.verdict.dropped) == 2
-    assert all(one.state is not Standing.WITHDRAWN for one in storage.ledger.list())
+    assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_a_wrong_untuned_program_is_an_error(
@@ -175,7 +175,7 @@ def test_a_wrong_untuned_program_is_an_error(
     with pytest.raises(WrongProgramError, match="value 'y'"):
         run(settled, device, storage, judge)
     assert not judge.served[-1].schedules.schedules
-    assert all(one.state is not Standing.WITHDRAWN for one in storage.ledger.list())
+    assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_what_is_no_matter_of_the_program_is_not_tried_again(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tilewright.service.jobs.evidence.confirmation import Confirmed
+from tilewright.service.jobs.evidence.review import Reviewed
 from tilewright.service.jobs.pipeline.incomplete import untuned
 from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.tuner.events import Ended, Screened
@@ -19,7 +19,7 @@ def reason(ended: Ended, screened: int, compared: int) -> str:
         tasks=(status,), ended=ended, screened=Screened(screened, 7.0), reason=""
     )
     outcome: Any = SimpleNamespace(
-        finished=finished, confirmed=Confirmed(), settled=None, verification=None
+        finished=finished, confirmed=Reviewed(), settled=None, verification=None
     )
     counts = {Status.OK: screened + compared}
     records = SimpleNamespace(best_records=lambda keys: {}, count_trials=lambda job: counts)

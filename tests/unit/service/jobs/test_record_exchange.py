@@ -14,16 +14,16 @@ from fastapi.testclient import TestClient
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tests.unit.service.jobs.test_confirmation import TARGET, model
+from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import open_size
 from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.db.errors import StorageError, StorageKind
-from tilewright.db.standing import Standing
+from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.audit import Action
-from tilewright.db.stores.record_ledger import RecordLedger
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.types import canonical_json
 from tilewright.service.cli import run
 from tilewright.service.jobs.knowledge import record_exchange
@@ -133,9 +133,9 @@ def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
         add(there, planned, 1e-3 / (1 + tile), tile)
     lines = list(reversed(stored(there)))
     noted: list[int] = []
-    adopt, adopted = RecordLedger.adopt, 0
+    adopt, adopted = ClaimLedger.adopt, 0
 
-    def failing(ledger: RecordLedger, *arguments: Any) -> Any:
+    def failing(ledger: ClaimLedger, *arguments: Any) -> Any:
         nonlocal adopted
         adopted += 1
         if adopted == 2:
@@ -146,7 +146,7 @@ def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
         noted.append(sum(done.counts.values()))
         here.storage.audit.add(Action.RECORDS_IMPORTED, "lines", actor="", actor_name="", origin="")
 
-    monkeypatch.setattr(RecordLedger, "adopt", failing)
+    monkeypatch.setattr(ClaimLedger, "adopt", failing)
     with pytest.raises(StorageError):
         import_records(lines, here.storage, {there.key.public}, note)
     (sent,) = {record.record.key for record in there.storage.ledger.list()}
@@ -181,7 +181,7 @@ def test_a_portion_takes_as_many_statements_as_a_line(
     assert statements(lines[2:3]) == statements([*lines[3:], lines[3]])
     found = here.storage.ledger.list()
     assert [one.record.run_seconds for one in found[:9]] == [2e-3 / n for n in range(12, 3, -1)]
-    assert [one.state for one in found] == [Standing.CONFIRMED, *[Standing.SUPERSEDED] * 10]
+    assert [one.state for one in found] == [ReviewState.CONFIRMED, *[ReviewState.SUPERSEDED] * 10]
     best = here.storage.records.best_record(own.key)
     assert best is not None and best.run_seconds == 2e-3 / 12
 
@@ -376,7 +376,8 @@ def test_on_the_command_line(
     assert "confirmed" in of_theirs and "superseded" not in of_theirs
     alone = replace(best, trial_id="of one worker")
     here.storage.ledger.propose(alone, "job")
-    here.storage.ledger.confirm(here.storage.ledger.provisional("job")[0].id, best.measurement)
+    (waiting,) = here.storage.ledger.provisional("job")
+    here.storage.ledger.confirm(waiting.id, best.measurement.to_json(), best.measurement.worker)
     assert run(["record", "list"]) == 0
     assert "confirmed, one-worker" in capsys.readouterr().out
     here.storage.ledger.withdraw("a test's", record_ids=[here.storage.ledger.list()[0].id])
@@ -385,7 +386,7 @@ def test_on_the_command_line(
     assert run(["record", "withdraw", "--worker", f"{there.key.public[:12]}/board"]) == 0
     assert "1 earlier records are served again" in capsys.readouterr().out
     assert here.storage.records.best_record(own.key) == own
-    assert here.storage.ledger.list(state=Standing.WITHDRAWN)
+    assert here.storage.ledger.list(state=ReviewState.WITHDRAWN)
     withdrawn, taken, refused = here.storage.audit.list()
     assert {entry.actor for entry in (withdrawn, taken, refused)} == {""}
     assert (withdrawn.action, withdrawn.actor_name) == (
@@ -432,5 +433,5 @@ def test_a_record_at_smaller_sizes_is_not_the_faster_one(here: Site, there: Site
     same = line_of_a_range(there, (((("s0", 60),), 2.0),), "v", 5e-7)
     for line, served in ((first, 1), (small, 0), (same, 1)):
         assert import_records([line], here.storage, trusted).served == served
-    (best,) = here.storage.ledger.list(state=Standing.CONFIRMED)
+    (best,) = here.storage.ledger.list(state=ReviewState.CONFIRMED)
     assert best.record.trial_id == "v"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.service.jobs.test_confirmation import TARGET, model
+from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target

@@ -21,7 +21,7 @@ from tests.unit.service.leased import (
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.host import host_target
-from tilewright.db.standing import Backing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.service.jobs.device import run_queue
@@ -108,7 +108,7 @@ def test_a_second_opinion_is_never_what_was_said_before(
 ) -> None:
     """Not by the only worker, and not after its tuner was killed between the two races."""
     board = storage.workers.register("board", [host_target().key], find_device().to_json())
-    first = Witness(board.id, "")
+    first = ClaimReporter(board.id, "")
     for life in range(2):
         tokens = CancelToken(), CancelToken()
         with LeasedDevice(storage, job, host_target(), *tokens) as device:
@@ -165,7 +165,7 @@ def test_a_race_says_who_ran_it_unless_several_did(
             storage.workers.drain(first)
     found = call.result()
     assert len(found.comparisons) == 2 and found.worker == ("" if lost else first)
-    with device.beside(Witness(first, "")) as other:
+    with device.beside(ClaimReporter(first, "")) as other:
         again = Call(lambda: other.race([[model]] * 2, 2))  # with other threads: another race
         until(lambda: bool(leases := claim_one(storage, second)) and answer(storage, leases))
         assert again.result().worker == second
@@ -255,22 +255,22 @@ def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_
 ) -> None:
     target = host_target().key
 
-    def registered(name: str, owner: str) -> Witness:
+    def registered(name: str, owner: str) -> ClaimReporter:
         worker = storage.workers.register(name, [target], {}, owner=owner)
-        return Witness(worker.id, owner)
+        return ClaimReporter(worker.id, owner)
 
-    def asked(first: Witness) -> str | None:
+    def asked(first: ClaimReporter) -> str | None:
         found = device.beside(first)._queue.worker
         return None if found is None else found.id
 
-    assert device.worth(Witness("gone", "mean")) is Backing.ONCE, "there is nobody"
+    assert device.worth(ClaimReporter("gone", "mean")) is Attestation.ONCE, "there is nobody"
     first = registered("w1", "mean")
-    assert asked(first) == first.worker and device.worth(first) is Backing.ONE_WORKER
+    assert asked(first) == first.worker and device.worth(first) is Attestation.ONE_WORKER
     second = registered("w2", "mean")
-    assert asked(first) == second.worker and device.worth(first) is Backing.ONE_OWNER
+    assert asked(first) == second.worker and device.worth(first) is Attestation.ONE_OWNER
     honest = registered("honest", "honest")
     assert asked(first) == asked(second) == honest.worker
-    assert device.worth(first) is device.worth(second) is Backing.TWO_OWNERS
+    assert device.worth(first) is device.worth(second) is Attestation.TWO_OWNERS
     assert asked(honest) == first.worker
     assert device.beside(first)._worker_ids == (honest.worker,), "those that tell less wait"
     other = registered("other", "honest")

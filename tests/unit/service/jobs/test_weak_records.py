@@ -13,17 +13,17 @@ import sqlalchemy as sa
 from structlog.testing import capture_logs
 
 from tests.measured import honest
-from tests.unit.service.jobs.test_confirmation import TARGET, model
+from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
 from tests.unit.service.tuners import running
 from tests.unit.service.workers import until
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.models import SweepRow
-from tilewright.db.standing import Backing, Standing
+from tilewright.db.review_state import Attestation, ReviewState
 from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.leases import NewRequest, RequestState
-from tilewright.db.stores.record_ledger import RecordLedger
 from tilewright.db.stores.sweeps import TERM_SECONDS, SweepStore
 from tilewright.service.jobs.evidence import weak_records
 from tilewright.service.jobs.evidence.weak_records import (
@@ -79,7 +79,7 @@ class Site:
         record = TuningRecord(key, schedule, said, f"t {key.workload_key}", CODEGEN_VERSION, "0")
         self.storage.ledger.propose(record, "job")
         (proposed,) = self.storage.ledger.provisional("job")
-        assert self.storage.ledger.confirm(proposed.id, said)
+        assert self.storage.ledger.confirm(proposed.id, said.to_json(), said.worker)
         return proposed.id
 
 
@@ -144,8 +144,8 @@ def test_only_what_is_served_on_one_owners_word_and_holds_is_due(site: Site, tas
 
     by_two = site.serve(key(1), schedule)
     second = Measurement(Status.OK, samples_seconds=(1e-6,), worker=site.other, checks=3)
-    assert storage.ledger.confirm(by_two, second)
-    assert storage.ledger.get(by_two).backing is Backing.TWO_OWNERS
+    assert storage.ledger.confirm(by_two, second.to_json(), second.worker)
+    assert storage.ledger.get(by_two).attestation is Attestation.TWO_OWNERS
     withdrawn = site.serve(key(2), schedule)
     storage.ledger.withdraw("it lies", record_ids=[withdrawn])
     stale = site.serve(key(3), schedule)
@@ -177,10 +177,10 @@ def test_what_a_job_left_provisional_is_measured_again(
         site.weak.measure(due, builder, references, CancelToken())
     found = storage.ledger.get(left.id)
     if true:
-        assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
+        assert (found.state, found.attestation) == (ReviewState.CONFIRMED, Attestation.TWO_OWNERS)
         assert storage.records.best_record(task.key) == record
     else:
-        assert found.state is Standing.DISPUTED
+        assert found.state is ReviewState.DISPUTED
         assert storage.records.best_record(task.key) is None
 
 
@@ -199,14 +199,14 @@ def test_what_nobody_can_back_better_hides_nothing(
 ) -> None:
     """However much of it there is, of other targets or of the owner of the idle workers."""
     asked: list[int] = []
-    weak = RecordLedger.weak
+    weak = ClaimLedger.weak
 
     def counted(*arguments: Any, **more: Any) -> Any:
         found = weak(*arguments, **more)
         asked.append(len(found))
         return found
 
-    monkeypatch.setattr(RecordLedger, "weak", counted)
+    monkeypatch.setattr(ClaimLedger, "weak", counted)
     schedule = task.space.default()
     site.storage.workers.drain(site.first)
     due = site.serve(task.key, schedule)
@@ -332,15 +332,15 @@ def test_a_tuner_without_jobs_measures_weak_records_again(
 
     def settled() -> bool:
         found = site.storage.ledger.get(record)
-        return (found.state, found.backing) != (Standing.CONFIRMED, Backing.ONE_WORKER)
+        return (found.state, found.attestation) != (ReviewState.CONFIRMED, Attestation.ONE_WORKER)
 
     with answering(site, lambda request: 1e-3), running(tuner):
         until(settled, 600.0)  # a builder starts first, on a machine that may be busy
     found = site.storage.ledger.get(record)
     if true:
-        assert (found.state, found.backing) == (Standing.CONFIRMED, Backing.TWO_OWNERS)
+        assert (found.state, found.attestation) == (ReviewState.CONFIRMED, Attestation.TWO_OWNERS)
     else:
-        assert found.state is Standing.DISPUTED and "on worker" in found.reason
+        assert found.state is ReviewState.DISPUTED and "on worker" in found.reason
     assert site.storage.records.best_record(task.key) == (found.record if true else None)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.db.test_races import add
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
-from tilewright.db.stores.records import record_id
+from tilewright.db.stores.claim_rows import record_id
 from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 from tilewright.tuner.measure.measurement import (
     Measurement,
@@ -25,7 +26,7 @@ def job(storage: Storage, name: str) -> str:
     digest, size = storage.blobs.put_stream(iter([name.encode()]))
     storage.models.register(digest, size, name, None)
     made = storage.jobs.create(digest, "x86-64-v3", target_key=KEY.target_key)
-    storage.verdicts.add(f"race of {name}", made.id, "tuned", {})
+    add(storage.ledger, f"race of {name}", made.id, "tuned", {})
     return made.id
 
 
@@ -41,14 +42,14 @@ def test_jobs_are_told_and_their_decisions_forgotten(storage: Storage) -> None:
 
     done = withdraw_records(storage, "its clock stands still", workers=["board"])
 
-    assert set(done.told) == {measured, built} and done.verdicts == 2
+    assert set(done.told) == {measured, built} and done.withdrawn.races == 2
     for name in (measured, built):
         (event,) = [e for e in storage.events.since(name) if e.kind == "withdrawn"]
         assert event.data["reason"] == "its clock stands still"
         assert event.data["records"] == [record_id(KEY, schedule.digest, "trial")]
     assert not [e for e in storage.events.since(other) if e.kind == "withdrawn"]
-    assert storage.verdicts.find("race of built") is None
-    assert storage.verdicts.find("race of other") is not None
+    assert storage.ledger.race("race of built") is None
+    assert storage.ledger.race("race of other") is not None
     assert storage.records.best_record(KEY) is None
 
 

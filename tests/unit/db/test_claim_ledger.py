@@ -16,12 +16,13 @@ from tests.unit.db.explained import plan_of
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import NotFoundError
-from tilewright.db.models import RecordRow
-from tilewright.db.standing import Backing, Standing, Witness
-from tilewright.db.stores import record_ledger
+from tilewright.db.models import ClaimRow
+from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
+from tilewright.db.stores import claim_ledger
+from tilewright.db.stores.claim_ledger import ClaimLedger, JobRecords
+from tilewright.db.stores.claim_rows import StoredRecord, record_id, serve
 from tilewright.db.stores.jobs import JobStore
-from tilewright.db.stores.record_ledger import JobRecords, RecordLedger, StoredRecord
-from tilewright.db.stores.records import SqlRecordStore, record_id, serve
+from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.workers import WorkerStore
 from tilewright.tuner.measure.measurement import (
     Measurement,
@@ -70,12 +71,20 @@ def id_of(made: TuningRecord) -> str:
     return record_id(made.key, made.schedule.digest, made.trial_id)
 
 
-def states(ledger: RecordLedger) -> dict[str, Standing]:
+def confirm(ledger: ClaimLedger, claim_id: str, second: Measurement) -> bool:
+    return ledger.confirm(claim_id, second.to_json(), second.worker)
+
+
+def dispute(ledger: ClaimLedger, claim_id: str, second: Measurement, reason: str) -> bool:
+    return ledger.dispute(claim_id, second.to_json(), reason)
+
+
+def states(ledger: ClaimLedger) -> dict[str, ReviewState]:
     return {one.id: one.state for one in ledger.list()}
 
 
 def test_a_provisional_record_is_not_served_until_it_is_confirmed(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     old, new = record(2e-3), record(1e-3, tile=2)
     records.add_record(old)
@@ -86,29 +95,29 @@ def test_a_provisional_record_is_not_served_until_it_is_confirmed(
     assert ledger.provisional("another") == []
 
     second = measured(1.05e-3, "another board")
-    assert ledger.confirm(waiting.id, second)
+    assert confirm(ledger, waiting.id, second)
     assert records.best_record(KEY) == new
     assert ledger.get(waiting.id).confirmation == second
     assert states(ledger) == {
-        id_of(old): Standing.SUPERSEDED,
-        id_of(new): Standing.CONFIRMED,
+        id_of(old): ReviewState.SUPERSEDED,
+        id_of(new): ReviewState.CONFIRMED,
     }
-    assert not ledger.confirm(waiting.id, second), "once is enough"
+    assert not confirm(ledger, waiting.id, second), "once is enough"
 
 
 def test_a_worker_that_contradicts_itself_teaches_nobody(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     """The only worker was asked again: which of its two times is true nobody knows."""
     lie = record(1e-12)
     records.add_trials([trial_of(lie)])
     ledger.propose(lie, "job")
-    assert ledger.dispute(id_of(lie), measured(3e-3), "1 ps, then 3 ms")
+    assert dispute(ledger, id_of(lie), measured(3e-3), "1 ps, then 3 ms")
     assert believed(records, KEY) == [] and records.best_record(KEY) is None
 
 
 def test_a_record_says_whose_word_it_is_and_another_owner_may_contradict_it(
-    records: SqlRecordStore, ledger: RecordLedger, engine: sa.Engine, clock: Any
+    records: SqlRecordStore, ledger: ClaimLedger, engine: sa.Engine, clock: Any
 ) -> None:
     workers = WorkerStore(engine, clock)
     mean = [workers.register(name, [], {}, owner="mean").id for name in ("one", "two")]
@@ -118,54 +127,59 @@ def test_a_record_says_whose_word_it_is_and_another_owner_may_contradict_it(
     ledger.propose(lie, "job")
     records.add_trials([trial_of(lie)])
     made = ledger.get(id_of(lie))
-    assert made.witness == Witness(mean[0], "mean") and made.backing is Backing.ONCE
+    assert made.reporter == ClaimReporter(mean[0], "mean") and made.attestation is Attestation.ONCE
 
-    for worker, backing in ((mean[0], Backing.ONE_WORKER), (mean[1], Backing.ONE_OWNER)):
-        assert ledger.confirm(made.id, measured(1e-6, worker))
+    for worker, attestation in (
+        (mean[0], Attestation.ONE_WORKER),
+        (mean[1], Attestation.ONE_OWNER),
+    ):
+        assert confirm(ledger, made.id, measured(1e-6, worker))
         served = ledger.served([KEY])[KEY]
-        assert (served.record, served.backing) == (lie, backing)
-        assert not ledger.confirm(made.id, measured(1e-6, mean[0])), "it adds nothing"
+        assert (served.record, served.attestation) == (lie, attestation)
+        assert not confirm(ledger, made.id, measured(1e-6, mean[0])), "it adds nothing"
 
     # another owner's worker comes
-    assert ledger.dispute(made.id, measured(3e-3, honest), "1 us, then 3 ms")
+    assert dispute(ledger, made.id, measured(3e-3, honest), "1 us, then 3 ms")
     assert records.best_record(KEY) == old, "what was served before"
-    assert ledger.get(made.id).state is Standing.DISPUTED and believed(records, KEY) == []
+    assert ledger.get(made.id).state is ReviewState.DISPUTED and believed(records, KEY) == []
 
 
 def test_what_two_owners_say_is_not_measured_again_until_one_is_not_believed(
-    records: SqlRecordStore, ledger: RecordLedger, engine: sa.Engine, clock: Any
+    records: SqlRecordStore, ledger: ClaimLedger, engine: sa.Engine, clock: Any
 ) -> None:
     workers = WorkerStore(engine, clock)
     one, two = (workers.register(name, [], {}, owner=name).id for name in ("one", "two"))
     made = record(1e-3, worker=one)
     ledger.propose(made, "job")
-    assert ledger.confirm(id_of(made), measured(1e-3, two))
-    assert ledger.get(id_of(made)).backing is Backing.TWO_OWNERS
-    assert not ledger.dispute(id_of(made), measured(1.0, two), "why")
+    assert confirm(ledger, id_of(made), measured(1e-3, two))
+    assert ledger.get(id_of(made)).attestation is Attestation.TWO_OWNERS
+    assert not dispute(ledger, id_of(made), measured(1.0, two), "why")
     assert records.best_record(KEY) == made
 
     ledger.withdraw("sick", workers=[two])
     kept = ledger.get(id_of(made))
-    assert kept.state is Standing.CONFIRMED and kept.backing is Backing.ONCE
-    assert kept.confirmation is None
+    assert kept.state is ReviewState.PROVISIONAL and kept.attestation is Attestation.ONCE
+    assert kept.confirmation is None and records.best_record(KEY) is None
+    assert confirm(ledger, id_of(made), measured(1e-3, one))
+    assert records.best_record(KEY) == made
 
 
-def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: RecordLedger) -> None:
+def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: ClaimLedger) -> None:
     old, lie = record(2e-3), record(1e-12, tile=2)
     records.add_record(old)
     ledger.propose(lie, "job")
-    assert ledger.dispute(id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
+    assert dispute(ledger, id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
     assert records.best_record(KEY) == old
     kept = ledger.get(id_of(lie))
-    assert kept.state is Standing.DISPUTED and kept.reason == "1 ps, then 3 ms"
-    assert not ledger.confirm(id_of(lie), measured(1e-12)), "what is disputed stays so"
+    assert kept.state is ReviewState.DISPUTED and kept.reason == "1 ps, then 3 ms"
+    assert not confirm(ledger, id_of(lie), measured(1e-12)), "what is disputed stays so"
     assert records.best_record(KEY) == old
     ledger.propose(lie, "job")
-    assert ledger.get(id_of(lie)).state is Standing.DISPUTED, "nor is it proposed again"
+    assert ledger.get(id_of(lie)).state is ReviewState.DISPUTED, "nor is it proposed again"
 
 
 def test_what_a_disputed_worker_said_of_the_workload_teaches_nobody(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     lie, screened, elsewhere = (record(s, worker="liar") for s in (1e-12, 2e-12, 3e-12))
     elsewhere = replace(elsewhere, key=OTHER)
@@ -173,26 +187,26 @@ def test_what_a_disputed_worker_said_of_the_workload_teaches_nobody(
     trials = [trial_of(one) for one in (lie, screened, elsewhere, honest)]
     records.add_trials(trials)
     ledger.propose(lie, "job")
-    assert ledger.dispute(id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
+    assert dispute(ledger, id_of(lie), measured(3e-3, "honest"), "1 ps, then 3 ms")
     assert believed(records, KEY) == [trials[3]]
     assert believed(records, OTHER) == [trials[2]], "of other workloads nobody has said otherwise"
 
 
 def test_a_record_that_comes_again_is_the_newest(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     first, second = record(2e-3), record(1e-3, tile=2)
     for one in (first, second, first):
         records.add_record(one)
     assert records.best_record(KEY) == first
     assert states(ledger) == {
-        id_of(first): Standing.CONFIRMED,
-        id_of(second): Standing.SUPERSEDED,
+        id_of(first): ReviewState.CONFIRMED,
+        id_of(second): ReviewState.SUPERSEDED,
     }
 
 
 def test_withdrawing_a_worker_takes_back_all_that_it_said(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     honest, lie, waiting = record(2e-3), record(1e-9, worker="liar", tile=2), record(3e-3, OTHER)
     waiting = record(1e-9, OTHER, worker="liar")
@@ -214,7 +228,7 @@ def test_withdrawing_a_worker_takes_back_all_that_it_said(
     assert told == {honest.trial_id: False, lie.trial_id: True}
     assert records.count_by_target("cg1") == {KEY.target_key: 1}
     assert len(records.newest_trials([KEY.target_key], "cg1", 9)) == 1
-    assert not ledger.confirm(id_of(waiting), measured(1.0)), "withdrawn stays withdrawn"
+    assert not confirm(ledger, id_of(waiting), measured(1.0)), "withdrawn stays withdrawn"
     assert ledger.get(id_of(lie)).reason == "its clock stands still"
 
     again = ledger.withdraw("once more", workers=["liar"])
@@ -222,7 +236,7 @@ def test_withdrawing_a_worker_takes_back_all_that_it_said(
 
 
 def test_withdrawing_one_record_leaves_the_others_of_its_worker(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     first, other = record(2e-3), record(2e-3, OTHER)
     for one in (first, other):
@@ -234,14 +248,14 @@ def test_withdrawing_one_record_leaves_the_others_of_its_worker(
     assert done.trials == 1 and records.trials(OTHER) == [trial_of(other)]
 
 
-def test_unknown_records_are_named(ledger: RecordLedger) -> None:
+def test_unknown_records_are_named(ledger: ClaimLedger) -> None:
     for ask in (ledger.get, lambda name: ledger.withdraw("", record_ids=[name])):
         with pytest.raises(NotFoundError, match="record 'nothing'"):
             ask("nothing")
 
 
 def test_the_list_has_filters_and_pages(
-    records: SqlRecordStore, ledger: RecordLedger, clock: Any
+    records: SqlRecordStore, ledger: ClaimLedger, clock: Any
 ) -> None:
     made = [record(1e-3, KEY), record(2e-3, OTHER, "b"), record(3e-3, KEY, "b", 2)]
     for one in made:
@@ -255,21 +269,21 @@ def test_the_list_has_filters_and_pages(
     assert listed() == newest and listed(limit=2) == newest[:2]
     assert listed(limit=2, after=ledger.list(limit=2).next) == newest[2:]
     assert listed(workload_key=KEY.workload_key) == [newest[0], newest[2]]
-    assert listed(worker="b") == newest[:2] and listed(state=Standing.SUPERSEDED) == newest[2:]
+    assert listed(worker="b") == newest[:2] and listed(state=ReviewState.SUPERSEDED) == newest[2:]
     assert listed(threads=2) == listed(numerics="strict") == listed(target_key="x") == []
 
 
 def test_served_records_come_with_their_history(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     one = record(1e-3)
     records.add_record(one)
     found = ledger.served([KEY, OTHER])
     assert set(found) == {KEY} and isinstance(found[KEY], StoredRecord)
-    assert found[KEY].record == one and found[KEY].state is Standing.CONFIRMED
+    assert found[KEY].record == one and found[KEY].state is ReviewState.CONFIRMED
 
 
-def test_who_used_a_record(ledger: RecordLedger) -> None:
+def test_who_used_a_record(ledger: ClaimLedger) -> None:
     ledger.use(["a", "b", "a"], "job")
     ledger.use(["a"], "job")
     ledger.use(["a"], "another")
@@ -277,7 +291,7 @@ def test_who_used_a_record(ledger: RecordLedger) -> None:
 
 
 def test_the_store_of_a_job_proposes_and_reads_what_is_served(
-    records: SqlRecordStore, ledger: RecordLedger
+    records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
     store = JobRecords(records, ledger, "job")
     old, new = record(2e-3), record(1e-3, tile=2)
@@ -290,7 +304,7 @@ def test_the_store_of_a_job_proposes_and_reads_what_is_served(
 
 
 def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
-    engine: sa.Engine, ledger: RecordLedger, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, ledger: ClaimLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Confirming writes the row anew, under the eyes of a withdrawal that waits for the old one."""
     made = record(1e-3, worker="liar")
@@ -305,10 +319,10 @@ def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
             wait_for_a_lock(engine)
         serve(connection, values)
 
-    monkeypatch.setattr(record_ledger, "serve", served)
-    assert ledger.confirm(id_of(made), measured(1e-3, "honest"))
+    monkeypatch.setattr(claim_ledger, "serve", served)
+    assert confirm(ledger, id_of(made), measured(1e-3, "honest"))
     withdrawal.join(60)
-    assert ledger.get(id_of(made)).state is Standing.WITHDRAWN
+    assert ledger.get(id_of(made)).state is ReviewState.WITHDRAWN
 
 
 def wait_for_a_lock(engine: sa.Engine) -> None:
@@ -323,48 +337,53 @@ def wait_for_a_lock(engine: sa.Engine) -> None:
         time.sleep(0.02)
 
 
-WITNESSES = [Witness(f"{owner}{number}", owner) for owner in "abcd" for number in range(3)]
+REPORTERS = [ClaimReporter(f"{owner}{number}", owner) for owner in "abcd" for number in range(3)]
 
 
 def test_weak_records_are_those_that_somebody_could_back_better(
-    engine: sa.Engine, records: SqlRecordStore, ledger: RecordLedger
+    engine: sa.Engine, records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
-    """As `Witness.second` says of everyone who is asked, however many are."""
+    """As `ClaimReporter.second` says of everyone who is asked, however many are."""
     chance = random.Random(4)
-    kinds = list(itertools.product([*WITNESSES, Witness("a0", "")], Backing, Standing))
-    for number, (first, backing, state) in enumerate(kinds):
+    kinds = list(itertools.product([*REPORTERS, ClaimReporter("a0", "")], Attestation, ReviewState))
+    for number, (first, attestation, state) in enumerate(kinds):
         made = record(1e-3, replace(KEY, workload_key=f"{number:064x}"))
         records.add_record(made)
-        values = {"worker": first.worker, "owner": first.owner, "backing": backing, "state": state}
+        values = {
+            "reporter": first.worker,
+            "owner": first.owner,
+            "attestation": attestation,
+            "state": state,
+        }
         with writing(engine) as connection:
-            update = sa.update(RecordRow).where(RecordRow.id == id_of(made))
+            update = sa.update(ClaimRow).where(ClaimRow.id == id_of(made))
             connection.execute(update.values(**values))
-    open_ = (Standing.CONFIRMED, Standing.PROVISIONAL)
+    open_ = (ReviewState.CONFIRMED, ReviewState.PROVISIONAL)
     served = [one for one in ledger.list(limit=1000) if one.state in open_]
-    assert len(served) == 2 * len(kinds) / len(Standing)
-    for count in (*range(7), len(WITNESSES)):
-        others = chance.sample(WITNESSES, count)
+    assert len(served) == 2 * len(kinds) / len(ReviewState)
+    for count in (*range(7), len(REPORTERS)):
+        others = chance.sample(REPORTERS, count)
         better = [
             one.id
             for one in served
-            if one.backing.weak
-            and any(one.witness.second(each).rank > one.backing.rank for each in others)
+            if one.attestation.weak
+            and any(one.reporter.second(each).rank > one.attestation.rank for each in others)
         ]
         found = ledger.weak(KEY.target_key, "cg1", others, limit=1000)
         assert [one.id for one in found] == better
         found = ledger.weak(KEY.target_key, "cg1", others, but=better[1::2], limit=3)
         assert [one.id for one in found] == better[::2][:3]
-    assert not ledger.weak(KEY.target_key, "cg2", WITNESSES, limit=1)
-    assert not ledger.weak("another", "cg1", WITNESSES, limit=1)
+    assert not ledger.weak(KEY.target_key, "cg2", REPORTERS, limit=1)
+    assert not ledger.weak("another", "cg1", REPORTERS, limit=1)
 
 
 def test_what_a_job_left_provisional_is_weak_once_the_job_is_over(
-    ledger: RecordLedger, jobs: JobStore, model_digest: str
+    ledger: ClaimLedger, jobs: JobStore, model_digest: str
 ) -> None:
     """Not before, and not where a later record of the key is served or may be."""
 
     def weak() -> list[str]:
-        return [one.id for one in ledger.weak(KEY.target_key, "cg1", WITNESSES, limit=9)]
+        return [one.id for one in ledger.weak(KEY.target_key, "cg1", REPORTERS, limit=9)]
 
     job = jobs.create(model_digest, "host")
     first, later = record(2e-3, worker="a0"), record(1e-3, worker="b0")
@@ -374,20 +393,20 @@ def test_what_a_job_left_provisional_is_weak_once_the_job_is_over(
     assert weak() == [id_of(first)]
     ledger.propose(later, "forgotten")
     assert weak() == [id_of(later)]
-    assert ledger.confirm(id_of(later), measured(1e-3, "c0"))
-    assert ledger.get(id_of(later)).backing is Backing.ONE_OWNER, "tokens of nobody"
+    assert confirm(ledger, id_of(later), measured(1e-3, "c0"))
+    assert ledger.get(id_of(later)).attestation is Attestation.ONE_OWNER, "tokens of nobody"
     assert weak() == [id_of(later)]
-    assert ledger.dispute(id_of(later), measured(9e-3, "a1"), "it is slower")
+    assert dispute(ledger, id_of(later), measured(9e-3, "a1"), "it is slower")
     assert weak() == [id_of(first)]
-    assert ledger.confirm(id_of(first), measured(2e-3, "a0"))
-    assert ledger.get(id_of(first)).state is Standing.CONFIRMED
+    assert confirm(ledger, id_of(first), measured(2e-3, "a0"))
+    assert ledger.get(id_of(first)).state is ReviewState.CONFIRMED
 
 
 def test_weak_records_are_found_in_their_order_by_an_index(
-    engine: sa.Engine, ledger: RecordLedger
+    engine: sa.Engine, ledger: ClaimLedger
 ) -> None:
     """However many records there are."""
-    ask = lambda: ledger.weak(KEY.target_key, "cg1", WITNESSES, but=["x"], limit=4)  # noqa: E731
-    plan = plan_of(engine, ask, "records")
-    assert "ix_records_weak" in plan
-    assert "TEMP B-TREE" not in plan and "Sort" not in plan and "SCAN records" not in plan
+    ask = lambda: ledger.weak(KEY.target_key, "cg1", REPORTERS, but=["x"], limit=4)  # noqa: E731
+    plan = plan_of(engine, ask, "claims")
+    assert "ix_claims_weak" in plan
+    assert "TEMP B-TREE" not in plan and "Sort" not in plan and "SCAN claims" not in plan

@@ -16,9 +16,9 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.db.standing import Backing, Standing, Witness
+from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.evidence.confirmation import DEVICES_DIFFER, SLOWER, contradiction
+from tilewright.service.jobs.evidence.schedule_reviews import DEVICES_DIFFER, SLOWER, contradiction
 from tilewright.service.jobs.pipeline import run_job as run_job_module
 from tilewright.service.jobs.pipeline.incomplete import untuned
 from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
@@ -112,7 +112,7 @@ def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -
     return run_job(spec, device, job_context, JobWatcher(), job_id=job_id, token=CancelToken())
 
 
-def states(storage: Storage) -> list[Standing]:
+def states(storage: Storage) -> list[ReviewState]:
     return [one.state for one in storage.ledger.list()]
 
 
@@ -123,7 +123,7 @@ def test_a_lie_is_measured_again_disputed_and_not_served(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(lying), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     (record,) = storage.ledger.list()
-    assert record.state is Standing.DISPUTED
+    assert record.state is ReviewState.DISPUTED
     assert storage.records.best_record(record.record.key) is None
     assert outcome.confirmed.confirmed == 0 and outcome.confirmed.open == 0
     (told,) = outcome.confirmed.disputed
@@ -152,7 +152,7 @@ def test_a_record_that_holds_is_served_and_remembers_who_used_it(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     (record,) = storage.ledger.list()
-    assert record.state is Standing.CONFIRMED and record.job_id == "first"
+    assert record.state is ReviewState.CONFIRMED and record.job_id == "first"
     assert record.confirmation is not None and record.confirmation.certified
     assert storage.records.best_record(record.record.key) == record.record
     (again,) = board.second.submitted
@@ -171,7 +171,7 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     second = FakeQueue(honest, fails=lambda candidate, attempt: Status.WORKER_LOST)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=second)
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [Standing.PROVISIONAL] and outcome.confirmed.open == 1
+    assert states(storage) == [ReviewState.PROVISIONAL] and outcome.confirmed.open == 1
     reason = untuned(outcome, JobBudget(12), storage, "first")
     assert reason is not None
     assert reason.note == ("nothing was tuned: 1 of the new records could not be measured again")
@@ -181,7 +181,7 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     later = tuned(storage, builder, board, "second")
     assert later.settled is not None and later.settled.known == 1
-    assert Standing.CONFIRMED in states(storage)
+    assert ReviewState.CONFIRMED in states(storage)
 
 
 @dataclass
@@ -191,14 +191,14 @@ class Leaving(FakeDevice):
     next: FakeDevice | None = None
     asked: int = 0
 
-    def beside(self, first: Witness) -> FakeDevice:
+    def beside(self, first: ClaimReporter) -> FakeDevice:
         self.asked += 1
         if self.asked == 1:
             return replace(self, runner=Away(honest), other=None)
         return super().beside(first)
 
-    def worth(self, first: Witness) -> Backing:
-        return Backing.TWO_OWNERS if self.asked == 0 or self.next else Backing.ONE_WORKER
+    def worth(self, first: ClaimReporter) -> Attestation:
+        return Attestation.TWO_OWNERS if self.asked == 0 or self.next else Attestation.ONE_WORKER
 
 
 class Away(FakeQueue):
@@ -217,7 +217,7 @@ def test_where_who_was_asked_goes_away_others_are_asked_who_tell_as_much(
     board = Leaving([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     board.next = board if another else None
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [Standing.CONFIRMED if another else Standing.PROVISIONAL]
+    assert states(storage) == [ReviewState.CONFIRMED if another else ReviewState.PROVISIONAL]
     assert outcome.confirmed.open == (not another)
 
 
@@ -230,7 +230,7 @@ def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has
     alone = FakeDevice([0.9] * 8, runner=FakeQueue(lying, worker=liar), worker=liar, owner="mean")
     tuned(storage, builder, alone, "first")
     (record,) = storage.ledger.list()
-    assert (record.state, record.backing) == (Standing.CONFIRMED, Backing.ONE_WORKER)
+    assert (record.state, record.attestation) == (ReviewState.CONFIRMED, Attestation.ONE_WORKER)
     model = storage.models.add(b"model", "m").digest
     user = storage.jobs.create(model, "host").id
     storage.ledger.use([record.id], user)
@@ -241,12 +241,12 @@ def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has
     )
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), other=second)
     outcome = tuned(storage, builder, board, "second")
-    assert storage.ledger.get(record.id).state is Standing.DISPUTED
+    assert storage.ledger.get(record.id).state is ReviewState.DISPUTED
     (told,) = [event for event in storage.events.since(user) if event.kind == "withdrawn"]
     assert told.data["records"] == [record.id]
     assert len(outcome.confirmed.disputed) == 1 and outcome.confirmed.confirmed == 1
     served = storage.ledger.served([record.record.key])[record.record.key]
-    assert served.backing is Backing.TWO_OWNERS
+    assert served.attestation is Attestation.TWO_OWNERS
     assert served.record.run_seconds >= 1e-3
 
     # and what is true is confirmed once, not by every job
@@ -269,7 +269,7 @@ def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
     monkeypatch.setattr(run_job_module, "settle", slow)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [Standing.WITHDRAWN]
+    assert states(storage) == [ReviewState.WITHDRAWN]
     assert outcome.settled is not None and outcome.settled.records == {}
     (record,) = storage.ledger.list()
     assert storage.ledger.uses(record.id) == []
@@ -281,7 +281,7 @@ def test_our_own_device_needs_no_second_measurement(
 ) -> None:
     ours = FakeDevice([0.9] * 8, runner=FakeQueue(honest), trusted=True)
     outcome = tuned(storage, builder, ours, "first")
-    assert states(storage) == [Standing.CONFIRMED]
+    assert states(storage) == [ReviewState.CONFIRMED]
     assert all(request.phase is not Phase.CONFIRM for request in ours.runner.submitted)
     assert outcome.settled is not None and outcome.settled.known == 1
 
@@ -305,5 +305,5 @@ def test_a_second_measurement_without_a_certificate_confirms_nothing(
 
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=Careless(honest))
     outcome = tuned(storage, builder, board, "first")
-    assert states(storage) == [Standing.PROVISIONAL]
+    assert states(storage) == [ReviewState.PROVISIONAL]
     assert (outcome.confirmed.confirmed, outcome.confirmed.open) == (0, 1)

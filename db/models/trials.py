@@ -1,4 +1,4 @@
-"""What was measured, and what is served of it."""
+"""Measured candidates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from tilewright.db.models.base import Base, Json
 from tilewright.db.types import SerialId
-
-_WEAK = "state IN ('confirmed', 'provisional') AND backing IN ('once', 'one-worker', 'one-owner')"
 
 
 class TrialRow(Base):
@@ -72,72 +70,3 @@ class RetiredTrialsRow(Base):
     threads: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     numerics: Mapped[str] = mapped_column(primary_key=True)
     oldest_at: Mapped[float]
-
-
-class RecordRow(Base):
-    """A schedule that was the best of its key when it was made, and what became of it.
-
-    Served is the newest `confirmed` one of a key.
-    """
-
-    __tablename__ = "records"
-    __table_args__ = (
-        sa.Index(None, "workload_key", "target_key", "threads", "numerics", "state"),
-        sa.Index(None, "target_key"),
-        sa.Index(None, "job_id"),
-        sa.Index(None, "worker"),
-        # what an idle tuner looks for: what rests on one owner's word, and whose that is
-        sa.Index(
-            "ix_records_weak",
-            "target_key",
-            "codegen_version",
-            "serial",
-            "owner",
-            "worker",
-            "backing",
-            sqlite_where=sa.text(_WEAK),
-            postgresql_where=sa.text(_WEAK),
-        ),
-    )
-
-    # `serial` is the order in which they became records; `id` names the evidence
-    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
-    id: Mapped[str] = mapped_column(unique=True)
-    workload_key: Mapped[str]
-    target_key: Mapped[str]
-    threads: Mapped[int]
-    numerics: Mapped[str]
-    state: Mapped[str]
-    reason: Mapped[str]  # why it is disputed or withdrawn
-    job_id: Mapped[str]
-    worker: Mapped[str]
-    trial_id: Mapped[str]
-    algorithm: Mapped[str]
-    schedule: Mapped[Json]
-    schedule_digest: Mapped[str]
-    object_digest: Mapped[str]
-    codegen_version: Mapped[str]
-    compiler_version: Mapped[str]
-    # how fast, and how sure that is
-    run_seconds: Mapped[float]
-    samples: Mapped[int]  # how many
-    spread: Mapped[float]  # (median - fastest) / fastest of the samples
-    # the certificate, and what measured it: Measurement as JSON
-    measurement: Mapped[Json]
-    # what a second measurement said: Measurement as JSON
-    confirmation: Mapped[Json | None]
-    # whose word it is: the worker's token, how much that is worth, and the second worker
-    owner: Mapped[str]
-    backing: Mapped[str]
-    confirmed_by: Mapped[str | None]
-    measured_at: Mapped[float]
-    stored_at: Mapped[float]
-
-
-class RecordUseRow(Base):
-    """A job whose artifact was built with a record."""
-
-    __tablename__ = "record_uses"
-
-    record_id: Mapped[str] = mapped_column(primary_key=True)
-    job_id: Mapped[str] = mapped_column(primary_key=True, index=True)

@@ -1,0 +1,78 @@
+"""Claims about speed, and the jobs that were built on them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tilewright.db.models.base import Base, Json
+from tilewright.db.types import SerialId
+
+_WEAK = (
+    "kind = 'schedule' AND state IN ('confirmed', 'provisional')"
+    " AND attestation IN ('once', 'one-worker', 'one-owner')"
+)
+
+
+class ClaimRow(Base):
+    """A claim about speed, its evidence, and the state of its review.
+
+    The newest `confirmed` claim of a subject is served. The subject of a schedule is its workload,
+    and that of a race the digest of the programs that ran.
+    """
+
+    __tablename__ = "claims"
+    __table_args__ = (
+        sa.Index(None, "subject", "target_key", "threads", "numerics", "state"),
+        sa.Index(None, "target_key"),
+        sa.Index(None, "job_id"),
+        sa.Index(None, "reporter"),
+        # for an idle tuner: the schedules that rest on one owner's reports, with the reporters
+        sa.Index(
+            "ix_claims_weak",
+            "target_key",
+            "codegen_version",
+            "serial",
+            "owner",
+            "reporter",
+            "attestation",
+            sqlite_where=sa.text(_WEAK),
+            postgresql_where=sa.text(_WEAK),
+        ),
+    )
+
+    # `serial` is the order in which they were served or proposed; `id` names the evidence
+    serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str]  # ClaimKind
+    subject: Mapped[str]
+    target_key: Mapped[str]
+    threads: Mapped[int]
+    numerics: Mapped[str]
+    codegen_version: Mapped[str]
+    compiler_version: Mapped[str]
+    # the claim: Schedule as JSON, or which schedules win as {"served": ...}
+    statement: Mapped[Json]
+    # what was measured: Measurement or Verdict as JSON, and the trial of a schedule
+    evidence: Mapped[Json]
+    trial_id: Mapped[str]
+    # the worker that measured, its token, and the job that requested the measurement
+    reporter: Mapped[str]
+    owner: Mapped[str]
+    job_id: Mapped[str]
+    # the review
+    state: Mapped[str]
+    reason: Mapped[str]  # why it is disputed or withdrawn
+    attestation: Mapped[str]
+    reviewer: Mapped[str | None]  # the worker that measured again
+    review: Mapped[Json | None]  # its report: Measurement, or Comparisons of a race, as JSON
+    stored_at: Mapped[float]
+
+
+class ClaimUseRow(Base):
+    """A job whose artifact was built on a claim."""
+
+    __tablename__ = "claim_uses"
+
+    claim_id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(primary_key=True, index=True)

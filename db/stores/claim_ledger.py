@@ -1,0 +1,430 @@
+"""Every claim ever made: proposed, confirmed or disputed, superseded, withdrawn.
+
+The claim of a device that is not ours is provisional. The ledger serves it to other jobs once a
+second measurement confirms it (`db.review_state` has the rules). Claims about schedules are never
+deleted, so that the jobs built on one can be told when it is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from tilewright.db.changes import lookups_change
+from tilewright.db.clock import Clock, system_clock
+from tilewright.db.engine import reading, together, writing
+from tilewright.db.models import ClaimUseRow, TrialRow, WorkloadShapeRow
+from tilewright.db.review_state import (
+    Attestation,
+    ClaimReporter,
+    ReviewState,
+    reviewable,
+)
+from tilewright.db.stores.adoption import Foreign, adopt
+from tilewright.db.stores.claim_rows import (
+    MODE,
+    StoredRace,
+    StoredRecord,
+    changing,
+    claims,
+    is_confirmed,
+    is_race,
+    is_schedule,
+    race_values,
+    record_values,
+    serve,
+    served_rows,
+    stored_race,
+    stored_record,
+    tell_lookups,
+)
+from tilewright.db.stores.claim_withdrawal import Withdrawn, restore, withdraw
+from tilewright.db.stores.ids import row_of_id
+from tilewright.db.stores.pages import Page, PageOrder, Position
+from tilewright.db.stores.records import SqlRecordStore
+from tilewright.db.stores.reporters import reporter_of
+from tilewright.db.stores.statements import chunks, insert_new, table_of
+from tilewright.db.stores.weak_claims import weak_schedules
+from tilewright.tuner.measure.measurement import RecordKey, Trial, TuningRecord
+
+_newest_first = PageOrder((claims.c.serial,))
+_trials = table_of(TrialRow)
+_uses = table_of(ClaimUseRow)
+_shapes = table_of(WorkloadShapeRow)
+
+
+class ClaimLedger:
+    """Every claim ever made. All methods are safe to repeat."""
+
+    def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    # claims
+
+    def propose(self, record: TuningRecord, job_id: str) -> None:
+        """Keep a provisional record of a job; a record of the same id stays as it is.
+
+        Raises ValueError for the record of a failed measurement.
+        """
+        with writing(self._engine) as connection:
+            owner = reporter_of(connection, record.measurement.worker).owner
+            values = record_values(record, self._clock(), job_id=job_id, owner=owner, ours=False)
+            insert_new(connection, claims, [values])
+
+    def add_race(
+        self,
+        identity: str,
+        mode: tuple[str, int, str],
+        codegen_version: str,
+        job_id: str,
+        served: str,
+        verdict: Mapping[str, Any],
+        worker: str | None = None,
+    ) -> StoredRace:
+        """Keep the verdict of a race that a job requested.
+
+        Without a worker our own machine raced, and the verdict is served at once.
+
+        Args:
+            identity: identifies the programs that ran.
+            mode: target key, threads and numerics of the programs.
+            codegen_version: of the programs.
+            job_id: the job; "" without one.
+            served: which schedules win.
+            verdict: the verdict as JSON.
+            worker: the id of the worker that raced.
+        """
+        with changing(self._engine) as connection:
+            reporter = None if worker is None else reporter_of(connection, worker)
+            values = race_values(
+                identity,
+                mode,
+                codegen_version,
+                served,
+                verdict,
+                self._clock(),
+                job_id=job_id,
+                reporter=reporter,
+            )
+            if reporter is None:
+                serve(connection, values)
+            else:
+                connection.execute(sa.insert(claims).values(values))
+            query = sa.select(claims).where(claims.c.id == values["id"])
+            return stored_race(connection.execute(query).one())
+
+    def race(self, identity: str, job_id: str = "") -> StoredRace | None:
+        """The newest verdict that a job may believe: a confirmed one, or its own."""
+        believed: sa.ColumnElement[bool] = is_confirmed
+        if job_id:
+            provisional = claims.c.state == ReviewState.PROVISIONAL.value
+            believed = sa.or_(is_confirmed, sa.and_(claims.c.job_id == job_id, provisional))
+        query = (
+            sa.select(claims)
+            .where(is_race, claims.c.subject == identity, believed)
+            .order_by(claims.c.serial.desc())
+            .limit(1)
+        )
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else stored_race(row)
+
+    def race_by_id(self, claim_id: str) -> StoredRace | None:
+        """The verdict with this id; None if retention has deleted it."""
+        query = sa.select(claims).where(is_race, claims.c.id == claim_id)
+        with reading(self._engine) as connection:
+            row = connection.execute(query).first()
+        return None if row is None else stored_race(row)
+
+    def race_counts(self) -> dict[str, int]:
+        """How many jobs raced, or used the verdict of another job, by what the verdict serves."""
+        served = claims.c.statement["served"].as_string()
+        raced = sa.select(served.label("served")).where(is_race)
+        used = (
+            sa.select(served.label("served"))
+            .join(_uses, _uses.c.claim_id == claims.c.id)
+            .where(is_race, _uses.c.job_id != claims.c.job_id)
+        )
+        every = sa.union_all(raced, used).subquery()
+        query = sa.select(every.c.served, sa.func.count()).group_by(every.c.served)
+        with reading(self._engine) as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    def provisional(self, job_id: str) -> Sequence[StoredRecord]:
+        """The records of a job without a confirming or disputing review, oldest first."""
+        query = sa.select(claims).where(
+            claims.c.job_id == job_id,
+            claims.c.state == ReviewState.PROVISIONAL.value,
+            is_schedule,
+        )
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(claims.c.serial))
+            return [stored_record(row) for row in rows]
+
+    # reviews
+
+    def confirm(
+        self, claim_id: str, review: Mapping[str, Any], worker: str, *, ours: bool = False
+    ) -> bool:
+        """Serve a provisional claim, or raise the attestation of a served one.
+
+        Args:
+            claim_id: the claim.
+            review: the second report as JSON.
+            worker: the id of the worker that measured again.
+            ours: our own machine measured again.
+
+        Returns:
+            False if no review decides about the claim any more, or this one adds nothing.
+        """
+        with changing(self._engine) as connection:
+            row = _locked(connection, claim_id)
+            if row is None or not _reviewable(row):
+                return False
+            first, second = ClaimReporter(row.reporter, row.owner), reporter_of(connection, worker)
+            attestation = Attestation.OWN if ours else first.second(second)
+            if attestation.rank <= Attestation(row.attestation).rank:
+                return False
+            values = dict(row._mapping)
+            del values["serial"]  # it becomes the newest
+            confirmed = {
+                "state": ReviewState.CONFIRMED.value,
+                "review": dict(review),
+                "reviewer": worker,
+                "attestation": attestation.value,
+                "stored_at": self._clock(),
+            }
+            serve(connection, {**values, **confirmed})
+        return True
+
+    def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
+        """Stop serving a claim that a second report contradicts; the claim before is served again.
+
+        The trials of its reporters for this workload are withdrawn, too: a time that is too good
+        would stay the best of every later run.
+
+        Args:
+            claim_id: the claim.
+            review: the second report as JSON.
+            reason: the contradiction.
+
+        Returns:
+            False if no review decides about the claim any more.
+        """
+        with changing(self._engine) as connection:
+            row = _locked(connection, claim_id)
+            if row is None or not _reviewable(row):
+                return False
+            connection.execute(
+                sa.update(claims)
+                .where(claims.c.serial == row.serial)
+                .values(state=ReviewState.DISPUTED.value, review=dict(review), reason=reason)
+            )
+            restore(connection, [row])
+            tell_lookups(connection, [row._mapping])
+            theirs = (_trials.c[name] == row._mapping[name] for name in MODE)
+            liars = _trials.c.worker.in_({row.reporter, row.reviewer} - {None})
+            connection.execute(
+                sa.update(_trials)
+                .where(_trials.c.workload_key == row.subject, *theirs, liars)
+                .values(withdrawn=True)
+            )
+        return True
+
+    def weak(
+        self,
+        target_key: str,
+        codegen_version: str,
+        others: Collection[ClaimReporter],
+        *,
+        but: Collection[str] = (),
+        limit: int,
+    ) -> Sequence[StoredRecord]:
+        """Records of a target and a code generation whose attestation one of the others could
+        raise; the newest first, without those named in `but`.
+
+        They are served, or provisional though their job has ended, and the last of their key.
+        """
+        query = weak_schedules(target_key, codegen_version, others, but).limit(limit)
+        with reading(self._engine) as connection:
+            return [stored_record(row) for row in connection.execute(query)]
+
+    def withdraw(
+        self,
+        reason: str,
+        *,
+        record_ids: Collection[str] = (),
+        workers: Collection[str] = (),
+    ) -> Withdrawn:
+        """Take claims back: the named records, and every claim that these workers reported.
+
+        For each that was served, the newest one before it is served again. The trials of the
+        workers, and those behind the named records, are withdrawn. The claims of others that only
+        these workers confirmed are provisional again. So are the races of the jobs that were built
+        with a withdrawn record, or measured by the workers, withdrawn: they are run anew.
+
+        Raises:
+            NotFoundError: if there is no such record.
+        """
+        with changing(self._engine) as connection:
+            return withdraw(connection, reason, record_ids, workers)
+
+    # records of other services, and of other code generations
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """One transaction for the records adopted inside, and the rows of other stores.
+
+        It comes before or after every other that changes what is served.
+        """
+        with together(self._engine), changing(self._engine):
+            yield
+
+    def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
+        """Keep records that other services made; each is served unless a faster one is known.
+
+        The state of each in its turn; None for a record that was here before, and stays as it is.
+        """
+        with changing(self._engine) as connection:
+            return adopt(connection, new, self._clock())
+
+    def revalidate(
+        self, record_ids: Collection[str], codegen_version: str, compiler_version: str
+    ) -> None:
+        """Assign records to the present code generation, which emits the same code for them."""
+        values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
+        keys = set[str]()
+        with writing(self._engine) as connection:
+            for some in chunks(sorted(record_ids)):
+                mine = claims.c.id.in_(some)
+                connection.execute(sa.update(claims).where(mine).values(values))
+                theirs = sa.select(claims.c.subject).where(mine)
+                keys.update(connection.execute(theirs).scalars())
+            lookups_change(connection, keys)
+
+    # jobs that are built on claims
+
+    def use(self, claim_ids: Collection[str], job_id: str) -> bool:
+        """Note that a job's artifact is built on these claims.
+
+        False if one was withdrawn since the job found it: the job looks again what is served.
+        """
+        names = sorted(set(claim_ids))
+        with changing(self._engine) as connection:
+            for some in chunks(names):
+                gone = sa.select(claims.c.id).where(
+                    claims.c.id.in_(some), claims.c.state == ReviewState.WITHDRAWN.value
+                )
+                if connection.execute(gone.limit(1)).first() is not None:
+                    return False
+            rows = [{"claim_id": name, "job_id": job_id} for name in names]
+            insert_new(connection, _uses, rows)
+        return True
+
+    def leave(self, claim_ids: Collection[str], job_id: str) -> None:
+        """Note that a job's artifact is built without these claims after all."""
+        with changing(self._engine) as connection:
+            for some in chunks(sorted(set(claim_ids))):
+                chosen = _uses.c.claim_id.in_(some) & (_uses.c.job_id == job_id)
+                connection.execute(sa.delete(_uses).where(chosen))
+
+    def uses(self, claim_id: str) -> Sequence[str]:
+        """The jobs whose artifacts were built on a claim."""
+        query = sa.select(_uses.c.job_id).where(_uses.c.claim_id == claim_id)
+        with reading(self._engine) as connection:
+            return sorted(connection.execute(query).scalars())
+
+    # look-ups
+
+    def served(self, keys: Sequence[RecordKey]) -> dict[RecordKey, StoredRecord]:
+        """The records that are served for these keys, with the state of their review."""
+        found: dict[RecordKey, StoredRecord] = {}
+        with reading(self._engine) as connection:
+            for row in served_rows(connection, keys):
+                stored = stored_record(row)
+                found[stored.record.key] = stored
+        return found
+
+    def get(self, record_id: str) -> StoredRecord:
+        """The record with this id, or the only one whose id begins so. Raises NotFoundError."""
+        with reading(self._engine) as connection:
+            query = sa.select(claims).where(is_schedule)
+            return stored_record(row_of_id(connection, query, claims.c.id, record_id, "record"))
+
+    def list(
+        self,
+        *,
+        workload_key: str | None = None,
+        target_key: str | None = None,
+        threads: int | None = None,
+        numerics: str | None = None,
+        worker: str | None = None,
+        state: ReviewState | None = None,
+        named: str | None = None,
+        limit: int = 100,
+        after: Position | None = None,
+    ) -> Page[StoredRecord]:
+        """Records that match all that is given, the newest first, after a page's `next`.
+
+        `named` is a part of the names of their workloads, in capitals or not. Raises
+        PositionError.
+        """
+        wanted = {
+            claims.c.subject: workload_key,
+            claims.c.target_key: target_key,
+            claims.c.threads: threads,
+            claims.c.numerics: numerics,
+            claims.c.reporter: worker,
+            claims.c.state: None if state is None else state.value,
+        }
+        query = sa.select(claims).where(
+            is_schedule, *(column == value for column, value in wanted.items() if value is not None)
+        )
+        if named is not None:
+            called = _shapes.c.name.icontains(named, autoescape=True)
+            keys = sa.select(_shapes.c.workload_key).where(called)
+            query = query.where(claims.c.subject.in_(keys))
+        with reading(self._engine) as connection:
+            return _newest_first.page(connection, query, stored_record, limit, after)
+
+
+class JobRecords:
+    """The record store of one job whose device is not ours: its records are provisional.
+
+    It finds the records that are served, and the trials of all jobs.
+    """
+
+    def __init__(self, served: SqlRecordStore, ledger: ClaimLedger, job_id: str) -> None:
+        self._served = served
+        self._ledger = ledger
+        self._job_id = job_id
+
+    def best_record(self, key: RecordKey) -> TuningRecord | None:
+        """The record that is served, or None."""
+        return self._served.best_record(key)
+
+    def add_record(self, record: TuningRecord) -> None:
+        """Propose it. Raises ValueError for the record of a failed measurement."""
+        self._ledger.propose(record, self._job_id)
+
+    def add_trials(self, trials: Sequence[Trial]) -> None:
+        """Save trials; a trial whose id is known already stays as it is."""
+        self._served.add_trials(trials)
+
+    def trials(self, key: RecordKey) -> list[Trial]:
+        """Every trial of a record key, in the order of their arrival."""
+        return self._served.trials(key)
+
+
+def _reviewable(row: sa.Row[Any]) -> bool:
+    return reviewable(ReviewState(row.state), Attestation(row.attestation))
+
+
+def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
+    """The row of a claim; None if retention has deleted it."""
+    query = sa.select(claims).where(claims.c.id == claim_id).with_for_update()
+    return connection.execute(query).first()

@@ -1,0 +1,282 @@
+"""Rows of the table of claims: how a claim is written, read, and served.
+
+The two kinds of claims differ in their statement and their evidence alone. A schedule claims to be
+the fastest of its record key, by a Measurement. A race claims which schedules of a model win, by a
+verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tilewright.compiler.schedule.schedule import Schedule
+from tilewright.db.changes import lookups_change
+from tilewright.db.engine import writing
+from tilewright.db.models import ClaimRow
+from tilewright.db.review_state import Attestation, ClaimKind, ClaimReporter, ReviewState, initial
+from tilewright.db.stores.statements import chunks, one_at_a_time, table_of
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+
+claims = table_of(ClaimRow)
+
+Columns = Mapping[str, Any] | sa.RowMapping
+"""The columns of a claim, by their names."""
+
+MODE = ("target_key", "threads", "numerics")
+"""The columns of a record key besides the workload."""
+
+SUBJECT = ("kind", "subject", *MODE)
+"""The columns that claims about the same thing have in common."""
+
+is_schedule = claims.c.kind == ClaimKind.SCHEDULE.value
+is_race = claims.c.kind == ClaimKind.RACE.value
+is_confirmed = claims.c.state == ReviewState.CONFIRMED.value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    """A claim, who reported it, and the state of its review.
+
+    Attributes:
+        id: names the evidence.
+        state: whether it is served.
+        reason: why it is disputed or withdrawn.
+        job_id: the job that requested the measurement; "" without one.
+        reporter: the worker that measured.
+        attestation: how much the reports are worth.
+        review: the second report as JSON, if there is one.
+        stored_at: in Unix seconds.
+    """
+
+    id: str
+    state: ReviewState
+    reason: str
+    job_id: str
+    reporter: ClaimReporter
+    attestation: Attestation
+    review: Mapping[str, Any] | None
+    stored_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord(StoredClaim):
+    """A tuning record as a claim."""
+
+    record: TuningRecord
+
+    @property
+    def worker(self) -> str:
+        """The id of the worker that measured it."""
+        return self.reporter.worker
+
+    @property
+    def confirmation(self) -> Measurement | None:
+        """The second measurement of its schedule."""
+        return None if self.review is None else Measurement.from_json(self.review)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRace(StoredClaim):
+    """The verdict of a race as a claim.
+
+    Attributes:
+        identity: identifies the programs that ran.
+        served: which schedules win.
+        verdict: the verdict as JSON.
+    """
+
+    identity: str
+    served: str
+    verdict: Mapping[str, Any]
+
+
+def key_of(row: sa.Row[Any]) -> RecordKey:
+    """The record key of a schedule's row."""
+    return RecordKey(row.subject, row.target_key, row.threads, row.numerics)
+
+
+def record_of(row: sa.Row[Any]) -> TuningRecord:
+    """The record in a schedule's row."""
+    return TuningRecord(
+        key=key_of(row),
+        schedule=Schedule.from_json(row.statement),
+        measurement=Measurement.from_json(row.evidence),
+        trial_id=row.trial_id,
+        codegen_version=row.codegen_version,
+        compiler_version=row.compiler_version,
+    )
+
+
+def stored_record(row: sa.Row[Any]) -> StoredRecord:
+    """The claim in a schedule's row."""
+    return StoredRecord(**_claim(row), record=record_of(row))
+
+
+def stored_race(row: sa.Row[Any]) -> StoredRace:
+    """The claim in a race's row."""
+    served = row.statement["served"]
+    return StoredRace(**_claim(row), identity=row.subject, served=served, verdict=row.evidence)
+
+
+def _claim(row: sa.Row[Any]) -> dict[str, Any]:
+    """The fields of `StoredClaim`."""
+    return {
+        "id": row.id,
+        "state": ReviewState(row.state),
+        "reason": row.reason,
+        "job_id": row.job_id,
+        "reporter": ClaimReporter(row.reporter, row.owner),
+        "attestation": Attestation(row.attestation),
+        "review": row.review,
+        "stored_at": row.stored_at,
+    }
+
+
+def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
+    """A name for a record, the same for the same evidence: 32 hexadecimal digits.
+
+    Code of a later generation that comes out the same keeps the record, so that is no part of it.
+    """
+    parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def record_values(
+    record: TuningRecord, now: float, *, job_id: str = "", owner: str = "", ours: bool = True
+) -> dict[str, Any]:
+    """The columns of a record that was measured by our own machine, or a worker of an owner.
+
+    Raises ValueError for the record of a failed measurement.
+    """
+    if record.measurement.run_seconds is None:
+        raise ValueError(f"a record of a failed measurement: {record.measurement.status}")
+    return {
+        "id": record_id(record.key, record.schedule.digest, record.trial_id),
+        "kind": ClaimKind.SCHEDULE.value,
+        "subject": record.key.workload_key,
+        **{name: getattr(record.key, name) for name in MODE},
+        "codegen_version": record.codegen_version,
+        "compiler_version": record.compiler_version,
+        "statement": record.schedule.to_json(),
+        "evidence": record.measurement.to_json(),
+        "trial_id": record.trial_id,
+        **_reported(ClaimReporter(record.measurement.worker, owner), ours, job_id, now),
+    }
+
+
+def race_values(
+    identity: str,
+    mode: tuple[str, int, str],
+    codegen_version: str,
+    served: str,
+    verdict: Mapping[str, Any],
+    now: float,
+    *,
+    job_id: str,
+    reporter: ClaimReporter | None,
+) -> dict[str, Any]:
+    """The columns of a race's claim; without a reporter our own machine raced.
+
+    Args:
+        identity: identifies the programs that ran.
+        mode: target key, threads and numerics of the programs.
+        codegen_version: of the programs.
+        served: which schedules win.
+        verdict: the verdict as JSON.
+        now: in Unix seconds.
+        job_id: the job that requested the race.
+        reporter: the worker that raced.
+    """
+    return {
+        "id": uuid.uuid4().hex,
+        "kind": ClaimKind.RACE.value,
+        "subject": identity,
+        **dict(zip(MODE, mode, strict=True)),
+        "codegen_version": codegen_version,
+        "compiler_version": "",
+        "statement": {"served": served},
+        "evidence": dict(verdict),
+        "trial_id": "",
+        **_reported(reporter or ClaimReporter("", ""), reporter is None, job_id, now),
+    }
+
+
+def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> dict[str, Any]:
+    state, attestation = initial(ours)
+    return {
+        "reporter": reporter.worker,
+        "owner": reporter.owner,
+        "job_id": job_id,
+        "state": state.value,
+        "reason": "",
+        "attestation": attestation.value,
+        "reviewer": None,
+        "review": None,
+        "stored_at": now,
+    }
+
+
+def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
+    """The schedules' rows that are served for these keys, in one query for each mode."""
+    for mode, some in by_mode(keys):
+        query = sa.select(claims).where(
+            *(claims.c[name] == value for name, value in mode.items()),
+            claims.c.subject.in_(some),
+            is_confirmed,
+            is_schedule,
+        )
+        yield from connection.execute(query.order_by(claims.c.serial))
+
+
+def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
+    """The columns that keys have in common besides the workload, and the workloads: as many as fit
+    a statement."""
+    workloads: dict[tuple[str, int, str], list[str]] = {}
+    for key in dict.fromkeys(keys):
+        mode = (key.target_key, key.threads, key.numerics)
+        workloads.setdefault(mode, []).append(key.workload_key)
+    for mode, names in workloads.items():
+        for some in chunks(names):
+            yield dict(zip(MODE, mode, strict=True)), some
+
+
+@contextmanager
+def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A transaction that changes which claims are served, one after the other.
+
+    Serving a claim writes its row anew. On PostgreSQL another transaction that waited for the old
+    row would miss the new one: a withdrawal would leave it served.
+    """
+    with writing(engine) as connection:
+        one_at_a_time(connection, "claims")
+        yield connection
+
+
+def same_subject(values: Columns) -> sa.ColumnElement[bool]:
+    """Condition: a claim is about the same thing as the one with these columns."""
+    return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
+
+
+def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
+    """Make a confirmed claim the newest one of its subject; the one before is superseded.
+
+    A row of the same id is replaced. The transaction is one of `changing`.
+    """
+    served = sa.and_(same_subject(values), is_confirmed)
+    connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))
+    connection.execute(sa.update(claims).where(served).values(state=ReviewState.SUPERSEDED.value))
+    connection.execute(sa.insert(claims).values(values))
+    tell_lookups(connection, [values])
+
+
+def tell_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
+    """Say that lookups of the schedules among these claims are answered otherwise."""
+    changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
+    lookups_change(connection, changed)

@@ -1,0 +1,184 @@
+"""Claims that are taken back: of a faulty device, or by their ids.
+
+The functions run in a transaction of `claim_rows.changing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from tilewright.db.models import ClaimUseRow, TrialRow
+from tilewright.db.review_state import Attestation, ClaimKind, ReviewState, before
+from tilewright.db.stores.claim_rows import (
+    SUBJECT,
+    StoredRecord,
+    claims,
+    is_confirmed,
+    is_race,
+    is_schedule,
+    same_subject,
+    stored_record,
+    tell_lookups,
+)
+from tilewright.db.stores.ids import row_of_id
+from tilewright.db.stores.statements import chunks, table_of
+
+_trials = table_of(TrialRow)
+_uses = table_of(ClaimUseRow)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The claims that were taken back.
+
+    Attributes:
+        records: the schedules among them.
+        restored: records that are served again in the place of withdrawn ones.
+        races: how many verdicts of races were withdrawn.
+        trials: how many trials were.
+        jobs: built with a withdrawn record, or measured by the workers.
+        named: the whole ids of the records that were named.
+    """
+
+    records: tuple[StoredRecord, ...]
+    restored: tuple[str, ...]
+    races: int
+    trials: int
+    jobs: tuple[str, ...]
+    named: tuple[str, ...]
+
+
+def withdraw(
+    connection: sa.Connection,
+    reason: str,
+    record_ids: Collection[str],
+    workers: Collection[str],
+) -> Withdrawn:
+    """As `ClaimLedger.withdraw`."""
+    rows, named = _chosen(connection, record_ids, workers)
+    trials, jobs = _withdraw_trials(connection, [row.trial_id for row in rows], workers)
+    jobs |= _jobs_built_on(connection, [row.id for row in rows if _is_schedule(row)])
+    jobs.discard("")
+    found = {row.id: row for row in rows} | {row.id: row for row in _races_of(connection, jobs)}
+    touched = [row for row in found.values() if row.state in before(ReviewState.WITHDRAWN)]
+    for some in chunks([row.id for row in touched]):
+        update = sa.update(claims).where(claims.c.id.in_(some))
+        connection.execute(update.values(state=ReviewState.WITHDRAWN.value, reason=reason))
+    lost = _lose_reviews(connection, workers)
+    restored = restore(connection, [*touched, *lost])
+    tell_lookups(connection, [row._mapping for row in (*touched, *lost)])
+    return Withdrawn(
+        tuple(stored_record(row) for row in touched if _is_schedule(row)),
+        restored,
+        sum(not _is_schedule(row) for row in touched),
+        trials,
+        tuple(sorted(jobs)),
+        tuple(sorted(named)),
+    )
+
+
+def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str, ...]:
+    """Serve the newest superseded claim of each subject that lost its served one; their ids.
+
+    Args:
+        connection: in a transaction of `claim_rows.changing`.
+        rows: the claims that are not served any more, as they were before.
+    """
+    restored = []
+    lost = [row for row in rows if row.state == ReviewState.CONFIRMED.value]
+    for about in dict.fromkeys(tuple(row._mapping[name] for name in SUBJECT) for row in lost):
+        same = same_subject(dict(zip(SUBJECT, about, strict=True)))
+        if connection.execute(sa.select(claims.c.id).where(same, is_confirmed)).first() is not None:
+            continue
+        query = sa.select(claims.c.id).where(
+            same,
+            claims.c.state == ReviewState.SUPERSEDED.value,
+            claims.c.attestation != Attestation.ONCE.value,
+        )
+        row = connection.execute(query.order_by(claims.c.serial.desc()).limit(1)).first()
+        if row is not None:
+            update = sa.update(claims).where(claims.c.id == row.id)
+            connection.execute(update.values(state=ReviewState.CONFIRMED.value))
+            restored.append(row.id)
+    return tuple(restored)
+
+
+def _is_schedule(row: sa.Row[Any]) -> bool:
+    return bool(row.kind == ClaimKind.SCHEDULE.value)
+
+
+def _chosen(
+    connection: sa.Connection, record_ids: Collection[str], workers: Collection[str]
+) -> tuple[list[sa.Row[Any]], set[str]]:
+    """The claims, and the whole ids of the named records. Raises NotFoundError for an unknown
+    record."""
+    found: dict[str, sa.Row[Any]] = {}
+    for column, values in ((claims.c.id, record_ids), (claims.c.reporter, workers)):
+        for some in chunks(sorted(values)):
+            query = sa.select(claims).where(column.in_(some)).order_by(claims.c.serial)
+            for row in connection.execute(query.with_for_update()):
+                found[row.id] = row
+    query = sa.select(claims).where(is_schedule).with_for_update()
+    named = set(record_ids) & found.keys()
+    for name in set(record_ids) - named:
+        row = row_of_id(connection, query, claims.c.id, name, "record")
+        found[row.id] = row
+        named.add(row.id)
+    return list(found.values()), named
+
+
+def _races_of(connection: sa.Connection, jobs: Collection[str]) -> list[sa.Row[Any]]:
+    """The races that these jobs requested."""
+    found: list[sa.Row[Any]] = []
+    for some in chunks(sorted(jobs)):
+        query = sa.select(claims).where(is_race, claims.c.job_id.in_(some))
+        found.extend(connection.execute(query.order_by(claims.c.serial).with_for_update()))
+    return found
+
+
+def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[str]:
+    jobs = set[str]()
+    for some in chunks(claim_ids):
+        query = sa.select(_uses.c.job_id).where(_uses.c.claim_id.in_(some))
+        jobs.update(connection.execute(query).scalars())
+    return jobs
+
+
+def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
+    """Discard the reviews of these workers; the claims whose attestation falls, as they were.
+
+    A confirmed claim is provisional again. A superseded one stays so, and cannot be restored.
+    """
+    fallen: list[sa.Row[Any]] = []
+    held = [ReviewState.CONFIRMED.value, ReviewState.SUPERSEDED.value]
+    for some in chunks(sorted(workers)):
+        theirs = sa.and_(claims.c.reviewer.in_(some), claims.c.state.in_(held))
+        query = sa.select(claims).where(theirs).order_by(claims.c.serial)
+        fallen.extend(connection.execute(query.with_for_update()))
+        state = sa.case((is_confirmed, ReviewState.PROVISIONAL.value), else_=claims.c.state)
+        connection.execute(
+            sa.update(claims)
+            .where(theirs)
+            .values(state=state, reviewer=None, review=None, attestation=Attestation.ONCE.value)
+        )
+    return fallen
+
+
+def _withdraw_trials(
+    connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
+) -> tuple[int, set[str]]:
+    """Withdraw trials; how many were not before, and the jobs that the workers measured for."""
+    count, jobs = 0, set[str]()
+    named = [name for name in trial_ids if name]
+    for column, values in ((_trials.c.id, named), (_trials.c.worker, sorted(workers))):
+        for some in chunks(list(values)):
+            if column is _trials.c.worker:
+                query = sa.select(_trials.c.job_id).where(column.in_(some)).distinct()
+                jobs.update(connection.execute(query).scalars())
+            update = sa.update(_trials).where(column.in_(some), _trials.c.withdrawn.is_(False))
+            count += connection.execute(update.values(withdrawn=True)).rowcount
+    return count, jobs

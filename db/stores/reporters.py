@@ -1,0 +1,17 @@
+"""Reporters of claims, as the table of workers has them."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tilewright.db.models import WorkerRow
+from tilewright.db.review_state import ClaimReporter
+from tilewright.db.stores.statements import table_of
+
+_workers = table_of(WorkerRow)
+
+
+def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
+    """A worker by its id, with the token that it has now."""
+    query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
+    return ClaimReporter(worker, connection.execute(query).scalar() or "")

@@ -1,0 +1,100 @@
+"""Weakly attested schedules that an idle worker could review: served ones, and provisional ones
+whose job has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum
+from itertools import groupby, islice
+
+import sqlalchemy as sa
+
+from tilewright.db.job_states import JobState
+from tilewright.db.models import JobRow
+from tilewright.db.review_state import Attestation, ClaimKind, ClaimReporter, ReviewState
+from tilewright.db.stores.claim_rows import SUBJECT, claims, is_confirmed
+from tilewright.db.stores.statements import table_of
+
+_later = claims.alias("later")
+_jobs = table_of(JobRow)
+
+
+def weak_schedules(
+    target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
+) -> sa.Select[tuple[object, ...]]:
+    """Statement: schedules of a target whose attestation one of the others could raise, the newest
+    first, without the claims named in `but`.
+
+    The index of weak claims has them in this order.
+    """
+    return (
+        sa.select(claims)
+        .where(
+            _WEAK,
+            sa.or_(is_confirmed, _left_behind()),
+            claims.c.target_key == target_key,
+            claims.c.codegen_version == codegen_version,
+            sa.or_(sa.false(), *map(_better, _decisive(others))),
+            claims.c.id.not_in(sorted(but)),
+        )
+        .order_by(claims.c.serial.desc())
+    )
+
+
+def _text(values: Iterable[StrEnum]) -> str:
+    return ", ".join(f"'{one.value}'" for one in values)
+
+
+def _below(attestation: Attestation) -> sa.ColumnElement[bool]:
+    weaker = [one.value for one in Attestation if one.rank < attestation.rank]
+    return claims.c.attestation.in_(weaker)
+
+
+# as the index has it: with bound values, no planner applies the index
+_WEAK = sa.and_(
+    sa.text(f"claims.kind = '{ClaimKind.SCHEDULE.value}'"),
+    sa.text(f"claims.state IN ({_text([ReviewState.CONFIRMED, ReviewState.PROVISIONAL])})"),
+    sa.text(f"claims.attestation IN ({_text(a for a in Attestation if a.weak)})"),
+)
+
+
+def _left_behind() -> sa.ColumnElement[bool]:
+    """Condition: a claim is provisional, its job has ended, and there is no later one of its
+    subject.
+
+    An open job reviews its own claims. Confirming a claim serves it, so a later one must not exist.
+    """
+    open_job = sa.exists().where(
+        _jobs.c.id == claims.c.job_id,
+        _jobs.c.state.not_in([state.value for state in JobState if state.final]),
+    )
+    later = sa.exists().where(
+        *(_later.c[name] == claims.c[name] for name in SUBJECT),
+        _later.c.state.in_([ReviewState.CONFIRMED.value, ReviewState.PROVISIONAL.value]),
+        _later.c.serial > claims.c.serial,
+    )
+    provisional = claims.c.state == ReviewState.PROVISIONAL.value
+    return sa.and_(provisional, sa.not_(open_job), sa.not_(later))
+
+
+def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
+    """Condition: another reporter raises the attestation of a weak claim (`ClaimReporter.second`)."""
+    another = claims.c.reporter != other.worker
+    return sa.or_(
+        sa.and_(another, claims.c.owner != other.owner),
+        sa.and_(another, _below(Attestation.ONE_OWNER)),
+        _below(Attestation.ONE_WORKER),
+    )
+
+
+def _decisive(others: Collection[ClaimReporter]) -> Sequence[ClaimReporter]:
+    """Two workers each of three owners: they raise every attestation that all of the others could.
+
+    The reporter of a claim is one worker of one owner.
+    """
+
+    def owner(one: ClaimReporter) -> str:
+        return one.owner
+
+    owners = groupby(sorted(set(others), key=lambda one: (one.owner, one.worker)), owner)
+    return [one for _, theirs in islice(owners, 3) for one in islice(theirs, 2)]

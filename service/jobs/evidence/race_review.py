@@ -1,0 +1,81 @@
+"""Review of a race's verdict: the two programs run once more, on another worker if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_rows import StoredRace
+from tilewright.service.jobs.device.device import Device, DeviceError
+from tilewright.service.jobs.evidence.review import Review, Reviewed, SecondReport
+from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.statistics import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class RaceAgain:
+    """Repeats one race.
+
+    It confirms the verdict if both races agree on whether a challenger is faster. It contradicts
+    the verdict if a challenger is faster in one race and slower in the other. A tie is
+    inconclusive.
+
+    Args:
+        race: runs the programs of the verdict on a device.
+        first: the outcome of each challenger in the first race.
+    """
+
+    race: Callable[[Device], Race]
+    first: Sequence[Outcome]
+
+    def name(self, claim: StoredRace) -> str:
+        return f"race {claim.identity[:12]}"
+
+    def repeat(self, claims: Sequence[StoredRace], device: Device) -> Sequence[SecondReport | None]:
+        return [self._again(one, device) for one in claims]
+
+    def _again(self, claim: StoredRace, device: Device) -> SecondReport | None:
+        try:
+            found = self.race(device)
+        except DeviceError:
+            return None
+        if len(found.comparisons) < len(self.first) or not (found.worker or device.trusted):
+            return None
+        second = [comparison.outcome for comparison in found.comparisons]
+        report = {"comparisons": [comparison.to_json() for comparison in found.comparisons]}
+        worker = "" if device.trusted else found.worker
+        if (Outcome.FASTER in self.first) is (Outcome.FASTER in second):
+            return SecondReport(report, worker, True)
+        contrary = {Outcome.FASTER, Outcome.SLOWER}
+        pairs = zip(self.first, second, strict=False)
+        one = next((pair for pair in pairs if {*pair} == contrary), None)
+        if one is None:
+            return SecondReport(report, worker, False)
+        names = claim.reporter.worker, found.worker
+        reason = f"worker '{names[0]}' found it {one[0]}, '{names[1]}' {one[1]}"
+        return SecondReport(report, worker, False, reason)
+
+
+def review_race(
+    claim: StoredRace,
+    storage: Storage,
+    device: Device,
+    race: Callable[[Device], Race],
+    first: Sequence[Outcome],
+) -> Reviewed:
+    """Race again if that could raise the attestation of a verdict, and judge the verdict.
+
+    Args:
+        claim: the verdict.
+        storage: the ledger of the claim.
+        device: the device of the job that relies on the verdict.
+        race: runs the programs of the verdict on a device.
+        first: the outcome of each challenger in the first race.
+
+    Raises:
+        CompilerError: if a program does not compile.
+        DatabaseError: if the database fails.
+    """
+    review = Review(storage, device, RaceAgain(race, first), rounds=1)
+    return review.repeat(review.doubtful([claim]))

@@ -1,0 +1,206 @@
+"""Reviews of tuning records: the schedule and the default run once more, interleaved.
+
+A record of weak attestation is served, with its attestation. The next job that could use it
+reviews it where a worker of another owner is connected, and so does an idle tuner
+(`service.jobs.evidence.weak_records`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_ledger import JobRecords
+from tilewright.db.stores.claim_rows import StoredRecord
+from tilewright.service.jobs.device.device import Device
+from tilewright.service.jobs.evidence.review import Review, Reviewed, SecondReport
+from tilewright.service.version import version
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.fixed_trials import FixedTrials, Wanted
+from tilewright.tuner.measure.builder import Builder
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.store import RecordStore
+from tilewright.tuner.tasks import Task
+
+SLOWER = 2.0
+"""A record is disputed if its schedule takes so many times longer when it is measured again."""
+
+DEVICES_DIFFER = 8.0
+"""By what factor the devices of one target may differ: their defaults tell, but not more than
+this, because the first device said what its default takes."""
+
+CONFIRM_SECONDS = 120.0
+"""How long a job waits for second measurements."""
+
+_CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER)
+
+
+def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
+    """The record store of a job: records that our own machine measured are served at once."""
+    if device.trusted:
+        return storage.records
+    return JobRecords(storage.records, storage.ledger, job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReviews:
+    """Reviews records of a job's tasks, for at most so many seconds per call."""
+
+    storage: Storage
+    builder: Builder
+    device: Device
+    job_id: str
+    references: ReferenceCache
+    token: CancelToken
+    seconds: float = CONFIRM_SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    def confirm(self, tasks: Sequence[Task]) -> Reviewed:
+        """Review the provisional records of the job.
+
+        Raises:
+            CompilerError: if the kernels cannot be made.
+            DatabaseError: if the database fails.
+        """
+        ledger, review = self.storage.ledger, self._review(tasks)
+        keys = {task.key for task in tasks}
+        waiting = [one for one in ledger.provisional(self.job_id) if one.record.key in keys]
+        found = review.repeat(waiting)
+        return replace(found, open=len(ledger.provisional(self.job_id)))
+
+    def doubt(self, tasks: Sequence[Task]) -> Reviewed:
+        """Review the served records of the tasks whose attestation could rise.
+
+        A contradicted record is no longer served, and the jobs that were built with it get an
+        event. Raises the errors of `confirm`.
+        """
+        served = self.storage.ledger.served([task.key for task in tasks])
+        return self.back(tasks, list(served.values()))
+
+    def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
+        """Review those of these records of the tasks whose attestation could rise.
+
+        Raises the errors of `confirm`.
+        """
+        review = self._review(tasks)
+        present = [one for one in records if one.record.holds(CODEGEN_VERSION)]
+        return review.repeat(review.doubtful(present))
+
+    def _review(self, tasks: Sequence[Task]) -> Review[StoredRecord]:
+        ends = self.clock() + self.seconds
+
+        def stopped() -> bool:
+            return self.token.cancelled or self.clock() >= ends
+
+        return Review(self.storage, self.device, _SchedulesAgain(self, tasks, stopped), stopped)
+
+
+class _SchedulesAgain:
+    """Measures the schedules of records again, each next to the default of its task."""
+
+    def __init__(
+        self, reviews: ScheduleReviews, tasks: Sequence[Task], stopped: Callable[[], bool]
+    ) -> None:
+        self._reviews = reviews
+        self._tasks = {task.key: task for task in tasks}
+        self._stopped = stopped
+
+    def name(self, claim: StoredRecord) -> str:
+        return self._tasks[claim.record.key].name
+
+    def repeat(
+        self, claims: Sequence[StoredRecord], device: Device
+    ) -> Sequence[SecondReport | None]:
+        again = [self._tasks[one.record.key].as_measured(one.record) for one in claims]
+        reviews = self._reviews
+        options = TuneOptions(
+            trials=1,  # nothing is searched
+            job_id=reviews.job_id,
+            codegen_version=CODEGEN_VERSION,
+            compiler_version=version(),
+        )
+        trials = FixedTrials(
+            reviews.builder,
+            device.runner,
+            reviews.storage.records,
+            options,
+            reviews.references,
+        ).measure(map(_wanted, again, claims), self._stopped)
+        return [self._report(one, task, trials) for one, task in zip(claims, again, strict=True)]
+
+    def _report(
+        self, claim: StoredRecord, task: Task, trials: Sequence[Trial]
+    ) -> SecondReport | None:
+        second = _of(trials, task, claim.record.schedule.digest)
+        if second is None:
+            return None
+        ratio = _default_ratio(task, claim, trials, self._reviews.storage)
+        reason = contradiction(claim.record.measurement, second, ratio)
+        return SecondReport(second.to_json(), second.worker, second.certified, reason)
+
+
+def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
+    """Why a second measurement contradicts the first; empty if it does not.
+
+    Args:
+        first: what made the record.
+        second: of the same schedule, maybe on another device.
+        devices_ratio: how many times longer the default takes on the second device; None if that
+            is not known.
+    """
+    names = f"worker '{first.worker}'", f"worker '{second.worker}'"
+    if second.status in _CONTRADICTS:
+        why = f": {second.error}" if second.error else ""
+        return f"{names[0]} found it right, on {names[1]} it ended as {second.status}{why}"
+    pair = second.comparison
+    if pair is not None and pair.outcome is Outcome.SLOWER:
+        return f"{names[0]} found it the fastest, on {names[1]} it is slower than the default"
+    said, seen = first.run_seconds, second.run_seconds
+    if said is None or seen is None:
+        return ""
+    ratio = 1.0 if devices_ratio is None else devices_ratio
+    expected = said * min(max(ratio, 1.0 / DEVICES_DIFFER), DEVICES_DIFFER)
+    if seen <= SLOWER * expected:
+        return ""
+    return f"{said:.3g} s on {names[0]}, {seen:.3g} s on {names[1]}"
+
+
+def _wanted(task: Task, one: StoredRecord) -> Wanted:
+    schedules = dict.fromkeys((task.space.default(), one.record.schedule))
+    # the default runs beside each record, and a schedule may be that of two
+    return Wanted(task, tuple(schedules), Phase.CONFIRM, "confirm", one.id)
+
+
+def _of(trials: Sequence[Trial], task: Task, digest: str) -> Measurement | None:
+    found: Mapping[str, Measurement] = {
+        trial.schedule.digest: trial.measurement for trial in trials if trial.key == task.key
+    }
+    return found.get(digest)
+
+
+def _default_ratio(
+    task: Task, one: StoredRecord, trials: Sequence[Trial], storage: Storage
+) -> float | None:
+    """The default's time on the second device over that on the first; None if one is unknown."""
+    default = task.space.default()
+    second = _of(trials, task, default.digest)
+    times = [
+        trial.measurement.run_seconds
+        for trial in storage.records.trials(task.key)
+        if trial.schedule == default
+        and not trial.withdrawn
+        and trial.phase is not Phase.CONFIRM
+        and trial.measurement.distribution == task.distribution
+        and trial.measurement.worker == one.worker
+        and trial.codegen_version == CODEGEN_VERSION
+    ]
+    first = min((seconds for seconds in times if seconds), default=None)
+    if second is None or second.run_seconds is None or first is None:
+        return None
+    return second.run_seconds / first
