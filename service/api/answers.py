@@ -6,15 +6,14 @@ before the framework: no parameter is read or checked again, and no thread is as
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from tilewright.service.api.cache import LRU, Invalidation
 from tilewright.service.api.conditional import JsonAnswer
-from tilewright.service.api.freshness import Freshness
 from tilewright.service.api.gate import GatedRoute
 
 MOST_BYTES = 64 << 20
@@ -35,26 +34,20 @@ class LookupQuestion:
 
 
 class KnownAnswers:
-    """What was answered last to each question. Of one event loop."""
+    """The last answer to each question. Of one event loop."""
 
-    def __init__(self, freshness: Freshness) -> None:
-        self._freshness = freshness
-        freshness.tell(self._forget)
-        self._kept: OrderedDict[LookupQuestion, tuple[JsonAnswer, frozenset[str]]] = OrderedDict()
-        self._of_key: dict[str, set[LookupQuestion]] = {}
-        self._bytes = 0
+    def __init__(self, invalidation: Invalidation) -> None:
+        self._invalidation = invalidation
+        self._kept: LRU[LookupQuestion, JsonAnswer] = LRU(MOST_BYTES)
+        invalidation.watch(self._kept)
 
     async def find(self, question: LookupQuestion) -> tuple[JsonAnswer | None, int]:
-        """The answer, if it is known, and the version of what lookups answer.
+        """Return the answer, if it is cached, and the version of the caches.
 
         Raises StorageError.
         """
-        version = await self._freshness.freshen()
-        kept = self._kept.get(question)
-        if kept is None:
-            return None, version
-        self._kept.move_to_end(question)
-        return kept[0], version
+        version = await self._invalidation.refresh()
+        return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
         """Answer a request to a `LookupRoute`, and keep that until one of the keys changes.
@@ -62,35 +55,10 @@ class KnownAnswers:
         The answer must depend on nothing but the question and what lookups of these keys answer.
         """
         question, version = scope[_ASKED]
-        if version == self._freshness.version and question not in self._kept:
-            names = frozenset(keys)
-            self._kept[question] = answer, names
-            for name in names:
-                self._of_key.setdefault(name, set()).add(question)
-            self._bytes += _bytes(question, answer)
-            while self._bytes > MOST_BYTES:
-                self._drop(next(iter(self._kept)))
+        if version == self._invalidation.version and question not in self._kept:
+            size_bytes = len(question.query) + len(question.body) + len(answer.whole.body)
+            self._kept.put(question, answer, size_bytes, keys)
         return answer.to(scope)
-
-    def _forget(self, changed: Collection[str] | None) -> None:
-        old = list(self._kept) if changed is None else []
-        for key in changed or ():
-            old.extend(self._of_key.get(key, ()))
-        for question in dict.fromkeys(old):
-            self._drop(question)
-
-    def _drop(self, question: LookupQuestion) -> None:
-        answer, names = self._kept.pop(question)
-        self._bytes -= _bytes(question, answer)
-        for name in names:
-            same = self._of_key[name]
-            same.discard(question)
-            if not same:
-                del self._of_key[name]
-
-
-def _bytes(question: LookupQuestion, answer: JsonAnswer) -> int:
-    return len(question.query) + len(question.body) + len(answer.whole.body)
 
 
 class LookupRoute(GatedRoute):

@@ -20,8 +20,8 @@ from tilewright.db.notices import open_source, topic_states
 from tilewright.db.storage import Storage
 from tilewright.service.api import errors, probes, routes, worker_page
 from tilewright.service.api.answers import KnownAnswers
+from tilewright.service.api.cache import Invalidation
 from tilewright.service.api.description import describe
-from tilewright.service.api.freshness import Freshness
 from tilewright.service.api.gate import Gate, GatedRoute, TokenCache
 from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.housekeeping import keep_house, name_all
@@ -30,9 +30,9 @@ from tilewright.service.api.metrics import Metrics, MetricsMiddleware
 from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.plain_text import PlainTextMiddleware
 from tilewright.service.api.planning import Planning
+from tilewright.service.api.record_cache import RecordCache
 from tilewright.service.api.request_ids import RequestIdMiddleware
 from tilewright.service.api.results import most_bytes
-from tilewright.service.api.served import ServedRecords
 from tilewright.service.api.spelling import Spelling
 from tilewright.service.api.upload import WRITERS
 from tilewright.service.api.waiting import ClaimDispatcher
@@ -74,9 +74,9 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
         app.state.spelling = Spelling(opened)
-        freshness = Freshness(open_changes(opened.engine))
-        app.state.served = ServedRecords(opened.ledger, freshness)
-        app.state.answers = KnownAnswers(freshness)
+        invalidation = Invalidation(open_changes(opened.engine))
+        app.state.served = RecordCache(opened.ledger, invalidation)
+        app.state.answers = KnownAnswers(invalidation)
         app.state.upload_limiter = CapacityLimiter(WRITERS)
         app.state.health_limiter = CapacityLimiter(HEALTH_THREADS)
         await notifier.start()
@@ -94,7 +94,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
                 task.cancel()
             await notifier.stop()
             await run_in_threadpool(planning.close)
-            await freshness.close()
+            await invalidation.close()
             if storage is None:
                 opened.close()
 

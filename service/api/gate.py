@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -25,6 +26,8 @@ from starlette.types import Scope as Connection
 from tilewright.db.errors import StorageError
 from tilewright.db.notices import TOKENS
 from tilewright.db.stores.tokens import Scope, Token, TokenStore
+from tilewright.service.api.cache import LRU
+from tilewright.service.api.concurrency import SingleFlight
 from tilewright.service.api.errors import forbidden, too_large, unauthorized
 from tilewright.service.api.idempotency import HEADER, LONGEST_KEY, Once, key_of
 from tilewright.service.api.notifier import Notifier
@@ -61,45 +64,36 @@ class Needs(HTTPBearer):
 
 
 class TokenCache:
-    """Tokens that were verified a moment ago."""
+    """Tokens that were verified at most `KNOWN_SECONDS` ago."""
 
     def __init__(self, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
         self._clock = clock
-        self._known: dict[str, tuple[float, Token]] = {}
-        self._asking: dict[str, asyncio.Task[Token | None]] = {}
+        self._known: LRU[str, tuple[float, Token]] = LRU(_MOST_KNOWN)
+        self._flights: SingleFlight[str, Token | None] = SingleFlight()
+        self._version = 0  # grows when tokens are forgotten
 
     async def verify(self, secret: str) -> Token | None:
-        """As `TokenStore.verify`, or as it said at most `KNOWN_SECONDS` ago.
+        """Return the token of a secret as `TokenStore.verify`, with an answer that may be cached.
 
-        Requests that come while the same secret is looked up wait for that answer: a crowd with one
-        token asks once, however long the answer takes.
+        Concurrent requests with one secret share one look-up, however long it takes. A token is
+        looked up again in the background after half of its time.
         """
         found = self._known.get(secret)
         age = KNOWN_SECONDS if found is None else self._clock() - found[0]
-        asking = self._asking.get(secret)
-        if asking is None and age > KNOWN_SECONDS / 2:  # in time: a crowd does not wait for it
-            asking = self._asking[secret] = asyncio.create_task(self._ask(secret))
-            asking.add_done_callback(_heard)
+        if age > KNOWN_SECONDS / 2:
+            call = self._flights.start(secret, partial(self._look_up, secret))
         if found is not None and age < KNOWN_SECONDS:
             return found[1]
-        assert asking is not None
-        return await asyncio.shield(asking)  # of those who wait any may go away
+        return await asyncio.shield(call)
 
-    async def _ask(self, secret: str) -> Token | None:
-        asked = self._clock()
-        try:
-            token = await run_in_threadpool(self._verify, secret)
-        finally:
-            # what was asked before all was forgotten is no answer for those who come after
-            if wanted := self._asking.get(secret) is asyncio.current_task():
-                del self._asking[secret]
+    async def _look_up(self, secret: str) -> Token | None:
+        asked, version = self._clock(), self._version
+        token = await run_in_threadpool(self._verify, secret)
         if token is None:
-            self._known.pop(secret, None)
-        elif wanted:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[secret] = asked, token
+            self._known.drop(secret)
+        elif version == self._version:  # else the answer may be older than a revocation
+            self._known.put(secret, (asked, token))
         return token
 
     def _verify(self, secret: str) -> Token | None:
@@ -112,22 +106,17 @@ class TokenCache:
         return token
 
     def forget(self) -> None:
-        """Look every token up again: some were made or revoked."""
+        """Look every token up again: some were created or revoked."""
+        self._version += 1
         self._known.clear()
-        self._asking.clear()
+        self._flights.forget()
 
     async def follow(self, notifier: Notifier) -> None:
-        """Forget whenever a token is revoked anywhere; until it is cancelled."""
+        """Forget all tokens when one is revoked anywhere; until it is cancelled."""
         with notifier.listening(TOKENS) as ears:
             while True:
                 await ears.woken()
                 self.forget()
-
-
-def _heard(asked: asyncio.Task[Token | None]) -> None:
-    """Take notice of an error that nobody may have waited for: the next one to ask gets it."""
-    if not asked.cancelled():
-        asked.exception()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from tilewright.db.storage import Storage
 from tilewright.service.api.limiter import Limiter, counted_answer
 from tilewright.service.api.planning import Planning
 from tilewright.service.api.planning_child import PlannedWorkload, WorkloadsQuestion
+from tilewright.service.api.record_cache import RecordCache
 from tilewright.service.api.schemas.lookups import LookupRequest
-from tilewright.service.api.served import ServedRecords
 from tilewright.service.jobs.device.job_target import (
     is_described,
     resolve_job_target,
@@ -43,7 +43,7 @@ class LookupBytes:
 
 
 async def lookup_workloads(
-    storage: Storage, body: LookupRequest, served: ServedRecords
+    storage: Storage, body: LookupRequest, served: RecordCache
 ) -> LookupBytes:
     """Records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
@@ -56,7 +56,7 @@ async def lookup_model(
     storage: Storage,
     body: LookupRequest,
     planning: Planning,
-    served: ServedRecords,
+    served: RecordCache,
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
@@ -82,10 +82,10 @@ async def lookup_model(
 
 
 async def _lookup(
-    served: ServedRecords, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
+    served: RecordCache, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
 ) -> bytes:
     """The records are bytes already."""
-    found = await served.find((target, body.threads, body.numerics), [each.key for each in wanted])
+    found = await served.find((target, body.threads, body.numerics), {each.key for each in wanted})
     records = [found[each.key] or b"null" for each in wanted]
     entries = [
         b'{"workload_key":"%s","name":%s,"count":%d,"record":%s}'

@@ -21,6 +21,8 @@ from pebble import ProcessExpired, ProcessPool
 
 from tilewright.db.stores.blobs import BlobStore
 from tilewright.service.api import planning_child
+from tilewright.service.api.cache import LRU
+from tilewright.service.api.concurrency import SingleFlight
 from tilewright.service.api.errors import ApiProblem
 from tilewright.service.api.planning_child import (
     JobCheck,
@@ -32,7 +34,6 @@ from tilewright.service.api.planning_child import (
     Refusal,
     SamplesCheck,
 )
-from tilewright.service.api.remembered import Remembered
 from tilewright.service.api.turns import TooManyError, Turns
 from tilewright.service.jobs.inputs.given_files import SamplesFile, shown_name, stored_digests
 from tilewright.service.jobs.plan.bounded_planning import memory_limit
@@ -64,7 +65,8 @@ class Planning:
         self._processes = settings.planning_processes
         self._turns = Turns(self._processes, MOST_WAITING, MOST_OF_ONE)
         self._pool: ProcessPool | None = None
-        self._kept: dict[type[KeptQuestion[Any]], Remembered[Any]] = {}
+        self._kept: dict[type[KeptQuestion[Any]], LRU[str, Any]] = {}
+        self._flights: SingleFlight[str, Any] = SingleFlight()
 
     async def check_model(self, path: Path, name: str, asker: str) -> None:
         """Raises a problem that says why a file is no ONNX model."""
@@ -90,28 +92,32 @@ class Planning:
             await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any]) -> bool:
-        """Whether the answer is there, or made just now."""
-        return question.key() in self._remembered(question)
+        """Whether the answer is cached, or being made."""
+        key = question.key()
+        return key in self._flights or key in self._cache(question)
 
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
         """The answer, made once for the same question. Raises ApiProblem if it cannot be made."""
-        kept = self._remembered(question)
-        return await kept.get(question.key(), lambda: self._made(question, asker))
+        key = question.key()
+        kept: T | None = self._cache(question).get(key)
+        if kept is not None:
+            return kept
+        made: T = await self._flights.run(key, lambda: self._make(key, question, asker))
+        return made
 
-    def _remembered(self, question: KeptQuestion[T]) -> Remembered[T]:
-        kind = type(question)
-        if kind not in self._kept:
-            self._kept[kind] = Remembered(question.MOST_BYTES)
-        return self._kept[kind]
+    def _cache(self, question: KeptQuestion[T]) -> LRU[str, T]:
+        return self._kept.setdefault(type(question), LRU(question.MOST_BYTES))
 
-    async def _made(self, question: KeptQuestion[T], asker: str) -> tuple[T, int]:
-        found: tuple[T, int]
-        if not isinstance(question, ModelQuestion):
-            found = await self._ask(Measured(question), question.subject, asker)
-            return found
-        async with self._local(question.model) as path:
-            found = await self._ask(Measured(question.at(path)), question.subject, asker)
-        return found
+    async def _make(self, key: str, question: KeptQuestion[T], asker: str) -> T:
+        answer: T
+        if isinstance(question, ModelQuestion):
+            async with self._local(question.model) as path:
+                measured = Measured(question.at(path))
+                answer, size_bytes = await self._ask(measured, question.subject, asker)
+        else:
+            answer, size_bytes = await self._ask(Measured(question), question.subject, asker)
+        self._cache(question).put(key, answer, size_bytes)
+        return answer
 
     def _local(self, digest: str) -> AbstractAsyncContextManager[Path]:
         return contextmanager_in_threadpool(self._blobs.local(digest))

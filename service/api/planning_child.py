@@ -20,9 +20,9 @@ from tilewright.compiler.process.bounded import NICENESS, go_last, limit_memory
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StorageError, StorageKind
 from tilewright.db.types import canonical_json
+from tilewright.service.api.cache import held_bytes
 from tilewright.service.api.errors import ApiProblem, compiler_problem, database_problem
 from tilewright.service.api.model_check import check_job, check_model_bytes
-from tilewright.service.api.remembered import held_bytes
 from tilewright.service.jobs.inputs.given_files import GivenFiles, SamplesFile, read_samples_file
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.planning import ModelRequest

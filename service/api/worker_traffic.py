@@ -13,11 +13,11 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import Completion, Report
 from tilewright.db.stores.tokens import Scope, Token
 from tilewright.db.stores.workers import Heartbeat, Presence
+from tilewright.service.api.concurrency import Batcher, in_thread
 from tilewright.service.api.errors import ApiProblem, forbidden
 from tilewright.service.api.gate import LARGE_BYTES
 from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.results import ResultRefused, admit
-from tilewright.service.api.together import Together
 
 MOST = 64
 """Requests of one call."""
@@ -81,9 +81,9 @@ class WorkerTraffic:
         self._storage = storage
         self._lease_seconds = lease_seconds
         self._pacing = pacing
-        self._asked = Together(self._own, MOST)
-        self._beats = Together(self._renew, MOST)
-        self._results = Together(self._save, MOST)
+        self._asked = Batcher(in_thread(self._own), MOST)
+        self._beats = Batcher(in_thread(self._renew), MOST)
+        self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
         """The worker, if it is this token's. Raises NotFoundError or a 403 problem."""

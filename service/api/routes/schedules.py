@@ -36,7 +36,7 @@ async def get_schedule(
     state = request.app.state  # a dependency for each would take longer than the answer
     key = await target_key(target, state.storage)
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
-    if record is None:
+    if not record:
         raise NotFoundError("schedule", f"{workload} on {target}, {threads} threads, {numerics}")
     answer = JsonAnswer.tagged(record)
     if not stands(target):

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.unit.service.api.test_served import TARGET, record
+from tests.unit.service.api.test_record_cache import TARGET, record
 from tests.unit.service.api_calls import upload
 from tests.unit.service.conftest import with_scopes
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.api import answers as api_answers
 from tilewright.service.api.app import create_app
 from tilewright.service.api.conditional import JsonAnswer
 from tilewright.service.api.routes import schedules
@@ -150,22 +149,19 @@ def test_a_lookup_by_model_is_of_the_model_and_the_records(
     assert known() == known() == 1 and made.count == 2
 
 
-def test_what_is_kept_is_bounded(
-    client: TestClient, storage: Storage, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_bounded(client: TestClient, storage: Storage, made: Made) -> None:
     storage.records.add_record(record(WORKLOAD))
     bytes_of_one = len(ask(client, "single").content)
-    monkeypatch.setattr(api_answers, "MOST_BYTES", 2 * bytes_of_one + 1000)
+    answers = client.app.state.answers  # type: ignore[attr-defined]
+    answers._kept.limit = 2 * bytes_of_one + 1000
     for _ in range(2):
         for number in range(4):
             client.get(f"{SINGLE}&numerics=fast&unknown={number}")
-    answers = client.app.state.answers  # type: ignore[attr-defined]
     assert len(answers._kept) == 2
-    kept = sum(len(q.query) + len(a.whole.body) for q, (a, _) in answers._kept.items())
-    assert kept == answers._bytes <= api_answers.MOST_BYTES
+    assert 2 * bytes_of_one < answers._kept.size <= answers._kept.limit
     storage.records.add_record(record(WORKLOAD, 5e-6))
     assert client.get(SINGLE.replace(WORKLOAD, "b" * 64)).status_code == 404
-    assert (answers._kept, answers._of_key, answers._bytes) == ({}, {}, 0)
+    assert (len(answers._kept), answers._kept.size) == (0, 0)
 
 
 def test_replicas_hear_of_each_others_records(

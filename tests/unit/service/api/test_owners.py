@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.unit.service.api.test_served import TARGET, record
+from tests.unit.service.api.test_record_cache import TARGET, record
 from tests.unit.service.api_calls import onnx_bytes, problem
 from tests.unit.service.dashboard.test_pages import KEY, trial
 from tests.unit.service.jobs.test_given_files import npz, rows

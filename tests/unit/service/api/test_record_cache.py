@@ -21,10 +21,10 @@ from tilewright.db.review_state import Attestation
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.api import served as api_served
-from tilewright.service.api.freshness import Freshness
+from tilewright.service.api import record_cache
+from tilewright.service.api.cache import Invalidation
+from tilewright.service.api.record_cache import RecordCache
 from tilewright.service.api.schemas.lookups import LookupView, RecordView
-from tilewright.service.api.served import ServedRecords
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 
 TARGET = resolve_target("x86-64-v3").key
@@ -38,13 +38,13 @@ def record(workload: str, seconds: float = 1e-5) -> TuningRecord:
     return TuningRecord(RecordKey(workload, TARGET), schedule, measurement, "trial", "1", "0")
 
 
-def with_served(storage: Storage, run: Callable[[ServedRecords], Awaitable[None]]) -> None:
+def with_served(storage: Storage, run: Callable[[RecordCache], Awaitable[None]]) -> None:
     async def all_of_it() -> None:
-        freshness = Freshness(open_changes(storage.engine))
+        invalidation = Invalidation(open_changes(storage.engine))
         try:
-            await run(ServedRecords(storage.ledger, freshness))
+            await run(RecordCache(storage.ledger, invalidation))
         finally:
-            await freshness.close()
+            await invalidation.close()
 
     asyncio.run(all_of_it())
 
@@ -56,13 +56,13 @@ class Counted:
         self.queries = 0
         self.views = 0
         sa.event.listen(storage.engine, "before_cursor_execute", self._query)
-        view = api_served.record_view
+        view = record_cache.record_view
 
         def counting(record: TuningRecord, attestation: Attestation) -> RecordView:
             self.views += 1
             return view(record, attestation)
 
-        monkeypatch.setattr(api_served, "record_view", counting)
+        monkeypatch.setattr(record_cache, "record_view", counting)
 
     def _query(self, _c: Any, _cu: Any, statement: str, *_: Any) -> None:
         self.queries += statement.startswith("SELECT") and "FROM claims" in statement
@@ -76,7 +76,7 @@ def test_lookups_that_come_together_are_one_query(
         storage.records.add_record(record(name))
     counted = Counted(storage, monkeypatch)
 
-    async def run(served: ServedRecords) -> None:
+    async def run(served: RecordCache) -> None:
         async def ask() -> None:
             found = await asyncio.gather(*(served.find(KIND, [name]) for name in names))
             for each, name in zip(found, names, strict=True):
@@ -100,11 +100,11 @@ def test_lookups_that_come_together_are_one_query(
 
 
 def test_a_record_that_was_replaced_or_found_since_is_served_at_once(storage: Storage) -> None:
-    async def run(served: ServedRecords) -> None:
+    async def run(served: RecordCache) -> None:
         async def seconds() -> float | None:
             found = await served.find(KIND, ["a" * 64])
             text = found["a" * 64]
-            return None if text is None else json.loads(text)["run_seconds"]
+            return json.loads(text)["run_seconds"] if text else None
 
         assert await seconds() is None
         storage.records.add_record(record("a" * 64))
@@ -137,20 +137,20 @@ def test_what_changes_while_it_is_read_is_not_kept(storage: Storage, everything:
 
     async def run() -> None:
         changes = open_changes(storage.engine)
-        freshness = Freshness(changes)
-        served = ServedRecords(held, freshness)  # type: ignore[arg-type]
+        invalidation = Invalidation(changes)
+        served = RecordCache(held, invalidation)  # type: ignore[arg-type]
         first = asyncio.create_task(served.find(KIND, ["a" * 64]))
         while not held.has_read.is_set():
             await asyncio.sleep(0)
         storage.records.add_record(record("a" * 64, 5e-6))
         if everything:
             await changes.close()
-        await freshness.freshen()
+        await invalidation.refresh()
         held.may_answer.set()
         assert json.loads((await first)["a" * 64] or b"")["run_seconds"] == 1e-5
         found = await served.find(KIND, ["a" * 64])
         assert json.loads(found["a" * 64] or b"")["run_seconds"] == 5e-6
-        await freshness.close()
+        await invalidation.close()
 
     asyncio.run(run())
 
@@ -177,11 +177,11 @@ def test_who_asks_after_a_commit_waits_for_a_look_that_began_after_it() -> None:
 
     async def run() -> None:
         looks = Looks()
-        freshness = Freshness(looks)
-        first = asyncio.create_task(freshness.freshen())
+        invalidation = Invalidation(looks)
+        first = asyncio.create_task(invalidation.refresh())
         while not looks.begun:
             await asyncio.sleep(0)
-        others = [asyncio.create_task(freshness.freshen()) for _ in range(5)]
+        others = [asyncio.create_task(invalidation.refresh()) for _ in range(5)]
         await asyncio.sleep(0)
         others.pop().cancel()  # takes nothing from the others
         looks.may_go_on.set()
@@ -192,18 +192,17 @@ def test_who_asks_after_a_commit_waits_for_a_look_that_began_after_it() -> None:
 
 
 def test_what_is_kept_is_bounded(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_served, "MOST_KEPT", 5)
+    monkeypatch.setattr(record_cache, "MOST_KEPT", 5)
     names = [f"{number:064x}" for number in range(4)]
     for name in names:
         storage.records.add_record(record(name))
 
-    async def run(served: ServedRecords) -> None:
+    async def run(served: RecordCache) -> None:
         for number in range(20):
             found = await served.find(KIND, names)
             assert all(found[name] for name in names)
-            assert (await served.find(KIND, [f"{100 + number:064x}"])).popitem()[1] is None
-            kept = sum(len(known) for known in served._known.values())
-            assert kept == served._count <= 5
+            assert (await served.find(KIND, [f"{100 + number:064x}"])).popitem()[1] == b""
+            assert len(served._kept) == served._kept.size <= 5
 
     with_served(storage, run)
 
@@ -214,7 +213,7 @@ def test_a_database_that_is_away_fails_each_lookup_and_not_the_next(
     def away(*_: object) -> None:
         raise StorageError("away", StorageKind.UNREACHABLE)
 
-    async def run(served: ServedRecords) -> None:
+    async def run(served: RecordCache) -> None:
         async def ask() -> list[Any]:
             asked = (served.find(KIND, ["a"]), served.find(KIND, ["b"]))
             return await asyncio.gather(*asked, return_exceptions=True)
@@ -224,7 +223,7 @@ def test_a_database_that_is_away_fails_each_lookup_and_not_the_next(
                 patched.setattr(kind, method, away)
                 storage.tokens.create("ci", [Scope.READ])
                 assert [type(each) for each in await ask()] == [StorageError, StorageError]
-        assert (await ask())[0]["a"] is None
+        assert (await ask())[0]["a"] == b""
 
     with_served(storage, run)
 

@@ -1,0 +1,127 @@
+"""Shared work of concurrent coroutines: one call per key, and one call for many questions.
+
+All classes belong to one event loop. A caller that is cancelled takes nothing from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+
+from tilewright.db.errors import DatabaseError
+
+Key = TypeVar("Key", bound=Hashable)
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+
+
+def in_thread(function: Callable[Arguments, Answer]) -> Callable[Arguments, Awaitable[Answer]]:
+    """Return a coroutine function that runs `function` in a thread, one call at a time.
+
+    The thread does not count towards the limit of the other threads, so that they cannot delay it.
+    """
+    limiter = CapacityLimiter(1)
+
+    async def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
+        return await run_sync(partial(function, *arguments, **named), limiter=limiter)
+
+    return call
+
+
+class SingleFlight(Generic[Key, Answer]):
+    """At most one running call per key; later callers of the same key wait for its result.
+
+    A failure is raised by every caller that waits for it. Results are not kept.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Key, asyncio.Task[Answer]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._calls
+
+    async def run(self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Return the result of the running call of the key, or of a new call of `make`."""
+        return await asyncio.shield(self.start(key, make))
+
+    def start(
+        self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]
+    ) -> asyncio.Future[Answer]:
+        """Start a call unless one is running, without waiting for it."""
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = asyncio.create_task(make())
+            call.add_done_callback(partial(self._finished, key))
+        return call
+
+    def forget(self) -> None:
+        """Start a new call for the next caller of each key. Running calls go on."""
+        self._calls.clear()
+
+    def _finished(self, key: Key, call: asyncio.Task[Answer]) -> None:
+        if self._calls.get(key) is call:
+            del self._calls[key]
+        if not call.cancelled():
+            call.exception()  # retrieved, as every caller may have been cancelled
+
+
+class Batcher(Generic[Asked, Answer]):
+    """Questions of concurrent callers, answered by one call at a time.
+
+    Questions gather while a call runs, so the batch grows with the load and no timer is needed. A
+    call starts after its questions were asked: its answer is never older than a question.
+
+    Args:
+        answer: answers a batch, in order. An answer that is an exception is raised by its caller.
+        most: questions per call; None for no limit.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer | Exception]]],
+        most: int | None = None,
+    ) -> None:
+        self._answer = answer
+        self._most = most
+        self._gathered: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Asked) -> Answer:
+        """Return the answer to one question. Raises the exception of the call or of the answer."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._gathered.append((question, future))
+        if self._working is None:  # the task starts after all callers of this moment have asked
+            self._working = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while batch := self._gathered[: self._most]:
+                self._gathered = self._gathered[len(batch) :]
+                answers = await self._answers([question for question, _ in batch])
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    if future.done():  # the caller was cancelled
+                        continue
+                    if isinstance(answer, Exception):
+                        future.set_exception(answer)
+                    else:
+                        future.set_result(answer)
+        finally:
+            self._working = None
+
+    async def _answers(self, questions: Sequence[Asked]) -> Sequence[Answer | Exception]:
+        """Answer each question. An error of one question is not raised by the other callers."""
+        try:
+            return await self._answer(questions)
+        except DatabaseError as error:
+            return [error] * len(questions)
+        except Exception as error:  # noqa: BLE001 (the caller raises it)
+            if len(questions) == 1:
+                return [error]
+            return [answer for each in questions for answer in await self._answers([each])]

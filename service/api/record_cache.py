@@ -1,0 +1,79 @@
+"""Served records as the bytes that answer a lookup.
+
+A record is serialised once, and its bytes are kept until the record changes. Concurrent lookups of
+records that are not cached share one query.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from tilewright.db.stores.claim_ledger import ClaimLedger
+from tilewright.service.api.cache import LRU, Invalidation
+from tilewright.service.api.concurrency import Batcher, in_thread
+from tilewright.service.api.views import record_view
+from tilewright.tuner.measure.measurement import RecordKey
+
+MOST_KEPT = 16_384
+"""Cached workloads: records of 2 to 4 KB each, and workloads without a record."""
+
+RecordKind = tuple[str, int, str]
+"""The part of a record key that a lookup shares: target key, threads, numerics."""
+
+RecordBytes = Mapping[str, bytes]
+"""Records as JSON by workload key; empty for a workload without a record."""
+
+
+class RecordCache:
+    """The served records by key, as JSON. Of one event loop."""
+
+    def __init__(self, ledger: ClaimLedger, invalidation: Invalidation) -> None:
+        self._ledger = ledger
+        self._invalidation = invalidation
+        self._kept: LRU[tuple[RecordKind, str], bytes] = LRU(MOST_KEPT)
+        invalidation.watch(self._kept)
+        self._reads = Batcher(self._read)
+        self._query = in_thread(self._from_database)
+
+    async def find(self, kind: RecordKind, workloads: Collection[str]) -> RecordBytes:
+        """Return the records of workloads, each given once. Raises StorageError."""
+        await self._invalidation.refresh()
+        found = self._known(kind, workloads)
+        if len(found) == len(workloads):
+            return found
+        return await self._reads.ask((kind, workloads))
+
+    def _known(self, kind: RecordKind, workloads: Collection[str]) -> dict[str, bytes]:
+        get = self._kept.get
+        return {each: found for each in workloads if (found := get((kind, each))) is not None}
+
+    async def _read(
+        self, asked: Sequence[tuple[RecordKind, Collection[str]]]
+    ) -> Sequence[RecordBytes]:
+        wanted: dict[RecordKind, set[str]] = defaultdict(set)
+        for kind, workloads in asked:
+            wanted[kind].update(workloads)
+        found = {kind: self._known(kind, workloads) for kind, workloads in wanted.items()}
+        new = {kind: workloads - found[kind].keys() for kind, workloads in wanted.items()}
+        version = self._invalidation.version
+        read = await self._query({kind: workloads for kind, workloads in new.items() if workloads})
+        for kind, records in read.items():
+            found[kind].update(records)
+            if version == self._invalidation.version:  # else a record may have changed meanwhile
+                for workload, record in records.items():
+                    self._kept.put((kind, workload), record, names=(workload,))
+        return [found[kind] for kind, _ in asked]
+
+    def _from_database(
+        self, wanted: Mapping[RecordKind, Collection[str]]
+    ) -> Mapping[RecordKind, RecordBytes]:
+        found: dict[RecordKind, RecordBytes] = {}
+        for kind, workloads in wanted.items():
+            records = dict.fromkeys(workloads, b"")
+            stored = self._ledger.served([RecordKey(each, *kind) for each in sorted(workloads)])
+            for key, one in stored.items():
+                view = record_view(one.record, one.attestation)
+                records[key.workload_key] = view.model_dump_json().encode()
+            found[kind] = records
+        return found
