@@ -78,7 +78,7 @@ def _left_behind() -> sa.ColumnElement[bool]:
 
 
 def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
-    """Condition: another reporter raises the attestation of a weak claim (`ClaimReporter.second`)."""
+    """Another reporter raises the attestation of a weak claim (`ClaimReporter.second`)."""
     another = claims.c.reporter != other.worker
     return sa.or_(
         sa.and_(another, claims.c.owner != other.owner),
