@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin
+from benchmarks.report import Origin, write_data
 from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.graph.ir import Graph
@@ -188,7 +188,8 @@ def main() -> None:
         "models": [asdict(row) | {"ratio": row.ratio} for row in rows],
         "kernels": [asdict(kernel) for kernel in kernels],
     }
-    (arguments.results / f"{arguments.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    stored = arguments.results / f"{arguments.name}.json.gz"
+    write_data(stored, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ runs twice: as linked, and with memory and weights on large pages, which NumPy a
 itself.
 
 `prepare` writes what is run to a folder, and `race` times it, for a moment when the machine is
-quiet. Results go to benchmarks/results/c-latency.json and .md.
+quiet. Results go to benchmarks/results/c-latency.json.gz and .md.
 """
 
 from __future__ import annotations

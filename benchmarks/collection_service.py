@@ -38,7 +38,7 @@ from benchmarks.collection_scenarios import (
     kill,
 )
 from benchmarks.real_fetch import FetchError
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin, markdown_table, read_data, write_data
 from tilewright.service.client import ClientError
 
 MEMORY_SPARE = 64 << 20
@@ -387,8 +387,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     options.results.mkdir(parents=True, exist_ok=True)
     stem = options.results / options.name
-    file = stem.with_suffix(".json")
-    data: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"origins": {}}
+    file = stem.with_suffix(".json.gz")
+    data: dict[str, Any] = read_data(file) if file.exists() else {"origins": {}}
     data["seconds"] = options.seconds
     origin = Origin.of(options).sentence()
 
@@ -397,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def keep(what: str, found: Any, part: str = part) -> None:
             data["origins"][part] = origin
             data[what] = found
-            file.write_text(json.dumps(data, indent=1) + "\n")
+            write_data(file, json.dumps(data, indent=1) + "\n")
             stem.with_suffix(".md").write_text(report(data))
 
         with tempfile.TemporaryDirectory(prefix="tilewright-service-") as work:

@@ -6,7 +6,7 @@ simulates LLVM's model of the core. Its share is the cycles that its multiply-ad
 peak of our model of the core (`CoreModel`), over those that it takes. Caches, TLBs and mispredicted
 branches are no part of such a simulation.
 llvm-mca is fetched once into the cache of the tests of devices. Results go to
-benchmarks/results/core-shares.json and .md.
+benchmarks/results/core-shares.json.gz and .md.
 """
 
 from __future__ import annotations

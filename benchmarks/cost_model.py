@@ -9,7 +9,7 @@ at another time: the fastest counts. `--unconstrained` takes the constraints off
 then of the families (a network, an operator). It trains on the rest, and orders the candidates that
 were left out. Where tasks are left out, it tries every objective, also with a few of a task's own
 samples to correct the model; elsewhere only the default one. Results go to
-benchmarks/results/cost_model.json and .md.
+benchmarks/results/cost_model.json.gz and .md.
 """
 
 from __future__ import annotations

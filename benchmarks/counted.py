@@ -4,14 +4,13 @@ Models run on emulated machines, ours compiled for their targets, beside ONNX Ru
 for AArch64 on the same processor; one thread, the same inputs. Times of an emulator mean nothing,
 and instructions are not time; but they repeat within 0.01 %, and say how much work code makes of a
 model. What it needs (qemu, Pythons, wheels) is fetched once into the cache of the tests of devices.
-Results go to benchmarks/results/counted.json and .md, one model after the other. With `--keep`,
+Results go to benchmarks/results/counted.json.gz and .md, one model after the other. With `--keep`,
 rows of an earlier run that are not counted again stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -27,7 +26,7 @@ import onnx
 
 from benchmarks.models import build, case, feeds
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table, rows_json
+from benchmarks.report import Origin, markdown_table, read_data, rows_json, write_data
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import NEOVERSE_N1, RISCV64, Machine
 from tests.devices.packages import cached, fetch
@@ -120,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def kept(name: str, models: Sequence[str], machines: Sequence[str]) -> list[Count]:
     """Rows of an earlier run but those of these models on these machines."""
-    stored = json.loads(RESULTS_FOLDER.joinpath(f"{name}.json").read_text())
+    stored = read_data(RESULTS_FOLDER / f"{name}.json.gz")
     rows = [Count(**{"commit": stored["commit"], **row}) for row in stored["rows"]]
     return [row for row in rows if row.model not in models or row.machine not in machines]
 
@@ -198,9 +197,9 @@ def _fetch_peer(folder: Path) -> None:
 
 
 def write(origin: Origin, counts: Sequence[Count], name: str) -> None:
-    """NAME.json and NAME.md."""
+    """NAME.json.gz and NAME.md."""
     rows = [asdict(each) for each in sorted(counts, key=_place)]
-    RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
+    write_data(RESULTS_FOLDER / f"{name}.json.gz", rows_json(asdict(origin), rows))
     lines = [
         "# Instructions of an inference, counted under qemu",
         "",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,8 +44,9 @@ def draw_quarters(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table with a line of names at its head."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+    """A compressed table with a line of names at its head."""
+    file = StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(header)
+    writer.writerows(rows)
+    path.write_bytes(gzip.compress(file.getvalue().encode(), mtime=0))

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.dask_cluster import Cluster, stretched, until
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table
+from benchmarks.report import Origin, markdown_table, write_data
 from tilewright.compiler.graph.text import parse_graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import make_workload
@@ -114,7 +114,7 @@ def main() -> None:
         rows.append({"workers": workers, "builds_per_second": measure(workers, options.builds)})
         print(rows[-1], flush=True)
     results = {"origin": asdict(origin), "rows": rows}
-    (options.output / f"{NAME}.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_data(options.output / f"{NAME}.json.gz", json.dumps(results, indent=1) + "\n")
     (options.output / f"{NAME}.md").write_text(report(rows, origin))
 
 

@@ -6,13 +6,12 @@ bias and a ReLU, a pooling and a product. Its kernels are tuned, certified and r
 measurement is of the worker's machine, the whole model is compared with the reference there, and
 the tuned program is paired with the untuned one there. Times of an emulator mean nothing, and none
 is shown; races have outcomes all the same. tests/devices does these jobs, too, with fewer trials.
-Results go to benchmarks/results/device-jobs.json and .md, one job after the other.
+Results go to benchmarks/results/device-jobs.json.gz and .md, one job after the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table, write_result
+from benchmarks.report import Origin, markdown_table, read_data, write_result
 from tests.devices.conftest import Service
 from tests.devices.emulators import emulate, zig_environment
 from tests.devices.harnesses import put_harness
@@ -156,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     origin, jobs = Origin.of(options), list[DeviceJob]()
     if options.keep:
-        rows = json.loads(RESULTS_FOLDER.joinpath(f"{options.name}.json").read_text())["rows"]
+        rows = read_data(RESULTS_FOLDER / f"{options.name}.json.gz")["rows"]
         jobs = [DeviceJob(**row) for row in rows]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     for name in options.machines:

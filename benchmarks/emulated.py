@@ -4,14 +4,13 @@ Each model is compiled, untuned, for a processor of each family, and its artifac
 under qemu-user, on one thread. The error is the largest difference of an output to ONNX Runtime's
 on this machine, over the largest value of that output. Times of an emulator mean nothing, and none
 is taken. The fifth family is WebAssembly, whose modules run in Node (`--node`, 24 or later for
-relaxed SIMD). Results go to benchmarks/results/emulated.json and .md, one cell after the other.
+relaxed SIMD). Results go to benchmarks/results/emulated.json.gz and .md, one cell after the other.
 With `--keep`, cells of an earlier run stay as they are, and only what is missing runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import tempfile
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.models import build, case, feeds
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table, write_result
+from benchmarks.report import Origin, markdown_table, read_data, write_result
 from tests.devices.emulators import Emulated, emulate
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64
 from tilewright.compiler import driver
@@ -194,8 +193,8 @@ def page(origin: Origin, found: Sequence[Agreement]) -> str:
 
 def stored(name: str) -> list[Agreement]:
     """The cells of an earlier run that stay as they are, or of another that goes on beside."""
-    path = RESULTS_FOLDER / f"{name}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    path = RESULTS_FOLDER / f"{name}.json.gz"
+    rows = read_data(path)["rows"] if path.exists() else []
     return still_good([Agreement(**row) for row in rows])
 
 

@@ -29,7 +29,7 @@ from benchmarks.decoders import DECODERS
 from benchmarks.generators import ENGINES, SMALL
 from benchmarks.llama import LLAMA_VOCABULARY
 from benchmarks.race import REFERENCE, RESULTS_FOLDER, Racer, interpreter_among
-from benchmarks.report import Origin, markdown_table, rows_json
+from benchmarks.report import Origin, markdown_table, rows_json, write_data
 from benchmarks.transformer import GPT2_VOCABULARY
 from tilewright.compiler.runtime import verify
 from tilewright.compiler.runtime.speeds import Probes
@@ -250,7 +250,7 @@ def write_report(results: Sequence[Result], origin: Origin, options: argparse.Na
         row["memory"] = [round(rate) for rate in row["memory"]]
         row["rounds"] = [[round(seconds, 7) for seconds in each] for each in row["rounds"]]
     head: dict[str, Any] = {"origin": asdict(origin)}
-    (folder / f"{options.name}.json").write_text(rows_json(json.loads(json.dumps(head)), data))
+    write_data(folder / f"{options.name}.json.gz", rows_json(json.loads(json.dumps(head)), data))
     (folder / f"{options.name}.md").write_text("\n".join(lines))
     return table
 

@@ -5,7 +5,7 @@ alternate, each in a process of its own. Runs are kept in build/metaschedule/. G
 command makes only runs that are missing there, so an interrupted comparison goes on, and `--seeds`
 can be raised. Each tuner measures in its own way (TVM times kernels with warm weights, ours with
 what a model leaves in the caches). So at the end, the best results of both are raced, interleaved.
-Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json,csv,png}.
+Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json.gz,csv.gz,png}.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.metaschedule_runs import (
     samples_of,
 )
 from benchmarks.race import RESULTS_FOLDER, RaceOptions, fastest, race, round_ratio
-from benchmarks.report import Origin, commit
+from benchmarks.report import Origin, commit, write_data
 
 FOLDER = ROOT / "build" / "metaschedule"
 
@@ -195,8 +195,8 @@ def write(rows: Sequence[Comparison], folder: Path, note: str, origin: Origin) -
         for row in rows
     ]
     data = {"origin": asdict(origin), "rows": summary}
-    stem.with_suffix(".json").write_text(json.dumps(data) + "\n", encoding="utf-8")
-    write_samples(rows, stem.with_suffix(".csv"))
+    write_data(stem.with_suffix(".json.gz"), json.dumps(data) + "\n")
+    write_samples(rows, stem.with_suffix(".csv.gz"))
     plot(rows, stem.with_suffix(".png"))
     return text
 

@@ -29,7 +29,7 @@ import onnx
 
 from benchmarks import models
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin
+from benchmarks.report import Origin, write_data
 from tilewright.compiler.api import compile_model
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.quantize.errors import QuantizeError
@@ -254,9 +254,8 @@ def main() -> None:
                 "origin": asdict(origin) | {"peers": peer},
                 "models": [asdict(each) for each in rows],
             }
-            (arguments.results / f"{arguments.name}.json").write_text(
-                json.dumps(document, indent=1) + "\n"
-            )
+            stored = arguments.results / f"{arguments.name}.json.gz"
+            write_data(stored, json.dumps(document, indent=1) + "\n")
     print(text)
 
 

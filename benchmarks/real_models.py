@@ -2,9 +2,9 @@
 
 `python -m benchmarks.real_models` fetches what packages ship (`--groups shipped`: some 400 MB of
 downloads, of which 300 MB stay), makes what exporters make (`classic`: 0.4 GB of packages;
-`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json and .md. Each
-model has a process of its own, with a limit of time and of memory, and a failure is a row. What is
-there is not fetched again.
+`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md.
+Each model has a process of its own, with a limit of time and of memory, and a failure is a row.
+Files that are there are not fetched again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.real_child import Answer
 from benchmarks.real_fetch import REPOSITORY, export, fetch_shipped
 from benchmarks.real_list import LARGEST_ERROR, Exported, Shipped, exported, shipped
-from benchmarks.report import Origin
+from benchmarks.report import Origin, read_data, write_data
 
 FOLDER = Path(__file__).parent / "models" / "real"
 RESULTS = Path(__file__).parent / "results"
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _written(name: str, now: Origin) -> tuple[Origin, list[Row]]:
     """The origin and the rows of an earlier part of the same run: of the same commit."""
     try:
-        data = json.loads((RESULTS / f"{name}.json").read_text())
+        data = read_data(RESULTS / f"{name}.json.gz")
     except FileNotFoundError:
         return now, []
     then = Origin(**data["origin"])
@@ -250,7 +250,7 @@ def _write(rows: Sequence[Row], origin: Origin, name: str) -> None:
     (RESULTS / f"{name}.md").write_text(report(rows, origin))
     data: dict[str, Any] = {"origin": asdict(origin), "rows": [asdict(row) for row in rows]}
     text = json.dumps(data, indent=1, default=str)
-    (RESULTS / f"{name}.json").write_text(text.replace("Infinity", json.dumps(str(math.inf))))
+    write_data(RESULTS / f"{name}.json.gz", text.replace("Infinity", json.dumps(str(math.inf))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the results of a race: one JSON file with every sample, and one Markdown table.
+"""Writes the results of a race: one compressed JSON file with every sample, and one Markdown table.
 
 `Origin` is what every result says about its machine and its code.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
@@ -210,10 +211,24 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
+def write_data(path: Path, text: str) -> None:
+    """Write JSON to a compressed file; equal texts give equal bytes."""
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read_data(path: Path) -> Any:
+    """The value in a file that `write_data` wrote.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
 def write_result(stem: Path, origin: Origin, data: Mapping[str, Any], page: str) -> None:
-    """A result as data (`stem`.json, with its origin) and as a page (`stem`.md)."""
+    """A result as data (`stem`.json.gz, with its origin) and as a page (`stem`.md)."""
     whole = {"origin": asdict(origin), **data}
-    stem.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")
+    write_data(stem.with_suffix(".json.gz"), json.dumps(whole, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page)
 
 
@@ -224,9 +239,9 @@ def markdown_table(header: list[str], rows: list[list[str]], text: int) -> str:
 
 
 def write_report(report: RaceReport, folder: Path, name: str) -> None:
-    """Write NAME.json and NAME.md; called after each model, so that a break loses one at most."""
+    """Write NAME.json.gz and NAME.md, after each model, so that a break loses one at most."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(_json(report))
+    write_data(folder / f"{name}.json.gz", _json(report))
     versions = sorted({f"{row.engine} {row.version}" for row in report.rows if row.version})
     clock = "CPU time of the process" if report.threads == 1 else "Wall time"
     lines = [

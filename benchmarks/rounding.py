@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table, rows_json
+from benchmarks.report import Origin, markdown_table, rows_json, write_data
 from tests.differential.reference import evaluator
 from tests.differential.test_quantised import KINDS, drawn
 from tilewright.compiler.api import compile_model
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / options.name
     file.with_suffix(".md").write_text(report(rows, origin), encoding="utf-8")
-    file.with_suffix(".json").write_text(
+    write_data(
+        file.with_suffix(".json.gz"),
         rows_json(asdict(origin), [{**asdict(row), "share": row.share} for row in rows]),
-        encoding="utf-8",
     )
     return 0
 

@@ -8,7 +8,7 @@ takes the constraints of the machine off the spaces.
 method, seed and workload it reports the simple regret after each trial: how far the best so far is
 from the best of the table. A method is STRATEGY+MODEL. STRATEGY+MODEL-estimate believes no
 estimates of times and has only what it learns, as on a device that nobody has described. Results go
-to benchmarks/results/search.csv, .md and .png, with the error of the forecasts that the runs made.
+to benchmarks/results/search.csv.gz, .md and .png, with the errors of the runs' forecasts.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def _compare(chosen: argparse.Namespace) -> None:
     stem = RESULTS_FOLDER / ("search-unconstrained" if chosen.unconstrained else "search")
     RESULTS_FOLDER.mkdir(exist_ok=True)
     stem.with_suffix(".md").write_text(text)
-    write_csv(runs, stem.with_suffix(".csv"))
+    write_csv(runs, stem.with_suffix(".csv.gz"))
     plot(runs, chosen.trials, stem.with_suffix(".png"))
     print(text)
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import operators
 from benchmarks.paired import PairedResult, Sampling, Tuner, compare_engines, random_feeds, versions
 from benchmarks.race import REFERENCE, RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
+from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json, write_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(" | ".join(row.cells(engines)), flush=True)
         stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
         head = {"origin": asdict(origin), "how": how}
-        stem.with_suffix(".json").write_text(rows_json(head, [asdict(row) for row in rows]))
+        write_data(stem.with_suffix(".json.gz"), rows_json(head, [asdict(row) for row in rows]))
     print("\n" + report(rows, engines, origin, how))
 
 

@@ -7,9 +7,10 @@ untuned program, all measured in turns in one run.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
+
+from benchmarks.report import read_data
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "speedups.svg"
@@ -22,7 +23,7 @@ COLOURS = {"onnxruntime": "#2f6fdf", "openvino": "#e08b2c"}
 def speedups(race: Path) -> dict[str, dict[str, float]]:
     """Speed-ups by model and peer, of a report that `benchmarks.race` wrote; the largest first."""
     ratios: dict[str, dict[str, float]] = {}
-    for row in json.loads(race.read_text())["rows"]:
+    for row in read_data(race)["rows"]:
         if not row["error"]:
             ratios.setdefault(row["model"], {})[row["engine"]] = row["ratio"]
     found = {
@@ -70,7 +71,7 @@ def main() -> int:
     """Draw the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=PICTURE)
-    draw(speedups(RESULTS / f"{RACE}.json"), parser.parse_args().output)
+    draw(speedups(RESULTS / f"{RACE}.json.gz"), parser.parse_args().output)
     return 0
 
 

@@ -6,15 +6,14 @@ project's backend, with PyTorch's own (inductor, which needs a C++ compiler), wi
 process and take turns in a rotating order; a sample is the wall time of one call of the module.
 Outputs are compared with eager mode: the largest difference over the largest output.
 
-A run adds to what benchmarks/results/torch-compile.json has of other models, so that a few can be
-run at a time. Needs PyTorch, transformers and timm, which CI has not.
+A run keeps the rows of other models in benchmarks/results/torch-compile.json.gz, so that a few can
+be run at a time. Needs PyTorch, transformers and timm, which CI has not.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
+from benchmarks.report import Origin, geometric_mean, markdown_table, read_data, write_result
 from tilewright.compiler.bindings.torch import tilewright
 from tilewright.compiler.errors import ModelWarning
 
@@ -257,10 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     origin = Origin.of(options)
-    stored = options.output.with_suffix(".json")
+    stored = options.output.with_suffix(".json.gz")
     rows: dict[str, Row] = {}
     if stored.exists():
-        data = json.loads(stored.read_text())
+        data = read_data(stored)
         if data["origin"]["options"].get("threads") == options.threads:
             rows = {row["model"]: Row(**row) for row in data["rows"]}
     for name in options.models:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,14 @@ from benchmarks import operators
 from benchmarks.onnx_writer import OnnxWriter
 from benchmarks.paired import Sampling, Tuner, compare_engines, random_feeds, versions
 from benchmarks.race import REFERENCE, RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
+from benchmarks.report import (
+    Origin,
+    geometric_mean,
+    markdown_table,
+    read_data,
+    rows_json,
+    write_data,
+)
 
 WORST = 10
 """Shapes that a report lists, of each family."""
@@ -303,7 +309,7 @@ def _earlier(path: Path, seed: int, trials: int, parser: argparse.ArgumentParser
     """The rows of an earlier run, which must be of the same seed, trials, commit and CPU."""
     if not path.exists():
         return []
-    document = json.loads(path.read_text())
+    document = read_data(path)
     now, then = asdict(Origin()), document["origin"]
     for what in ("commit", "cpu"):
         if now[what] != then[what]:
@@ -328,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     engines = ["untuned", "tuned"] if options.trials else ["untuned"]
     options.results.mkdir(parents=True, exist_ok=True)
     stem = options.results / options.name
-    path = stem.with_suffix(".json")
+    path = stem.with_suffix(".json.gz")
     rows = _earlier(path, options.seed, options.trials, parser) if options.resume else []
     done = {(row.family, row.number) for row in rows}
     numbers = range(options.first, options.first + options.count)
@@ -348,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "seed": options.seed,
             "trials": options.trials,
         }
-        path.write_text(rows_json(head, [asdict(row) for row in rows]))
+        write_data(path, rows_json(head, [asdict(row) for row in rows]))
         stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
     print("\n" + report(rows, engines, origin, how))
 

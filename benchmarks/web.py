@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.models import build, feeds
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json
+from benchmarks.report import Origin, geometric_mean, markdown_table, rows_json, write_data
 from benchmarks.web_browser import race_in_page
 from benchmarks.web_tensorflow import NoCallError, write_calls
 from tilewright.compiler import driver
@@ -183,8 +183,8 @@ def _outputs(folder: Path, engine: Mapping[str, Any]) -> NDArray[np.float32]:
 
 
 def write(origin: Origin, rows: list[dict[str, Any]], name: str) -> None:
-    """NAME.json and NAME.md."""
-    RESULTS_FOLDER.joinpath(f"{name}.json").write_text(rows_json(asdict(origin), rows))
+    """NAME.json.gz and NAME.md."""
+    write_data(RESULTS_FOLDER / f"{name}.json.gz", rows_json(asdict(origin), rows))
     others = sorted({row["engine"] for row in rows} - {PEER})
     means = {
         engine: geometric_mean([row["ratio"] for row in rows if row["engine"] == engine])

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from benchmarks.race import RESULTS_FOLDER
-from benchmarks.report import Origin, markdown_table, rows_json
+from benchmarks.report import Origin, markdown_table, rows_json, write_data
 from tilewright.compiler import driver, ops
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError
@@ -359,8 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file.with_suffix(".md").write_text(
         report(rows, origin, DType(options.precision)), encoding="utf-8"
     )
-    file.with_suffix(".json").write_text(
-        rows_json(asdict(origin), [asdict(row) for row in rows]), encoding="utf-8"
+    write_data(
+        file.with_suffix(".json.gz"), rows_json(asdict(origin), [asdict(row) for row in rows])
     )
     return 0
 

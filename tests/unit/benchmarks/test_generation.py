@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import answering, generation, generators
 from benchmarks.decoders import read_bytes
-from benchmarks.report import Origin
+from benchmarks.report import Origin, read_data
 
 
 def options(folder: Path, *arguments: str) -> argparse.Namespace:
@@ -37,7 +37,7 @@ def test_engines_generate_the_same(model: str, tmp_path: Path) -> None:
     assert all(len(each.memory) == 2 and each.share() for each in results.values())
     assert f"{model}: a step has to read " in (tmp_path / "generation.md").read_text()
     assert table in (tmp_path / "generation.md").read_text()
-    data = json.loads((tmp_path / "generation.json").read_text())
+    data = read_data(tmp_path / "generation.json.gz")
     assert data["rows"][1]["tokens"] == ours.tokens
     assert data["origin"]["options"]["tokens"] == 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import sys
 from dataclasses import replace
@@ -116,7 +117,9 @@ def test_the_report_has_factors_times_and_texts(row: Comparison, tmp_path: Path)
     assert "1 candidates of TVM failed, the last with:\n\n```\ndoes not build\n```" in text
     assert "seed 2 broke off:\n\n```\nexit status 1: no memory\n```" in text
     write_samples([row], tmp_path / "c.csv")
-    rows = list(csv.DictReader((tmp_path / "c.csv").read_text().splitlines()))
+    rows = list(
+        csv.DictReader(gzip.decompress((tmp_path / "c.csv").read_bytes()).decode().splitlines())
+    )
     assert len(rows) == 3 * 5 + 5 + 5 + 4
     assert rows[4]["engine"] == "tilewright" and rows[4]["model_seconds"] == "0.75"
     assert rows[15]["kernel_seconds"] == "" and rows[15]["untuned_kernels"] == "2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from benchmarks import open_sizes
 from benchmarks.models import build
 from benchmarks.open_models import open_bert, opened
+from benchmarks.report import read_data
 from tilewright.compiler.driver import load_graph
 from tilewright.compiler.sizes import dimensions
 
@@ -28,7 +28,7 @@ def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(
     output = tmp_path / "open"
     wanted = ["--models", "minilm", "--count", "4", "--samples", "2", "--output", str(output)]
     assert open_sizes.main(wanted) == 0
-    (result,) = json.loads(output.with_suffix(".json").read_text())["results"]
+    (result,) = read_data(output.with_suffix(".json.gz"))["results"]
     assert result["reason"] == ""
     assert len(result["runs"]) == 4
     assert len(result["apart"]) == 1

@@ -21,6 +21,7 @@ from benchmarks.report import (
     RaceReport,
     RaceRow,
     command,
+    read_data,
     write_report,
 )
 
@@ -93,7 +94,7 @@ def test_a_report_says_where_it_comes_from(tmp_path: Path) -> None:
     assert "untuned 1.0" in text
     assert "| mlp | untuned | 1.000 | 1.000 | 0.900 | 0.800 | 1.0e-06 |" in text
     assert "cannot run: not installed" in text
-    data = json.loads((tmp_path / "race.json").read_text())
+    data = read_data(tmp_path / "race.json.gz")
     assert data["rows"][0]["rounds"] == [[0.001]]
     assert data["origin"]["commit"] == report.origin.commit
 

@@ -22,7 +22,7 @@ from benchmarks.real_child import Answer, difference
 from benchmarks.real_fetch import FetchError
 from benchmarks.real_list import Exported, Shipped, exported, shipped
 from benchmarks.real_models import Row
-from benchmarks.report import Origin
+from benchmarks.report import Origin, read_data, write_data
 
 
 def test_the_list_pins_what_it_names() -> None:
@@ -271,7 +271,7 @@ def test_the_command_writes_its_results(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(real_models, "RESULTS", tmp_path)
     given = ["--folder", str(tmp_path / "models"), "--only", first.name, "--name", "r"]
     real_models.main([*given, "--rounds", "1", "--turn-seconds", "0"])
-    (row,) = json.loads((tmp_path / "r.json").read_text())["rows"]
+    (row,) = read_data(tmp_path / "r.json.gz")["rows"]
     assert (row["name"], row["answer"]["errors"]) == (first.name, [0.0])
     page = (tmp_path / "r.md").read_text()
     assert f"| {first.name} |" in page
@@ -279,9 +279,9 @@ def test_the_command_writes_its_results(tmp_path: Path, monkeypatch: pytest.Monk
     real_models.main([*given, "--resume"])  # it is there already
     with pytest.raises(ZeroDivisionError):
         real_models.main(given)
-    data = json.loads((tmp_path / "r.json").read_text())
+    data = read_data(tmp_path / "r.json.gz")
     data["origin"]["commit"] = "another"
-    (tmp_path / "r.json").write_text(json.dumps(data))
+    write_data(tmp_path / "r.json.gz", json.dumps(data))
     with pytest.raises(ZeroDivisionError):
         real_models.main([*given, "--resume"])
     assert (tmp_path / "r.md").read_text() == page

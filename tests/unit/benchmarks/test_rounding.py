@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import rounding
+from benchmarks.report import read_data
 
 
 def test_what_differs_is_counted_and_reported(
@@ -27,7 +27,7 @@ def test_what_differs_is_counted_and_reported(
     monkeypatch.setattr(rounding, "compile_model", compiled)
     arguments = ["--draws", "2", "--kinds", "qlinear_matmul", "--results", str(tmp_path)]
     assert rounding.main(arguments) == 0
-    (row,) = json.loads((tmp_path / "rounding.json").read_text())["rows"]
+    (row,) = read_data(tmp_path / "rounding.json.gz")["rows"]
     assert (row["models"], row["apart"], row["most"]) == (2, 2, 1)
     assert row["share"] == pytest.approx(2 / row["elements"])
     assert "| qlinear_matmul | 2 |" in (tmp_path / "rounding.md").read_text()

@@ -101,7 +101,9 @@ def test_regrets_and_trials_to_the_best(tmp_path: Path) -> None:
         [run, chance], Origin(), "how", UNCONSTRAINED
     )
     write_csv([run], tmp_path / "c.csv")
-    rows = list(csv.reader((tmp_path / "c.csv").read_text().splitlines()))
+    rows = list(
+        csv.reader(gzip.decompress((tmp_path / "c.csv").read_bytes()).decode().splitlines())
+    )
     assert rows[0] == ["method", "workload", "seed", "trial", "regret"]
     assert rows[-1] == ["a+b", "w", "0", "4", "0.005000"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.report import read_data
 from benchmarks.service_load import Result, main
 from benchmarks.service_load_client import Answered
 
@@ -16,7 +16,7 @@ def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
     short = ["--rounds", "1", "--seconds", "0.1", "--clients", "2", "--records", "30"]
     idle = ["--streams", "3", "--polls", "2", "--retained", "10", "--databases", "sqlite"]
     assert main([*short, *idle, "--output", str(output)]) == 0
-    report = json.loads(output.with_suffix(".json").read_text())
+    report = read_data(output.with_suffix(".json.gz"))
     rows = [(row["beside"], row["kind"], row["failures"]) for row in report["results"]]
     kinds = ("bare", "single", "bulk", "new bulk", "model", "claim")
     assert rows == [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from benchmarks.report import read_data
 from benchmarks.service_load_server import TARGET
 from benchmarks.simulated_tuner import BATCH, batch, queue_jobs
 from benchmarks.simulated_workers import measured
@@ -27,7 +27,7 @@ def test_a_crowd_is_let_in_and_nothing_fails(tmp_path: Path) -> None:
     short = ["--workers", "3", "--jobs", "4", "--seconds", "1", "--warm", "1"]
     quick = ["--batch-seconds", "0.01", "--databases", "sqlite", "--replicas", "2"]
     assert main([*short, *quick, "--output", str(output)]) == 0
-    (level,) = json.loads(output.with_suffix(".json").read_text())["levels"]
+    (level,) = read_data(output.with_suffix(".json.gz"))["levels"]
     assert level["failures"] == {} and level["lost_leases"] == 0
     assert level["bare_per_second"] > 0
     assert "| sqlite | 2 | 3 |" in output.with_suffix(".md").read_text()
@@ -37,7 +37,7 @@ def test_a_full_database_is_compared_with_an_empty_one(tmp_path: Path) -> None:
     output = tmp_path / "rows"
     few = ["--rows", "--trials", "40", "--records", "150", "--rounds", "1"]
     assert main([*few, "--databases", "sqlite", "--output", str(output)]) == 0
-    rows = json.loads(output.with_suffix(".json").read_text())["rows"]
+    rows = read_data(output.with_suffix(".json.gz"))["rows"]
     assert [row["what"] for row in rows] == ["lookup", "lease"]
     assert all(row["full_ms"] > 0 and row["empty_ms"] > 0 for row in rows)
 

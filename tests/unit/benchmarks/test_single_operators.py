@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks import operators, single_ops, unseen_shapes
 from benchmarks.paired import Sampling, Tuner, compare_engines, fastest_seconds, random_feeds
-from benchmarks.report import Origin
+from benchmarks.report import Origin, read_data
 from benchmarks.unseen_shapes import FAMILIES, ShapeRow, draw_shape
 from tilewright.compiler import driver
 from tilewright.compiler.mode import Mode
@@ -123,7 +122,7 @@ def test_single_operators_are_reported(tmp_path: Path) -> None:
     single_ops.main(
         ["--family", "depthwise", "--samples", "1", "--chain", "2", "--results", str(tmp_path)]
     )
-    document = json.loads((tmp_path / "single-ops.json").read_text())
+    document = read_data(tmp_path / "single-ops.json.gz")
     assert [row["name"] for row in document["rows"]][-1] == "960 at 7"
     assert all(row["chain"] == 2 and "untuned" in row["speed"] for row in document["rows"])
     text = (tmp_path / "single-ops.md").read_text()
@@ -155,10 +154,10 @@ def test_a_run_is_resumed_where_it_ended(
     monkeypatch.setattr("benchmarks.report.commit", lambda: "abc")
     command = ["--family", "rows", "--samples", "1", "--results", str(tmp_path)]
     unseen_shapes.main([*command, "--count", "1"])
-    path = tmp_path / "unseen-shapes.json"
-    first = json.loads(path.read_text())["rows"]
+    path = tmp_path / "unseen-shapes.json.gz"
+    first = read_data(path)["rows"]
     unseen_shapes.main([*command, "--count", "2", "--resume"])
-    both = json.loads(path.read_text())["rows"]
+    both = read_data(path)["rows"]
     assert both[0] == first[0]
     assert [row["number"] for row in both] == [0, 1]
     with pytest.raises(SystemExit):

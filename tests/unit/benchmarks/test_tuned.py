@@ -34,4 +34,4 @@ def test_runs_are_kept_a_line_each_until_they_are_reported(
     tuned.main(["report", "--folder", str(tmp_path), "--output", str(tmp_path / "out")])
     table = (tmp_path / "out.md").read_text()
     assert "| mlp | bfloat16 |" in table and "| resnet50 | bfloat16 |" in table
-    assert (tmp_path / "out.json").exists()
+    assert (tmp_path / "out.json.gz").exists()

@@ -1,0 +1,199 @@
+"""The index of benchmarks/results: `python -m benchmarks.results_index` writes its README.md.
+
+Each report answers a question of QUESTIONS. Date, commit, CPU and command are read from the report.
+OLDER has the commands of reports that were written before commands were part of them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import markdown_table
+
+RESULTS = Path(__file__).parent / "results"
+INDEX = RESULTS / "README.md"
+
+QUESTIONS: Mapping[str, Mapping[str, str]] = {
+    "Speed beside other engines": {
+        "race-1-thread": "float32, one thread: 15 models",
+        "race-float32-1-thread": "float32, one thread, on a Zen 5: 8 models",
+        "race-small-2-threads": "float32, two threads: small models and decoding",
+        "race-vision-1-thread": "float32, one thread: transformers for images and sound, ConvNeXt",
+        "race-vision-2-threads": "the same, two threads",
+        "race-other-peers": "float32, one thread, beside IREE, PyTorch, inductor and TVM",
+        "race-bf16-1-thread": "bfloat16, one thread: 10 models",
+        "race-bf16-2-threads": "bfloat16, two threads: 10 models",
+        "race-int8-1-thread": "8 bits (QDQ), one thread: 8 models",
+        "race-int8-2-threads": "8 bits (QDQ), two threads: 8 models",
+        "race-deit-small-qdq": "8 bits (QDQ), one thread: DeiT-small",
+        "int4": "4-bit weights, one thread: decoding and prompts",
+        "int4-prefill": "4-bit weights, one thread: prompts alone",
+        "int4-2-threads": "4-bit weights, two threads",
+        "int4-llama.cpp": "4-bit weights beside llama.cpp",
+        "generation": "tokens per second of generation with caches",
+        "torch-compile": "networks of transformers and timm through torch.compile",
+        "operators": "each operator by itself, at small, odd, long and skewed shapes",
+        "unseen-shapes": "convolutions, products, pools and rows of random shapes",
+        "web": "WebAssembly in Node",
+        "web-page": "WebAssembly in a page of Chromium",
+    },
+    "Dynamic sizes and other ways to run": {
+        "open-sizes": "programs of a range of lengths beside programs of one length",
+        "open-sizes-images": "programs of a range of batches and image sizes",
+        "c-latency": "one program called from C and from Python",
+    },
+    "Tuning": {
+        "tuned": "what tuning gains, and candidates measured per second",
+        "race-tuned": "tuned programs beside other engines",
+        "race-older-vectors": "what tuning gains with AVX2 and SSE",
+        "tuned-ranges": "a tuned range of lengths beside tuned lengths",
+        "c3d-small": "what tuning gains for a video network",
+        "web-tuned": "modules for Node, tuned: MiniLM, MobileNetV2, ResNet-50",
+        "web-tuned-small": "modules for Node, tuned: SqueezeNet, EfficientNet-B0",
+        "metaschedule": "tuning beside TVM's MetaSchedule",
+        "search": "search strategies on recorded tables",
+        "search-unconstrained": "search strategies in spaces without constraints",
+        "cost_model": "how cost models rank candidates of tasks they have not seen",
+        "features": "processor time of a candidate's features",
+        "plan-search": "what other graph plans gain",
+    },
+    "Correctness": {
+        "accuracy": "errors against float64",
+        "rounding": "quanta that differ from the ONNX reference",
+        "quantized-accuracy": "what quantising loses, and layers left in float32 for a stated loss",
+        "quantized-accuracy-large": "the same for large models",
+        "quantized-accuracy-bert": "the same for BERT-base",
+        "quantized-accuracy-engines": "what quantising loses in Tilewright and in ONNX Runtime",
+        "quantized-accuracy-engines-large": "the same for large models",
+        "wrong-programs": "wrong programs that the verification refuses",
+        "mutants": "mistakes in the code that the tests notice",
+    },
+    "Models that people use": {
+        "collection": "the main command on every model of the collection",
+        "collection-commands": "the other commands on forty of these models",
+        "collection-service": "such models through a service with a worker",
+        "real-models": "models in packages, and of scikit-learn, LightGBM and XGBoost",
+        "real-models-torch": "models of PyTorch's exporters",
+        "real-models-frameworks": "models of Keras and PaddlePaddle",
+        "real-models-more": "detectors, whose data decide sizes",
+        "real-models-quantisers": "models of four quantisers",
+        "real-models-light": "Caffe2's nine models",
+        "real-models-old": "models of 2018 to 2022",
+        "real-models-mxnet": "models of MXNet 1.6",
+        "real-models-mxnet-2019": "models of MXNet 1.5.1",
+        "newcomer": "the first tutorial from the wheel, in an empty folder",
+    },
+    "Other devices": {
+        "emulated": "outputs on emulated machines",
+        "device-jobs": "whole jobs on emulated machines",
+        "counted": "instructions of an inference under qemu",
+        "core-shares": "innermost loops in LLVM's models of cores",
+    },
+    "The service": {
+        "service-load": "lookups and claims per second",
+        "simulation": "crowds of workers, long queues and full databases",
+        "pages": "the dashboard on a large database",
+        "dask-builders": "builds per second with Dask workers",
+        "chaos": "promises kept while processes are killed and workers lie",
+    },
+}
+"""By kind of question, reports by the stem of their files."""
+
+OLDER: Mapping[str, str] = {
+    "accuracy": "python -m benchmarks.accuracy",
+    "cost_model": "python -m benchmarks.cost_model report FOLDER",
+    "features": "python -m benchmarks.features",
+    "metaschedule": "python -m benchmarks.metaschedule --tvm .peers/tvm/bin/python",
+    "plan-search": "",
+    "race-1-thread": "python -m benchmarks.race --models all --name race-1-thread",
+    "race-other-peers": "python -m benchmarks.race --models all --name race-other-peers",
+    "search": "python -m benchmarks.search compare",
+    "search-unconstrained": "python -m benchmarks.search compare --unconstrained",
+    "unseen-shapes": "python -m benchmarks.unseen_shapes",
+}
+"""Commands by stem; empty if the code is gone."""
+
+_ORIGIN = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:T\S+?)?, ([^,\n]+?)(?: \([^)]*\))?, commit ([0-9a-f]{7,})"
+)
+_COMMAND = re.compile(r"`(python [^`\n]*-m benchmarks\.[^`]*)`")
+_DATE_AND_CPU = re.compile(r"(\d{4}-\d\d-\d\d), ([^,(\n]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A report. `commit` is empty if the report does not say it."""
+
+    question: str
+    stem: str
+    date: str
+    commit: str
+    cpu: str
+    command: str
+
+    def cells(self) -> list[str]:
+        command = f"`{self.command}`" if self.command else "not repeatable: its code is gone"
+        report = f"[{self.stem}]({self.stem}.md)"
+        return [report, self.question, self.date, self.commit or "not stated", self.cpu, command]
+
+
+def entry(stem: str, question: str, text: str) -> Entry:
+    """The entry of a report with this text; of several runs in it, the newest.
+
+    Raises:
+        ValueError: if the report lacks its date and CPU, or no command is known.
+    """
+    command = _COMMAND.search(text)
+    if command is None and stem not in OLDER:
+        raise ValueError(f"report '{stem}' has no command: add it to OLDER")
+    shown = command[1] if command is not None else OLDER[stem]
+    if found := _ORIGIN.findall(text):
+        date, cpu, commit = max(found)
+    elif there := _DATE_AND_CPU.search(text):
+        date, cpu, commit = there[1], there[2].strip(), ""
+    else:
+        raise ValueError(f"report '{stem}' has neither date nor CPU")
+    return Entry(question, stem, date, commit, cpu, shown)
+
+
+def page(folder: Path = RESULTS) -> str:
+    """The index of a folder of reports, in Markdown.
+
+    Raises:
+        ValueError: if a report has no question, or a question no report.
+    """
+    asked = {stem for questions in QUESTIONS.values() for stem in questions}
+    there = {path.stem for path in folder.glob("*.md")} - {INDEX.stem}
+    if asked != there:
+        raise ValueError(f"questions and reports differ: {', '.join(sorted(asked ^ there))}")
+    lines = [
+        "# Results",
+        "",
+        "This folder has one current report per question. The table gives the run of each, and the",
+        "command that repeats it. `NAME.md` is the report, and `NAME.json.gz` its data with every",
+        "sample. [Benchmarks](../../docs/benchmarks.md) explains how they are measured.",
+        "`python -m benchmarks.results_index` writes this page.",
+    ]
+    for kind, questions in QUESTIONS.items():
+        entries = [
+            entry(stem, question, (folder / f"{stem}.md").read_text())
+            for stem, question in questions.items()
+        ]
+        header = ["report", "question", "date", "commit", "CPU", "command"]
+        table = markdown_table(header, [each.cells() for each in entries], text=len(header))
+        lines += ["", f"## {kind}", "", table]
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Write the index."""
+    INDEX.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
