@@ -8,6 +8,7 @@
 #                 a run without a failure writes tests/unchanged.json, to be committed
 #   docs          the documentation as pages, in build/site; a dead link is an error
 #   reference     docs/reference anew, from the code
+#   typescript    the types of clients/typescript, from the service's description, by npm
 #   wheels        wheels of every architecture into dist/, by zig (ARGS="--only aarch64")
 #   release       sdist and wheels of the commit's version into dist/, each checked in a new environment
 #   test-devices  jobs on emulated machines alone; their parts are fetched once
@@ -40,6 +41,8 @@ JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(
 ARGS ?=
 EXPORT_VENV := .venv-export
 NATIVE := $(wildcard compiler/runtime/native/*.c compiler/runtime/native/*.h)
+# of which setup.py generates service/client/blocking
+COROUTINES := $(wildcard service/client/asynchronous/*.py) service/client/generate.py
 
 # uv takes seconds where pip takes half a minute; where it cannot be had, pip does the same work.
 define install
@@ -47,7 +50,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-all test-devices check prose fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference release clean
+.PHONY: setup setup-test demo test test-all test-devices check prose fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference typescript release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -58,7 +61,7 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv || echo "uv is not to be had, pip goes on"
 
-$(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) | $(PY)
+$(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) $(COROUTINES) | $(PY)
 	@echo "installing tilewright[all] and onnxruntime"
 	$(call install,-e '.[all]' onnxruntime)
 	@mkdir -p $(STAMPS) && touch $@
@@ -133,6 +136,9 @@ docs: $(STAMPS)/test
 reference: $(STAMPS)/run
 	$(PY) -m deploy.reference
 
+typescript: $(STAMPS)/run
+	$(PY) -m deploy.clients
+
 wheels: $(STAMPS)/run
 	$(PY) -m deploy.wheels $(ARGS)
 
@@ -153,4 +159,4 @@ models: $(EXPORT_VENV)/stamp
 
 clean:
 	rm -rf $(VENV) $(EXPORT_VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -f compiler/runtime/*.so
+	rm -rf compiler/runtime/*.so service/client/blocking clients/typescript/schema.d.ts

@@ -1,14 +1,18 @@
-"""Builds the C runtime; everything else about the distribution is in pyproject.toml.
+"""Builds the C runtime and the blocking client; pyproject.toml has all the rest.
 
 The library holds no Python module: `compiler.runtime.native` loads it with ctypes, so no header of
 Python is needed to build it. It is compiled here and not on the device.
 """
 
+import runpy
 from glob import glob
 
 from setuptools import Extension, setup
 
 NATIVE = "tilewright/compiler/runtime/native"
+
+# before the packages are listed: `service/client/blocking` is generated and not kept in git
+runpy.run_path("tilewright/service/client/generate.py", run_name="__main__")
 
 setup(
     ext_modules=[

@@ -157,11 +157,12 @@ class Judge:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A copy of what git knows of the working tree, and of the compiled runtime beside it."""
+    """A copy of the files that git lists, with the runtime and client that setup.py builds."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [Path(name) for name in listed.split("\0") if name]
-    names += [p.relative_to(ROOT) for p in (ROOT / "compiler" / "runtime").glob("*.so")]
+    for built in ("compiler/runtime/*.so", "service/client/blocking/*.py"):
+        names += [path.relative_to(ROOT) for path in ROOT.glob(built)]
     with tempfile.TemporaryDirectory(prefix="tilewright-mutants-") as folder:
         for name in names:
             if (ROOT / name).is_symlink():

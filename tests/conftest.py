@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import runpy
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def _choose_temporary_folder() -> None:
 
 
 _choose_temporary_folder()
+
+# generated files are as their sources are now, also where the package was installed before a change
+runpy.run_path(
+    str(Path(__file__).parents[1] / "service" / "client" / "generate.py"), run_name="__main__"
+)
 
 import pytest  # noqa: E402 - after the environment is set
 

@@ -52,7 +52,10 @@ GROUPS: Mapping[str, Group] = {
     "tools": Group(
         (
             "tests/unit/benchmarks",
-            *(f"tests/unit/test_{name}.py" for name in ("compose", "deploy", "release", "site")),
+            *(
+                f"tests/unit/test_{name}.py"
+                for name in ("compose", "deploy", "release", "site", "typescript")
+            ),
             "tests/unit/test_wheels.py",
         ),
         (
@@ -62,7 +65,10 @@ GROUPS: Mapping[str, Group] = {
     ),
 }
 
-_NO_SOURCE = {"__pycache__", "benchmarks/models", "benchmarks/results"}
+_NO_SOURCE = {
+    *("__pycache__", "node_modules", "benchmarks/models", "benchmarks/results"),
+    "service/client/blocking",
+}
 
 
 def digest(group: Group, root: Path = ROOT) -> str:
@@ -128,7 +134,9 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
             for name in folders
             if name not in _NO_SOURCE and str(inside / name) not in _NO_SOURCE
         ]
-        yield from (Path(parent, name) for name in names if not name.endswith((".so", ".pyc")))
+        yield from (
+            Path(parent, name) for name in names if not name.endswith((".so", ".pyc", ".d.ts"))
+        )
 
 
 @cache

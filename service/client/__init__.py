@@ -1,7 +1,7 @@
 """A client of the service in Python: `Client` waits, `AsyncClient` is the same in coroutines.
 
-`asynchronous/` is written by hand, `blocking/` made of it by `python -m deploy.clients`. What runs
-on a device has no pydantic and no HTTP library: workers have their own few calls
+`asynchronous/` is written by hand, and `setup.py` generates `blocking/` from it (`generate.py`).
+What runs on a device has no pydantic and no HTTP library: workers have their own few calls
 (`tilewright.service.worker.http`).
 """
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
-import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from deploy.clients import COROUTINES, SCHEMA, blocking_files, described, stamp
 from tests.unit.service.api.test_following import finish, tuner
 from tests.unit.service.api_calls import onnx_bytes
 from tilewright.db.storage import Storage
+from tilewright.service.api.app import create_app
 from tilewright.service.api.schemas.jobs import JobEventView, JobRequest
 from tilewright.service.api.schemas.lookups import LookupRequest
 from tilewright.service.client import (
@@ -31,9 +32,13 @@ from tilewright.service.client import (
     UnreachableError,
     silence,
 )
+from tilewright.service.client.generate import COROUTINES, write_blocking
 from tilewright.service.client.silence import Silence
 from tilewright.service.jobs.device.targets import target_key
+from tilewright.service.settings import Settings
 from tilewright.tuner.measure.wire import PROTOCOL
+
+ROOT = Path(__file__).parents[3]
 
 TARGET = "x86-64-v3"
 
@@ -220,7 +225,7 @@ NO_METHOD = {
 def test_what_can_be_read_has_a_method() -> None:
     source = (COROUTINES / "client.py").read_text()
     called = {re.sub(r"\{[^}]*\}", "{}", path) for path in re.findall(r'"(/v1/[^"]*)"', source)}
-    paths = json.loads(described())["paths"]
+    paths = create_app(Settings()).openapi()["paths"]
     read = {re.sub(r"\{[^}]*\}", "{}", path) for path, kinds in paths.items() if "get" in kinds}
     assert read - called == set(NO_METHOD)
 
@@ -251,17 +256,36 @@ async def tune_again(url: str, token: str, model: Path) -> Any:
         return await client.tune(model, target=TARGET, dims={"batch": 2}, progress=False)
 
 
-def test_the_blocking_client_is_made_of_the_coroutines() -> None:
-    """`python -m deploy.clients` writes it."""
-    for path, text in blocking_files().items():
-        assert path.read_text() == text, f"{path.name} is not what its source makes"
+def test_the_blocking_client_is_generated_from_the_coroutines(tmp_path: Path) -> None:
+    write_blocking(tmp_path)
+    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert made.keys() == {"__init__.py", "client.py", "connection.py"}
+    assert "class Client" in made["client.py"] and "class Connection" in made["connection.py"]
+    for text in made.values():
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        assert not names & {"asyncio", "AsyncClient", "AsyncIterator"}
+        assert not any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(ast.parse(text)))
+    (tmp_path / "client.py").write_text("outdated")
+    written = (tmp_path / "connection.py").stat()
+    write_blocking(tmp_path)
+    assert (tmp_path / "client.py").read_text() == made["client.py"]
+    assert (tmp_path / "connection.py").stat() == written, "a file that is up to date stays"
 
 
-def test_typescript_is_made_of_the_description() -> None:
-    """`python -m deploy.clients` writes it, and has the compiler of TypeScript check it."""
-    first = SCHEMA.read_text().partition("\n")[0]
-    assert f"{first}\n" == stamp(described()), "run python -m deploy.clients"
-    assert "JobView: {" in SCHEMA.read_text()
+def test_setup_generates_the_blocking_client_before_it_lists_the_packages(tmp_path: Path) -> None:
+    """In a source distribution `tilewright/` is a folder, and no module can be imported yet."""
+    client = tmp_path / "tilewright" / "service" / "client"
+    shutil.copytree(ROOT / "service" / "client" / "asynchronous", client / "asynchronous")
+    shutil.copy(ROOT / "service" / "client" / "generate.py", client)
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "setuptools.py").write_text(
+        "import os\n\n\ndef Extension(*_, **__): ...\n\n\ndef setup(**_):\n"
+        "    print(sorted(os.listdir('tilewright/service/client/blocking')))\n"
+    )
+    command = [sys.executable, "-I", "-c", "import sys, runpy; sys.path.insert(0, '.');"]
+    command[-1] += " runpy.run_path('setup.py', run_name='__main__')"
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['__init__.py', 'client.py', 'connection.py']"
 
 
 def test_the_client_imports_no_compiler_and_no_database() -> None:

@@ -1,1 +1,0 @@
-"""The client that waits: made of the coroutines beside it."""
