@@ -1,7 +1,7 @@
-"""Builds the C runtime and the blocking client; pyproject.toml has all the rest.
+"""Build the C runtime and the blocking client; all other settings are in pyproject.toml.
 
-The library holds no Python module: `compiler.runtime.native` loads it with ctypes, so no header of
-Python is needed to build it. It is compiled here and not on the device.
+The library contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
+building it needs no Python headers. It is compiled here and not on the device.
 """
 
 import runpy

@@ -5,9 +5,9 @@
     model = tilewright.compile_model("model.onnx")
     (scores,) = model.run({"image": image})
 
-A name is imported when it is first used: a device that runs artifacts has numpy and nothing else.
-The folders `compiler`, `tuner`, `db` and `service` beside this file are links to those at the top
-of the repository; a wheel holds them as folders.
+Names are imported on first use, because a device that runs artifacts has only NumPy. The folders
+`compiler`, `tuner`, `db` and `service` next to this file are links to the folders at the top of the
+repository; a wheel contains the folders themselves.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
     "tune",
 ]
 
-# Where a name is, and the extra that has what its module imports.
+# The module of each name, and the extra with the packages that the module needs.
 _PLACES = {
     "AsyncClient": ("service.client", "service"),
     "Client": ("service.client", "service"),

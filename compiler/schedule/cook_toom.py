@@ -1,6 +1,6 @@
 """Matrices of the minimal filtering algorithms F(m, r).
 
-Cook-Toom construction over the points given and infinity: Winograd, "Arithmetic Complexity of
+Cook-Toom construction over given points and infinity: Winograd, "Arithmetic Complexity of
 Computations" (1980); Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016).
 """
 
@@ -19,12 +19,12 @@ POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(0), Fraction(1)),
     3: (Fraction(0), Fraction(1), Fraction(-1)),
     4: (Fraction(0), Fraction(1), Fraction(-1), -_HALF),
-    # 1/2 and -2 in place of 2 and -2: a third of the rounding error.
+    # 1/2 and -2 instead of 2 and -2: a third of the rounding error.
     5: (Fraction(0), Fraction(1), Fraction(-1), _HALF, Fraction(-2)),
     6: (Fraction(0), Fraction(1), Fraction(-1), -_HALF, Fraction(-2), 3 * _HALF),
     7: (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), _HALF, -_HALF),
 }
-"""Interpolation points beside infinity, by how many there are: `outputs + taps - 2`."""
+"""Interpolation points in addition to infinity, by their number: `outputs + taps - 2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
 
 @memo(64)
 def factored(matrix: Rational) -> tuple[Rational, Rational]:
-    """`matrix = first @ second`, rows that mirror each other sharing their even and odd parts.
+    """`matrix = first @ second`; rows that mirror each other share their even and odd parts.
 
     Before: r0 = a + b, r1 = a - b (eight operations). After: a, b, then r0 and r1 (six).
     """
@@ -110,7 +110,8 @@ def factored(matrix: Rational) -> tuple[Rational, Rational]:
 
 
 def _mirror(matrix: Rational, row: int, other: int) -> bool:
-    """Whether two rows agree up to signs, with some of both, and sharing them pays."""
+    """Whether two rows agree up to signs, with some of both, so that sharing them saves
+    operations."""
     pairs = [(a, b) for a, b in zip(matrix[row], matrix[other], strict=True) if a or b]
     return (
         len(pairs) >= 3
@@ -121,5 +122,5 @@ def _mirror(matrix: Rational, row: int, other: int) -> bool:
 
 
 def transposed(matrix: Rational) -> Rational:
-    """Rows as columns."""
+    """The transposed matrix."""
     return tuple(zip(*matrix, strict=True))

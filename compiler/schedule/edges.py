@@ -1,11 +1,12 @@
-"""An output axis of open extent cut where its windows reach over the edges of an image.
+"""Division of an output axis with dynamic extent where its windows reach over the edges of an
+image.
 
     y[w] = max over k: 3 of x[2 w + k - 1], w in n:
       w in 0..0: the loop over k is clipped, one output at a time
       w in 1..n-2: no tap leaves the image, any tile
-      w in n-1..n-1: as the first
+      w in n-1..n-1: like the first
 
-Of a known extent the first and the last tile are static code instead (`For.peel`).
+For a fixed extent, the first and the last tile are static code instead (`For.peel`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tilewright.compiler.sizes import always_less
 
 @dataclass(frozen=True)
 class EdgePart:
-    """A problem at a run of values of one of its axes, over an axis of its own.
+    """A problem restricted to a range of one of its axes, over a new axis.
 
-    `clipped` says that taps are left out at run time: windows reach over an edge. `places` gives
-    the index that stands for the whole axis.
+    `clipped` says that taps are left out at run time, because windows reach over an edge. `places`
+    has the index that replaces the whole axis.
     """
 
     problem: Problem
@@ -35,9 +36,9 @@ class EdgePart:
 
 
 def edge_parts(problem: Problem, axis: Axis) -> tuple[EdgePart, ...]:
-    """The first outputs along an axis, those between, and the last ones.
+    """The first outputs along an axis, the middle ones, and the last ones.
 
-    All are one clipped part if there may be fewer than those at the edges.
+    All are one clipped part if there may be fewer outputs than those at the edges.
     """
     first, last = tile_edges(problem.reduction, axis)
     if not always_less(first + last - 1, axis.extent):

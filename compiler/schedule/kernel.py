@@ -1,4 +1,4 @@
-"""What a template makes of a schedule: a loop nest, and how its weights are packed."""
+"""The result of a template for a schedule: a loop nest, and the packing of its weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tilewright.compiler.runtime.kernel import Matrix
 class Transform:
     """A weight's linear transform before packing: `einsum(subscripts, first, weight, rest...)`.
 
-    Computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice. `parts` cuts each
-    dimension of the weight into equal parts first, which become a new first axis in row-major
-    order. Strassen: "sz,zkn->skn" over the quadrants that parts (2, 2) gives.
+    It is computed once, in float64. Winograd: "xk,oikl,yl->xyoi" with G twice. `parts` first
+    divides each dimension of the weight into equal parts, which become a new first axis in
+    row-major order. Strassen: "sz,zkn->skn" over the quadrants from parts (2, 2).
     """
 
     subscripts: str
@@ -26,7 +26,7 @@ class Transform:
 class Kernel:
     """A lowered schedule.
 
-    `sources` gives for each input and weight buffer, by name, the workload input that fills it.
+    `sources` maps each input and weight buffer, by name, to the workload input that fills it.
     """
 
     nest: LoopNest

@@ -1,4 +1,4 @@
-"""Merge adjacent axes, of the output or of a reduction, that every access walks as one.
+"""Merge adjacent axes, of the output or of a reduction, that every access traverses as one.
 
 Before: `out[n, c, h, w] = x[n, c, h, w] + b[c]` over h: 28, w: 28.
 After:  `out[n, c, hw] = x[n, c, hw] + b[c]` over hw: 784.
@@ -22,12 +22,12 @@ from tilewright.compiler.schedule.problem import Problem, compose, is_one_expres
 
 @memo(256)
 def one_expression(workload: Workload) -> Problem | None:
-    """A workload as one expression over merged axes; None where pieces are put together."""
+    """A workload as one expression over merged axes; None for a workload assembled from pieces."""
     return merge_axes(compose(workload)) if is_one_expression(workload) else None
 
 
 def merge_axes(problem: Problem) -> Problem:
-    """Merge axes until no adjacent pair can be."""
+    """Merge axes until no adjacent pair can be merged."""
     merged = True
     while merged:
         merged = False
@@ -81,7 +81,8 @@ def _merge(problem: Problem, first: Axis, second: Axis) -> Problem | None:
 
 
 def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | None:
-    """The load over the joint axis; itself where it depends on neither; None where it cannot be."""
+    """The load over the joint axis; unchanged if it depends on neither axis; None if it cannot be
+    merged."""
     used = {axis for index in load.index for axis in index.axes()}
     if first not in used and second not in used:
         return load
@@ -105,7 +106,8 @@ def _merge_load(load: Load, first: Axis, second: Axis, joint: Axis) -> Load | No
 
 
 def _merge_dims(tensor: Tensor, dim: int) -> Tensor | None:
-    """The tensor with logical dimensions `dim` and `dim + 1` as one, if they lie so in memory."""
+    """The tensor with logical dimensions `dim` and `dim + 1` merged, if its memory layout allows
+    it."""
     if any(tensor.halo_of(d) != (0, 0) for d in range(len(tensor.shape))):
         return None
     factors = tensor.layout.resolved(len(tensor.shape))

@@ -1,4 +1,4 @@
-"""A workload as one tensor expression, and what its accesses say about its axes.
+"""A workload as one tensor expression, with the structure of its accesses.
 
 Templates are chosen and schedules derived from this structure, not from operator names or shapes.
 """
@@ -49,7 +49,7 @@ class Problem:
     expr: Expr
     inputs: tuple[Tensor, ...]
     groups: tuple[Axis, ...] = ()
-    """The outer axes that `compose` was asked to split off."""
+    """The outer axes that `compose` split off on request."""
 
     @cached_property
     def parts(self) -> tuple[Expr, ...]:
@@ -68,13 +68,14 @@ class Problem:
 
     @cached_property
     def epilogue(self) -> Expr:
-        """The expression around its one reduction, over `Accumulator`."""
+        """The expression around its single reduction, over `Accumulator`."""
         reduction = self.reduction
         return substitute(self.expr, {reduction: finished(reduction)})
 
     @cached_property
     def product(self) -> tuple[Expr, Expr] | None:
-        """The factors, where the one reduction sums a product of two loads' expressions."""
+        """The factors, if the single reduction sums a product of two loads' expressions; else
+        None."""
         if len(self.reductions) != 1 or self.reduction.combiner is not Combiner.SUM:
             return None
         match self.reduction.body:
@@ -84,12 +85,13 @@ class Problem:
 
 
 def is_one_expression(workload: Workload) -> bool:
-    """Whether one expression gives every element of the output, unlike that of a concatenation."""
+    """Whether one expression gives every element of the output; false for a concatenation, for
+    example."""
     return all(ops.get(node.op).kind is not OpKind.PIECES for node in workload.graph.nodes)
 
 
 def boundaries(workload: Workload) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The inputs and the output of a workload, as they lie in memory."""
+    """The inputs and the output of a workload, with their memory layouts."""
     inputs = tuple(
         _boundary(f"in{n}", each, Role.WEIGHT if each.constant else Role.INPUT)
         for n, each in enumerate(workload.inputs)
@@ -197,7 +199,7 @@ class _Composer:
 
 
 def anchor(workload: Workload) -> Node | None:
-    """The node that decides the loop structure, if the workload has one."""
+    """The node that determines the loop structure, if the workload has one."""
     anchors = (
         OpKind.CONTRACTION,
         OpKind.WINDOW,
@@ -209,7 +211,7 @@ def anchor(workload: Workload) -> Node | None:
 
 
 def axes_of(expr: Expr) -> frozenset[Axis]:
-    """Every axis that an expression depends on: by what it loads, or by its number."""
+    """Every axis that an expression depends on, through loads or numbers."""
     found: set[Axis] = set()
     for node in walk(expr):
         match node:
@@ -221,7 +223,7 @@ def axes_of(expr: Expr) -> frozenset[Axis]:
 
 
 def stored(factor: Expr) -> Expr:
-    """A factor without the conversion of what is loaded: the register tile does it."""
+    """A factor without the conversion of its loaded value, which the register tile performs."""
     match factor:
         case Cast(value=Load() as load):
             return load

@@ -1,7 +1,8 @@
-"""Register tiles by the model of a core: registers, loads, latency of the sums, waste in tails.
+"""Cost of register tiles from the model of a core: registers, loads, latency of sums, waste in
+tails.
 
-A tile of `rows` by `vectors` sums multiplies at each step a row of a panel, which is `vectors`
-long, with one number of each of its rows. Templates with other tiles (a window, a product without
+At each step, a tile of `rows` by `vectors` sums multiplies one row of a panel, which has `vectors`
+vectors, by one number for each of its rows. Templates with other tiles (a window, a product without
 a panel) count their own registers.
 """
 
@@ -15,13 +16,13 @@ from tilewright.compiler.targets.target import Target
 def tile_registers(target: Target, rows: int, vectors: int, each: int = 1) -> int:
     """Registers of a step: sums, a row of the panel, and the factors of that row.
 
-    `each` is the number of registers that a vector takes.
+    `each` is the number of registers per vector.
     """
     return (rows + 1) * vectors * each + target.factor_registers(rows, vectors)
 
 
 def work_share(*sides: tuple[int, int]) -> float:
-    """The share of whole tiles that is work: each side is an extent and the tile's part of it."""
+    """The useful share of whole tiles: each side is an extent and the tile's size along it."""
     whole = prod(-(-extent // step) * step for extent, step in sides)
     return prod(extent for extent, _ in sides) / whole
 
@@ -32,11 +33,11 @@ def tile_rate(
     """The share of the peak that a tile reaches.
 
     Args:
-        useful: the share of its sums that is work.
+        useful: the useful share of its sums.
         sums: vectors of sums in the tile.
         loads: loads at each step, most of which multiply-adds hide.
-        wanted: sums from which on none waits for another; by default the core's share of all
-            registers (`CoreModel.sums_share`).
+        wanted: number of sums from which on none waits for another; by default the core's share of
+            all registers (`CoreModel.sums_share`).
     """
     core = target.core
     enough = core.sums_share * target.vector_registers if wanted is None else wanted
@@ -48,9 +49,9 @@ def step_loads(
 ) -> float:
     """Loads of a step of a register tile, weighted by the time that multiply-adds do not hide.
 
-    A number that is not spread by its load takes two. Code without instructions of three operands
-    copies a vector that is multiplied again, so that loading it costs nothing more. Of a panel that
-    is not `near`, in the first-level cache, vectors come from further away.
+    A number that its load does not broadcast counts as two loads. Code without three-operand
+    instructions copies a vector that is multiplied again, so that loading it costs nothing more. If
+    a panel is not `near`, in the first-level cache, its vectors come from further away.
     """
     spread = scalars if target.broadcasts else 2 * rows
     panel = vectors if target.broadcasts else 0
@@ -58,10 +59,10 @@ def step_loads(
 
 
 def waiting(target: Target, loads: float, operations: int) -> float:
-    """Cycles of loads and operations together, over those of the operations.
+    """Cycles of loads and operations together, divided by those of the operations.
 
-    What is nearly as long as the longest is not hidden completely: the norm is that of
-    `tuner.analysis.register_tile`.
+    A component that takes almost as long as the longest is not hidden completely: the norm is that
+    of `tuner.analysis.register_tile`.
     """
     core, bits = target.core, target.vector_bits
     loading = loads / (core.load_units * min(1.0, core.load_bits / bits))

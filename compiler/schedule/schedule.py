@@ -38,14 +38,14 @@ class Schedule(JsonValue):
         raise ScheduleError(f"schedule '{self}' has no knob '{knob}'")
 
     def integer(self, knob: str) -> int:
-        """The value of a knob that counts something."""
+        """The value of a numeric knob."""
         value = self[knob]
         if not isinstance(value, int):
             raise ScheduleError(f"knob '{knob}' of '{self}' is not a number")
         return value
 
     def text(self, knob: str) -> str:
-        """The value of a knob that names something."""
+        """The value of a knob with named choices."""
         value = self[knob]
         if not isinstance(value, str):
             raise ScheduleError(f"knob '{knob}' of '{self}' is not a name")

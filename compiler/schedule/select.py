@@ -1,4 +1,4 @@
-"""The schedule space of a workload, put together from every template that applies."""
+"""The schedule space of a workload, composed from every template that applies."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ from tilewright.compiler.schedule.templates import (
 def schedule_space(workload: Workload, mode: Mode) -> ScheduleSpace:
     """Every valid schedule of a workload in a mode, by algorithm.
 
-    That of a workload with open sizes is the space at its
-    largest sizes, at most typical ones of long ranges: a tile of five rows is not all there is for
-    2 to 16 of them. Not each of its schedules lowers the open workload, but each algorithm's
-    default does.
+    For a workload with dynamic sizes, it is the space at upper sizes (the largest sizes, or typical
+    ones for long ranges): for 2 to 16 rows, tiles of up to 16 rows are included. Not each of its
+    schedules lowers the dynamic workload, but each algorithm's default does.
 
     Raises:
-        CompilerError: if no template applies, or nothing lowers an open workload.
+        CompilerError: if no template applies, or nothing lowers a dynamic workload.
     """
     found = [*_applicable(workload.roomy(), mode)]
-    # Templates that take any workload are used only if no other one applies.
+    # Templates that accept any workload are used only if no other one applies.
     serious = [space for preference, space in found if preference > FALLBACK]
     chosen = serious or [space for _, space in found]
     if not workload.dimensions:
         return ScheduleSpace(tuple(chosen))
     default = untuned_schedule(workload, mode)
-    # An algorithm that needs to know the sizes (Strassen) is none of the range.
+    # An algorithm that needs fixed sizes (Strassen) does not apply to a range.
     able = [space for space in chosen if _lowers(workload, space.default, mode)]
     return ScheduleSpace(tuple(able)).starting_with(default)
 
 
 def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
-    """The first of `untuned_schedules` that lowers: what is served while nothing was measured.
+    """The first of `untuned_schedules` that lowers, used without measurements.
 
     Raises:
-        CompilerError: if no template applies, or none of them lowers an open workload.
+        CompilerError: if no template applies, or none of them lowers a dynamic workload.
     """
     tried = untuned_schedules(workload, mode)
     if not workload.dimensions:
@@ -65,18 +64,18 @@ def untuned_schedule(workload: Workload, mode: Mode) -> Schedule:
 def untuned_schedules(
     workload: Workload, mode: Mode, *, any_rows: bool = False
 ) -> Iterator[Schedule]:
-    """Schedules to compile with when nothing was measured, best guess first.
+    """Schedules to compile without measurements, best guess first.
 
-    The templates' defaults in the order of preference; the last one is the fallback that any
-    workload lowers with. With `any_rows`, before them what serves other numbers of rows as well.
-    A workload with open sizes is looked at with its typical ones, and its rows are any.
+    These are the templates' defaults in the order of preference; the last one is the fallback that
+    lowers any workload. With `any_rows`, schedules that serve other numbers of rows too come before
+    them. A workload with dynamic sizes is analysed at typical sizes, with any number of rows.
 
     Raises:
         CompilerError: if no template applies.
     """
     typical = workload.typical()
     if any_rows or workload.dimensions:
-        # asked before any space is made: to choose the defaults of those takes longest
+        # before any space is built, because choosing its default takes longest
         first = _any_rows(typical, mode, bool(workload.dimensions))
         if first is not None:
             yield first
@@ -85,9 +84,8 @@ def untuned_schedules(
 
 
 def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpace]]:
-    """Preferences and spaces of the templates that apply, the preferred first, as they are asked
-    for: to choose a default takes longer than to say how it is liked.
-    """
+    """Preferences and spaces of the templates that apply, the preferred ones first. Spaces are
+    built lazily, because choosing a default takes longer than computing a preference."""
     found = False
     liked = [(each.liking(workload, mode), each) for each in templates()]
     able = [(liking, each) for liking, each in liked if liking is not None]
@@ -111,13 +109,13 @@ def _lowers(workload: Workload, schedule: Schedule, mode: Mode) -> bool:
 
 @memo(8192)
 def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace | None:
-    """What a template makes of a workload: tuning and building both ask."""
+    """The space of a template for a workload, memoised for tuning and building."""
     return template.space(workload, mode)
 
 
 @memo(1024)
 def _any_rows(workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
-    """What the first template offers that serves any number of rows."""
+    """The schedule for any number of rows from the first template that has one."""
     offered = (each.any_rows_schedule(workload, mode, is_open) for each in templates())
     return next((each for each in offered if each is not None), None)
 
@@ -126,8 +124,8 @@ def lower_schedule(workload: Workload, schedule: Schedule, mode: Mode) -> Kernel
     """The loop nest of a schedule, with loops split over the threads.
 
     Raises:
-        ScheduleError: if no template knows the algorithm, or the schedule does not fit, or not at
-            all of the workload's open sizes.
+        ScheduleError: if no template has the algorithm, or the schedule does not fit, or not for
+            all of the workload's dynamic sizes.
     """
     kernel = template_of(schedule.algorithm).kernel(workload, schedule, mode)
     return replace(kernel, nest=share_out(kernel.nest, mode.threads))

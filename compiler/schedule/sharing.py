@@ -1,4 +1,4 @@
-"""How threads share a kernel: which loops of its nests are split over them."""
+"""Division of a kernel among threads: the loops of its nests that are split over them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tilewright.compiler.schedule.structure import LoopSpec
 from tilewright.compiler.sizes import is_open, typical
 
 _TILES_A_THREAD = 16
-"""So many tiles for each thread share out evenly, but for a thirtieth of the time."""
+"""With this many tiles per thread, the imbalance is at most a thirtieth of the time."""
 
 _PARTS_A_THREAD = (1, 2, 4)
-"""Parts of an image for each thread: what one leaves to others is not less than such a part."""
+"""Parts of an image per thread: a thread leaves at least one such part to others."""
 
 
 def share_out(nest: LoopNest, threads: int) -> LoopNest:
     """The nest with its outermost loops split over several threads, as suits their caches.
 
-    The first nest of a stage says which part of the others a thread takes.
+    The first nest of a stage determines the part of the others that a thread takes.
     """
     if threads == 1:
         return nest
@@ -38,15 +38,15 @@ def _first_shared(body: tuple[Node, ...], threads: int) -> tuple[Node, ...]:
 
 
 def _share_pixels(loop: For, threads: int) -> For:
-    """Cut the pixels into parts for the threads, if there are more of them than channels.
+    """Divide the pixels into parts for the threads, if there are more of them than channels.
 
     Before: `for oc in 24 by 32 parallel: for ohw in 3136 by 14: ...`
     After: `for ohw in 3136 by 392 parallel: for oc in 24 by 32: for ohw by 14: ...`
 
-    Convolutions need all channels of the one before. A thread that computes some channels of all
-    pixels reads what the others wrote into their caches; one that computes all channels of some
-    pixels reads weights that the others read, too, and those are less. Two cores of a Zen 5 with
-    530 ns between them, MobileNetV2: 2.43 ms, 2.65 without; the same with 110 ns.
+    Convolutions need all channels of the previous one. A thread that computes some channels of all
+    pixels reads values that the others wrote into their caches. A thread that computes all channels
+    of some pixels reads weights that the others read, too, and those are smaller. Two cores of a
+    Zen 5 with 530 ns between them, MobileNetV2: 2.43 ms, 2.65 without; the same with 110 ns.
     """
     match loop:
         case For(axis=lanes, body=(For(unroll=False, peel=False, lets=()) as inner,)) if (
@@ -73,7 +73,7 @@ def _share_pixels(loop: For, threads: int) -> For:
 
 
 def _band(loop: For) -> tuple[frozenset[Axis], Compute | None]:
-    """The axes of loops right inside each other, and the compute in them, if it is alone there."""
+    """The axes of directly nested loops, and the compute in them, if it is their only content."""
     match loop.body:
         case (For() as inner,):
             axes, compute = _band(inner)
@@ -85,7 +85,7 @@ def _band(loop: For) -> tuple[frozenset[Axis], Compute | None]:
 
 
 def _share_inner_loops(loop: For, threads: int, around: int, axes: frozenset[Axis]) -> For:
-    """Share loops right inside a parallel one, too, as long as all `around` have too few tiles.
+    """Also share loops directly inside a parallel one, if all `around` have too few tiles.
 
     Before: `for oc in 144 by 16 parallel: for oh in 28: ...`, nine tiles for two threads.
     After: `for oc in 144 by 16 parallel: for oh in 28 parallel: ...`, 252 tiles. Elsewhere:
@@ -103,7 +103,7 @@ def _share_inner_loops(loop: For, threads: int, around: int, axes: frozenset[Axi
 
 
 def parallel_balance(loops: Sequence[LoopSpec], threads: int) -> float:
-    """Share of the threads' time that is work, if they share these loops, outermost first; 0..1."""
+    """Utilisation of the threads, if they share these loops, outermost first; 0..1."""
     tiles = 1
     for loop in loops:
         if not _is_enough(tiles, threads):
@@ -120,5 +120,6 @@ def _is_enough(tiles: int, threads: int) -> bool:
 
 
 def _in_turns(tiles: int, threads: int) -> int:
-    """Tiles that could run in the time that these take, one a thread at a time."""
+    """The tiles that all threads could run in the time that these take, one tile per thread at a
+    time."""
     return -(-tiles // threads) * threads

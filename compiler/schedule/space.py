@@ -1,8 +1,8 @@
 """The schedule space of a workload: every valid assignment, by algorithm.
 
-Constraints that know the machine (registers, tail waste, caches) drop what cannot be good on it;
-search strategies move inside `points`. Without them a space is what lowers: what a search has to
-start from on a device that nobody has described.
+Constraints on the machine (registers, tail waste, caches) remove assignments that cannot be good on
+it; search strategies move inside `points`. Without them, a space contains every assignment that
+lowers, as a start of a search on a device without a description.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One choice; `values` are in a meaningful order, so that neighbours are alike."""
+    """One choice; `values` are in a meaningful order, so that neighbours are similar."""
 
     name: str
     values: tuple[Choice, ...]
 
     def having(self, value: Choice) -> Knob:
-        """The knob with a value: numbers by their size among the others, anything else last."""
+        """The knob with an additional value: numbers are inserted in order, anything else last."""
         if value in self.values:
             return self
         values = (*self.values, value)
@@ -32,11 +32,11 @@ class Knob:
 
 
 Constraint = Callable[[Mapping[str, Choice]], bool]
-"""Whether an assignment of the knobs is a member of the space."""
+"""Whether an assignment of the knobs belongs to the space."""
 
 
 def anything(choice: Mapping[str, Choice]) -> bool:
-    """The constraint that refuses nothing."""
+    """The constraint that every assignment satisfies."""
     return True
 
 
@@ -45,8 +45,8 @@ class SubSpace:
     """The schedules of one algorithm.
 
     `constraint` holds on any machine: loops that fit together, code of a size that compiles.
-    `machine` knows the target: registers, the waste of tails, caches. `default` is the assignment
-    for a workload nobody has tuned. It is always a point: constraints against waste may refuse
+    `machine` depends on the target: registers, the waste of tails, caches. `default` is the
+    assignment for an untuned workload. It is always a point: constraints against waste may reject
     every assignment of a tiny workload.
     """
 
@@ -57,7 +57,7 @@ class SubSpace:
     machine: Constraint = anything
 
     def unconstrained(self) -> SubSpace:
-        """The space without what is known of the machine."""
+        """The space without constraints on the machine."""
         return replace(self, machine=anything)
 
     @cached_property
@@ -72,7 +72,7 @@ class SubSpace:
         )
 
     def __contains__(self, schedule: Schedule) -> bool:
-        """Whether it is one of `points`, which are not put together for that."""
+        """Whether it is one of `points`, without enumerating them."""
         if schedule == self.default:
             return True
         choice = dict(schedule.choices)
@@ -89,7 +89,8 @@ class SubSpace:
 
 @dataclass(frozen=True)
 class ScheduleSpace:
-    """The joint space of a workload on a target: one SubSpace an algorithm, the default's first."""
+    """The joint space of a workload on a target: one SubSpace per algorithm, the default's
+    first."""
 
     subspaces: tuple[SubSpace, ...]
 
@@ -102,14 +103,15 @@ class ScheduleSpace:
         return self.subspaces[0].default
 
     def unconstrained(self) -> ScheduleSpace:
-        """The space without what is known of the machine; its default stays what it was."""
+        """The space without constraints on the machine; its default is unchanged."""
         return ScheduleSpace(tuple(space.unconstrained() for space in self.subspaces))
 
     def starting_with(self, default: Schedule) -> ScheduleSpace:
         """The space with another default, of one of its algorithms or of a further one.
 
-        Knobs get the values that it has. It gets the first value of knobs that it has not: whether
-        there is a knob to split sums depends on the number of rows, which may be open.
+        Knobs get additional values from it, and it gets the first value of knobs that it lacks: for
+        example, the knob that splits sums exists depending on the number of rows, which may be
+        dynamic.
         """
         own = [s for s in self.subspaces if s.algorithm == default.algorithm]
         others = [s for s in self.subspaces if s.algorithm != default.algorithm]

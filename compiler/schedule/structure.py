@@ -1,4 +1,4 @@
-"""Building blocks that templates share: loops around computes, halos, the vector axis."""
+"""Building blocks of templates: loops around computes, halos, the vector axis."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tilewright.compiler.schedule.problem import Problem
 from tilewright.compiler.sizes import always_less, bounds, known_divisor
 
 STAGGER = 16
-"""Unused elements between slices that would else lie at multiples of a cache's sets."""
+"""Unused elements between slices that would otherwise lie at multiples of a cache's sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class LoopSpec:
 
 
 def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
-    """Serial loops around a body, outermost first; loops of one iteration vanish."""
+    """Serial loops around a body, outermost first; loops of one iteration are omitted."""
     result = body
     for loop in reversed(loops):
         if loop.axis.moves or loop.lets:
@@ -57,15 +57,15 @@ def nest(loops: Sequence[LoopSpec], *body: Node) -> tuple[Node, ...]:
 
 
 def parallel_stage(name: str, loops: Sequence[LoopSpec], *body: Node) -> Stage:
-    """A stage whose outermost loop is split over threads; serial where it has no loop."""
+    """A stage whose outermost loop is split over threads; serial without a loop."""
     nodes = nest(loops, *body)
-    # Without a loop around them, nodes of the body may need what others of it made.
+    # Without a loop around them, nodes of the body may depend on each other's results.
     shared = _shared(nodes) if len(nodes) == 1 else None
     return Stage(name, shared or nodes)
 
 
 def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
-    """The nests with their outermost loops split over threads; None where one has no such loop."""
+    """The nests with their outermost loops split over threads; None if one has no such loop."""
     shared: list[Node] = []
     for node in nodes:
         if not isinstance(node, For) or node.unroll:
@@ -75,13 +75,13 @@ def _shared(nodes: Sequence[Node]) -> tuple[Node, ...] | None:
 
 
 def replace_tensors(tensors: Sequence[Tensor], changed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors, some replaced by those of the same names: inputs by their packed form."""
+    """The tensors, some replaced by tensors of the same names: inputs by their packed form."""
     by_name = {tensor.name: tensor for tensor in changed}
     return tuple(by_name.get(tensor.name, tensor) for tensor in tensors)
 
 
 def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
-    """The axis whose neighbours lie side by side in memory; None where there is none."""
+    """The axis whose neighbours are contiguous in memory; None without one."""
     tensor = target.tensor
     factors = tensor.layout.resolved(len(tensor.shape))
     for factor, extent in zip(reversed(factors), reversed(tensor.physical_shape), strict=True):
@@ -93,7 +93,7 @@ def vector_axis(target: Load, axes: Sequence[Axis]) -> Axis | None:
 
 
 def unit_stride(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis lie side by side in memory."""
+    """Whether neighbours along an axis are contiguous in memory."""
     return vector_axis(load, (axis,)) == axis
 
 
@@ -101,7 +101,7 @@ def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
     """Whether tiles stay inside the blocks of a load's layout, wherever their loops start them.
 
     `tiles` are the steps of loops by axis; other axes are loops of single steps. A `vector`, which
-    is part of a tile, may also reach over whole blocks.
+    is part of a tile, may also extend over whole blocks.
     """
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     divided = [
@@ -115,7 +115,7 @@ def aligned(load: Load, tiles: Mapping[Axis, int], vector: Tile) -> bool:
 
 
 def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) -> bool:
-    """Whether a tile's part of an index stays between two multiples of what its start moves by."""
+    """Whether a tile's part of an index stays between two multiples of the stride of its start."""
     rest = [(term, coefficient) for term, coefficient in index.terms if coefficient % block != 0]
     first = index.constant % block
     least, most = Affine(tuple(rest), first).bounds()
@@ -137,7 +137,7 @@ def _inside(index: Affine, block: int, tiles: Mapping[Axis, int], vector: Tile) 
 
 
 def short_step(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis lie a few elements apart in rows: they load as vectors."""
+    """Whether neighbours along an axis are a few elements apart in rows: they load as vectors."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     last = next((f for f in reversed(factors) if load.tensor.shape[f.dim] != 1), factors[-1])
     moving = [dim for dim, index in enumerate(load.index) if axis in index.axes()]
@@ -152,7 +152,7 @@ def short_step(load: Load, axis: Axis) -> bool:
 def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
     """Dimensions along which a load leaves its tensor (and its halo, if that may be read).
 
-    Of open sizes those along which it may leave it for some.
+    With dynamic sizes, dimensions along which it may leave it for some sizes.
     """
     result = []
     for dim, index in enumerate(load.index):
@@ -165,12 +165,12 @@ def needs_padding(load: Load, *, with_halo: bool = True) -> tuple[int, ...]:
 
 
 def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
-    """How many first and last values of an output axis may lead a load out of its tensor.
+    """The numbers of first and last values of an output axis for which a load may leave its tensor.
 
-    Of open sizes the most for any of them.
+    With dynamic sizes, the maximum over all sizes.
 
     Raises:
-        ScheduleError: if there may be ever more of them.
+        ScheduleError: if that maximum is unbounded.
     """
     first = last = 0
     for dim in needs_padding(load, with_halo=with_halo):
@@ -186,7 +186,7 @@ def edges(load: Load, axis: Axis, *, with_halo: bool = True) -> tuple[int, int]:
 
 
 def _most(size: int) -> int:
-    """The largest number that a size may be."""
+    """The maximum of a size."""
     high = bounds(size)[1]
     if high == inf:
         raise ScheduleError(f"there may be ever more than {size}")
@@ -194,7 +194,7 @@ def _most(size: int) -> int:
 
 
 def reads_halo(reduction: Reduce) -> bool:
-    """Whether zeros in a halo may take part: they change no sum, but they do change a maximum."""
+    """Whether zeros in a halo may be read: they change no sum, but they do change a maximum."""
     return reduction.combiner is Combiner.SUM
 
 
@@ -211,7 +211,8 @@ def padded_axes(problem: Problem) -> frozenset[Axis]:
 
 
 def tile_edges(reduction: Reduce, axis: Axis | None) -> tuple[int, int]:
-    """First and last values of an output axis whose taps must be left out one by one."""
+    """The numbers of first and last values of an output axis whose taps must be left out one by
+    one."""
     if axis is None:
         return 0, 0
     reached = [edges(e, axis, with_halo=reads_halo(reduction)) for e in loads(reduction.body)]
@@ -246,7 +247,7 @@ def kernel_of(
     output: Tensor | None = None,
     transforms: tuple[tuple[str, Transform], ...] = (),
 ) -> Kernel:
-    """The kernel of a problem from its stages: what every template ends with.
+    """The kernel of a problem from its stages, the last step of every template.
 
     `packed` are inputs in another layout, `shared` is work space of all threads, `scratch` that of
     each. `output` is the whole output, if the problem is only a piece of it.
@@ -259,14 +260,15 @@ def kernel_of(
 
 
 def with_halo(stages: tuple[Stage, ...], output: Tensor, lanes: int) -> tuple[Stage, ...]:
-    """The stages of a kernel, the last of which writes zeros into the halo of its output, too."""
+    """The stages of a kernel, the last of which also writes zeros into the halo of its output."""
     return (*stages[:-1], *beside(stages[-1], _halo(output, lanes)))
 
 
 def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
-    """A stage with serial nests that neither read nor write what it, or another of them, writes.
+    """A stage with additional serial nests that access no tensor that the stage, or another of
+    them, writes.
 
-    They become a stage of their own where threads share the first, and cannot share these.
+    They become a separate stage if threads share the stage's first nest, and cannot share these.
     """
     if not any(isinstance(node, For) and node.binding is Binding.PARALLEL for node in stage.body):
         return (replace(stage, body=(*stage.body, *nests)),)
@@ -278,7 +280,7 @@ def beside(stage: Stage, nests: Sequence[Node]) -> tuple[Stage, ...]:
 
 @memo(1024)
 def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
-    """Nests that write zeros into the halo of an output; none if it has no halo.
+    """Nests that write zeros into the halo of an output; empty without a halo.
 
     The halo of a (n, c, h, w) tensor is written slice by slice: for each dimension with a halo, the
     elements before and after it, over all dimensions inside and outside.

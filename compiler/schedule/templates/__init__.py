@@ -1,8 +1,8 @@
-"""Templates: one file an anchor kind. Each says for which problems it applies, derives its knobs
+"""Templates: one file per anchor kind. Each decides which problems it applies to, derives its knobs
 from the loop structure and the target, and lowers a schedule to a loop nest.
 
-A template is a module-level value named TEMPLATE; modules are found by walking this package, and
-those without one hold what templates share.
+A template is a module-level value named TEMPLATE; modules are discovered in this package, and
+modules without one contain shared code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.space import Knob, SubSpace
 
 FALLBACK = 0.0
-"""Preference of a template that is right for anything and good at little."""
+"""Preference of a template that is correct for any workload and fast for few."""
 
 LAST = -1.0
-"""Preference of the template that takes any workload, and is good at none."""
+"""Preference of the template that accepts any workload, and is fast for none."""
 
 Found = TypeVar("Found")
-"""The structure that a template finds in a workload."""
+"""The structure that a template recognises in a workload."""
 
 Allowed = Callable[[Found, Mode, Mapping[str, Choice]], bool]
 """Whether an assignment of the knobs is allowed."""
@@ -41,22 +41,22 @@ def everything(found: Any, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Template(Generic[Found]):
-    """One way to make a loop nest of a workload.
+    """One way to build a loop nest for a workload.
 
     Attributes:
-        algorithms: names under which its schedules are kept.
-        analyse: the structure on which the other functions work; None where it does not apply.
-        preference: orders templates that apply, before anything is measured: larger is tried first.
-        knobs: its knobs; one without values where it offers nothing in this mode.
-        default: the schedule of an untuned workload, from structure, mode and knobs; None where no
+        algorithms: names of the algorithms of its schedules.
+        analyse: the structure on which the other functions operate; None if it does not apply.
+        preference: orders templates that apply, before any measurement: the largest is tried first.
+        knobs: its knobs; a knob without values if it offers nothing in this mode.
+        default: the schedule of an untuned workload, from structure, mode and knobs; None if no
             schedule fits.
-        lower: the loop nest of a schedule; raises ScheduleError where it does not fit.
+        lower: the loop nest of a schedule; raises ScheduleError if it does not fit.
         form: whether loops fit together and code has a size that compiles, on any machine.
         machine: whether the target has the registers and caches, and tails waste little.
         any_rows: the schedule that serves any number of rows, if the template has such schedules;
-            with True, that of one kernel whose rows are open.
-        transforms: whether it executes other operations than the workload's definition names. They
-            round differently, so that strict numerics leaves the template out.
+            with True, that of one kernel with a dynamic number of rows.
+        transforms: whether it executes other operations than the workload's definition. They round
+            differently, so that strict numerics excludes the template.
         mixes: whether it adds up rows and columns that the definition keeps separate. Errors are
             then relative to the largest element of a whole matrix, not of a row or column (Higham,
             Accuracy and Stability of Numerical Algorithms, 23.2.2).
@@ -75,7 +75,7 @@ class Template(Generic[Found]):
     mixes: bool = False
 
     def space(self, workload: Workload, mode: Mode) -> SubSpace | None:
-        """Its schedules for a workload; None where it does not apply or may not change rounding."""
+        """Its schedules for a workload; None if it does not apply or may not change rounding."""
         found = self._found(workload, mode)
         if found is None:
             return None
@@ -98,13 +98,13 @@ class Template(Generic[Found]):
         return self.lower(found, schedule, mode)
 
     def any_rows_schedule(self, workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
-        """`any_rows` of a workload; None where the template does not apply or offers none."""
+        """`any_rows` of a workload; None if the template does not apply or has no such schedule."""
         if self.any_rows is None or (found := self._found(workload, mode)) is None:
             return None
         return self.any_rows(found, mode, is_open)
 
     def liking(self, workload: Workload, mode: Mode) -> float | None:
-        """`preference` of a workload; None where it does not apply or may not change rounding."""
+        """`preference` of a workload; None if it does not apply or may not change rounding."""
         found = self._found(workload, mode)
         return None if found is None else self.preference(found, mode)
 
@@ -128,7 +128,7 @@ def template_of(algorithm: str) -> Template[Any]:
     """The template whose schedules have this algorithm.
 
     Raises:
-        ScheduleError: if no template knows it.
+        ScheduleError: if no template has it.
     """
     for template in templates():
         if algorithm in template.algorithms:

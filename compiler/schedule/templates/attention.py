@@ -1,11 +1,11 @@
 """Attention: two products with a softmax between them, one block of query rows at a time.
 
-For each head the keys are packed once into panels of a thread's scratch, and the values side by
-side, where they are many. A block of rows of scores
-then stays in the cache: products of queries and keys, the largest score of each row, exponentials
-(computed once, in place) with their sum, products with the values, and one division a row. The
-matrix of all scores never exists. Kernel fusion as in Dao et al., "FlashAttention" (2022), without
-its rescaling: a whole row of scores fits a core's cache.
+For each head the keys are packed once into panels of a thread's scratch. If there are many values,
+they are packed contiguously too. A block of rows of scores then stays in the cache: products of
+queries and keys, the largest score of each row, exponentials (computed once, in place) with their
+sum, products with the values, and one division per row. The matrix of all scores is never stored.
+Kernel fusion as in Dao et al., "FlashAttention" (2022), without its rescaling: a whole row of
+scores fits a core's cache.
 
     for head: panels[j, d] = K[head, j, d], values[j, e] = V[head, j, e]
       for a block of rows:
@@ -15,7 +15,7 @@ its rescaling: a whole row of scores fits a core's cache.
           total[i] = sum[j] (scores[i, j] = exp(scores[i, j] - largest))
         out[i, head, e] = (sum[j] scores[i, j] * values[j, e]) * (1 / total[i])
 
-Causal attention is cut into segments of rows, each with the keys that its last row sees.
+Causal attention is divided into segments of rows, each with the keys visible to its last row.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _VECTORS = (1, 2, 3, 4, 5, 6)
 _BLOCKS = (1, 2, 4, 8)
 _UNROLLS = (1, 2, 4)
 _LANE_UNROLLS = (*_UNROLLS, 8)
-"""Where four factors are loaded together."""
+"""Unroll factors for targets that load four factors together."""
 
 _SEGMENTS = (1, 2, 4, 8)
 _SEGMENT_ROWS = 8
-"""Rows of a segment, where there are as many: fewer fill no register tile."""
+"""Minimum rows of a segment, if there are as many: fewer fill no register tile."""
 
 _FEW_ROWS = 8
 """With fewer rows, transposing the keys may cost more than it saves."""
 
 _FAR_VALUES = 2
-"""First caches that a head's values fill at least where they are packed: of 1,500 tokens of 6 heads
-of 64 that took 3 % off, of 197 and of 128 nothing (Zen 5)."""
+"""Values are packed if they fill at least this number of first-level caches per head: packing took
+3 % off for 1,500 tokens of 6 heads of 64, and nothing for 197 and 128 tokens (Zen 5)."""
 
 _PAIRED_ROWS = 64
-"""Rows from which on packed values take fewer instructions, those of packing included."""
+"""Minimum rows for which packed values take fewer instructions, including packing."""
 
 
 # ---- space
@@ -75,13 +75,14 @@ def _knobs(found: Attention, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _can_dot(found: Attention) -> bool:
-    """Whether few queries and their keys lie with the elements to multiply side by side."""
+    """Whether there are few queries, and they and their keys are contiguous along the multiplied
+    elements."""
     few = extent(found.rows) < _FEW_ROWS
     return few and all(unit_stride(load, found.size) for load in (found.query, found.key))
 
 
 def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """A segment has at least one tile of rows, and the code has a size that compiles."""
+    """Whether a segment has at least one tile of rows, and the code has a size that compiles."""
     tile, rows = int(choice["tile"]), extent(found.rows)
     share = -(-rows // int(choice.get("segments", 1)))
     written_out = int(choice["unroll"]) * tile * int(choice["vectors"])
@@ -89,8 +90,8 @@ def _lowers(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Registers hold the tile, its panel and one broadcast, and enough of them are used; a block of
-    rows is not much more than there are."""
+    """Whether registers hold the tile, its panel and one broadcast, and enough of them are used; a
+    block of rows must not be much larger than the number of rows."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     registers, rows = mode.target.vector_registers, extent(found.rows)
     if tile_registers(mode.target, tile, vectors) > registers:
@@ -102,7 +103,7 @@ def _fits(found: Attention, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The tile with the least waste; keys are packed where enough rows use them."""
+    """The tile with the least waste; keys are packed if enough rows use them."""
     target = mode.target
     lanes, registers = target.lanes(DType.FLOAT32), target.vector_registers
     values = {knob.name: knob.values for knob in knobs}
@@ -132,7 +133,7 @@ def _default(found: Attention, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     if "values" in values:
         size = found.keys.extent * extent(found.lanes) * found.dot.dtype.bytes
         far = size > _FAR_VALUES * target.core.cache_bytes[0] and rows > _FEW_ROWS
-        # Values that lie side by side are loaded two at a time.
+        # Contiguous values are loaded two at a time.
         paired = target.lane_factors > 1 and rows >= _PAIRED_ROWS
         choice["values"] = "packed" if far or paired else "rows"
     if "segments" in values:

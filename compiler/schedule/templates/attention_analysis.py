@@ -39,8 +39,8 @@ class Attention:
 
     `rows` are queries, `lanes` the elements of a value, `batch` all other axes of the output
     (batch, heads); `keys` and `size` are reduced. Row i sees no key after `i + ahead`, if that is a
-    number. `query`, `key` and `value` are as they are stored, `factor` gives them as they are
-    multiplied. There is one object for each workload, compared by identity.
+    number. `query`, `key` and `value` are the stored operands, `factor` converts them for
+    multiplication. There is one object for each workload, compared by identity.
     """
 
     problem: Problem
@@ -59,13 +59,13 @@ class Attention:
     mixed: Reduce
 
     def factor(self, load: Load) -> Expr:
-        """A load in the type that products are formed in."""
+        """A load in the type in which products are computed."""
         return widened(load, self.dot.dtype)
 
 
 @memo(256)
 def analyse(workload: Workload) -> Attention | None:
-    """The attention that a workload is; None where it is something else."""
+    """The attention structure of a workload; None if it is not an attention."""
     if not is_one_expression(workload):
         return None
     problem = compose(workload)
@@ -115,28 +115,30 @@ def _keys_ahead(score: Expr, rows: Axis | None, keys: Axis) -> int | None:
 
 
 def extent(axis: Axis | None) -> int:
-    """Of an axis that may not be there."""
+    """The extent of an axis, 1 without an axis."""
     return axis.extent if axis is not None else 1
 
 
 @memo(1024)
 def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
-    """Cut an attention into runs of whole tiles of rows, each with the keys that its last row sees.
+    """Divide an attention into runs of whole tiles of rows, each with the keys visible to its last
+    row.
 
     Before: rows 0..63 and keys 0..63. After, for 4: rows 0..15 and keys 0..15, rows 16..31 and keys
-    0..31, and so on. Skipping the other keys is what makes causal attention half the work.
+    0..31, and so on. Skipping the other keys halves the work of causal attention.
 
-    Of open rows the runs are equal but for a tile, and some are empty if there are fewer tiles than
-    runs.
+    For a dynamic number of rows, the runs are equal up to a tile, and some are empty if there are
+    fewer tiles than runs.
 
     Raises:
-        ScheduleError: if open rows are to be cut into a number of runs that is no power of two.
+        ScheduleError: if a dynamic number of rows is to be divided into a number of runs that is
+            not a power of two.
     """
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
         return (found,)
     if is_open(rows.extent) or is_open(found.keys.extent):
-        # Whether the last row sees no more keys than there are.
+        # Whether the last row sees no more keys than exist.
         if count == 1 or not always_less(rows.extent + ahead - 1, found.keys.extent):
             return (found,)
         ends = [0, *accumulate(_halved(rows.extent, count, tile))]
@@ -156,9 +158,9 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
 
 
 def _halved(extent: int, count: int, tile: int) -> list[int]:
-    """An open extent in `count` parts of whole tiles, but for the last one.
+    """A dynamic extent in `count` parts of whole tiles, except for the last one.
 
-    Halved again and again: so it is seen that none is shorter than 0.
+    It is halved repeatedly, which proves that no part is negative.
     """
     if count == 1:
         return [extent]

@@ -32,10 +32,11 @@ from tilewright.compiler.schedule.templates.attention_analysis import Attention,
 from tilewright.compiler.sizes import is_open, typical
 
 _ROW_VECTORS = 8
-"""Vectors of a row of scores that the softmax takes at once, each with an accumulator."""
+"""Vectors of a row of scores that the softmax processes at once, each with an accumulator."""
 
 _PAGE_PART = 1024
-"""Bytes; rows that lie a multiple of this apart share few sets of the first cache."""
+"""Rows that differ by a multiple of this number of bytes share few sets of the first-level
+cache."""
 
 
 def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
@@ -44,7 +45,7 @@ def lower(found: Attention, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 class _Blocks:
-    """Blocks of query rows and the scratch of their scores: all that no other knob changes.
+    """Blocks of query rows and the scratch of their scores: everything that no other knob changes.
 
     `parts` are the segments. For each of them `scored` stores a score, `softmax` are the nests
     between the two products, and `ended` is an element of the output, divided by its sum.
@@ -54,14 +55,14 @@ class _Blocks:
         self._lanes = lanes
         self.parts = segments(found, count, tile)
         dtype, keys = found.dot.dtype, found.keys.extent
-        # The longest of the segments. Of open rows all are enough, and a tile for each segment
-        # makes it plain; rows that are not held take no memory.
+        # The longest of the segments. For a dynamic number of rows, all rows suffice, and a tile
+        # for each segment makes it provable; unused rows take no memory.
         rows = extent(found.rows) + count * tile
         if not is_open(rows):
             rows = max(extent(part.rows) for part in self.parts)
         held = _at_most(block, rows)
         padding = self._padding(keys, dtype)
-        # What a layout leaves unused is a number.
+        # The unused part of a layout must be a number.
         width, pad = (keys + padding, 0) if is_open(keys) else (keys, padding)
         self.scores = Tensor(
             "scores",
@@ -81,7 +82,7 @@ class _Blocks:
     def _padding(self, keys: int, dtype: DType) -> int:
         """Elements after a row of scores, so that rows are aligned and do not share cache sets."""
         pad, part = -keys % self._lanes, _PAGE_PART // dtype.bytes
-        beside = ((keys + pad) % part + part - 1) // part  # 0 if rows shared sets, else 1
+        beside = ((keys + pad) % part + part - 1) // part  # 0 if rows would share sets, else 1
         return pad + (1 - beside) * self._lanes
 
     def score(self, part: Attention) -> Load:
@@ -139,7 +140,7 @@ class _Lowering:
         self._block = self._tile * schedule.integer("rows")
         self._unroll = schedule.integer("unroll")
         self._packs_keys = schedule.text("keys") == "packed"
-        # Schedules of before had no such choice.
+        # Schedules of earlier releases lack this choice.
         asked = dict(schedule.choices).get("values") == "packed"
         self._packs_values = asked and found.lanes is not None
         count = schedule.integer("segments") if found.ahead is not None else 1
@@ -199,10 +200,10 @@ class _Lowering:
             loops = [LoopSpec(found.keys, self._width), LoopSpec(found.size)]
         return nest(loops, compute)
 
-    # ---- values in one piece
+    # ---- packed values
 
     def _pack_values(self) -> tuple[Node, ...]:
-        """values[j, e]: side by side, where those of other heads lie between them in memory."""
+        """values[j, e]: contiguous, if values of other heads lie between them in memory."""
         found = self._found
         assert found.lanes is not None
         value = found.factor(found.value)
@@ -222,7 +223,7 @@ class _Lowering:
     # ---- one block of rows
 
     def _products(self, part: Attention, store: Store) -> tuple[Node, ...]:
-        """scores[i, j]: queries times keys, with all that follows before the softmax."""
+        """scores[i, j]: queries times keys, with all operations before the softmax."""
         if not self._packs_keys:
             compute = Compute(
                 (store,),
@@ -261,7 +262,7 @@ class _Lowering:
         return nest([*across, *_over_rows(part, self._tile)], compute)
 
     def _mixed_width(self) -> int:
-        """Elements of a value in the register tile: `width`, or an even share of all."""
+        """Elements of a value in the register tile: `width`, or an equal share of all."""
         if is_open(extent(self._found.lanes)):
             return self._width
         whole = -(-extent(self._found.lanes) // self._lanes)
@@ -270,7 +271,7 @@ class _Lowering:
 
 
 def _at_most(step: int, extent: int) -> int:
-    """A step of no more than the extent, if that is known."""
+    """A step of at most the extent, if that is known."""
     return step if is_open(extent) else min(step, extent)
 
 

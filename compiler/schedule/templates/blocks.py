@@ -1,10 +1,10 @@
-"""Sums of which both factors hold weights: packed weights, unpacked and scaled in registers.
+"""Sums in which one factor is unpacked from packed weights and scaled in registers.
 
     y[m, n] = sum over blocks b of scale[n, b] * sum over k in b of x[m, k] * unpacked(w[n, b, k])
 
-`contraction` wants weights as one load. Here they are any expression of weights, evaluated once for
-each vector of columns and used for all rows of the register tile; each tensor of weights is packed
-in panels of its own. A product with one row reads every byte of them once, as one stream.
+`contraction` requires weights as one load. Here they may be any expression of weights, evaluated
+once for each vector of columns and used for all rows of the register tile; each tensor of weights
+is packed in its own panels. A product with one row reads every byte of them once, as one stream.
 """
 
 from __future__ import annotations
@@ -59,23 +59,24 @@ _LOOP = 3
 """Operations of a run-time loop."""
 
 _LONGEST = 4000
-"""Operations in a row at which code is worth nothing: a core fetches it no faster than data."""
+"""Number of consecutive operations at which code has no value: a core fetches it no faster than
+data."""
 
 _PREFETCHED = 1.1
-"""Worth of asking for panels ahead where tiles of rows pass between them; measured: 1.15 to 1.3.
-One row reads them as one stream, which hardware prefetches."""
+"""Score of prefetching panels if several tiles of rows use each; measured: 1.15 to 1.3. A single
+row reads them as one stream, which hardware prefetches."""
 
 _INTERLEAVED = 0.85
-"""Worth of vectors beside each other that each read several vectors of packed weights a step: they
-take turns in a panel, which one row reads once. Measured: 0.6 from memory, 0.95 from L2."""
+"""Score of neighbouring vectors that each read several vectors of packed weights per step: they
+alternate in a panel, which a single row reads once. Measured: 0.6 from memory, 0.95 from L2."""
 
 _WRITTEN_OUT = 3000
-"""Operations in the innermost loop, above which code takes too long to compile and to fetch."""
+"""Maximum operations in the innermost loop; more code takes too long to compile and to fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Operations at each step of a sum: on weights alone, on rows alone, and on both."""
+    """Operations at each step of a sum: on weights only, on rows only, and on both."""
 
     weights: int
     rows: int
@@ -87,7 +88,7 @@ class Blocks:
     """The roles of the axes: `lanes` along the vectors, `tile` the rows of the register tile,
     `outer` other axes of the output, `reduced` those of the sum, the last of which is unrolled.
 
-    `unpacked` are the values computed of weights alone that a row is multiplied with.
+    `unpacked` is the number of values, computed from weights only, by which a row is multiplied.
     """
 
     problem: Problem
@@ -110,7 +111,8 @@ class Blocks:
         return self.reduced[-1].extent if self.reduced else 1
 
     def registers(self, tile: int, vectors: int) -> int:
-        """Sums, unpacked weights if several rows share them, and what one row's sum goes through.
+        """Registers for sums, for unpacked weights if several rows share them, and for intermediate
+        values of one row's sum.
 
         One row's weights are used as they are unpacked.
         """
@@ -120,7 +122,7 @@ class Blocks:
 
 @memo(256)
 def analyse(workload: Workload) -> Blocks | None:
-    """The sum that a workload is; None where it is something else."""
+    """The block-scaled sum of a workload; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or problem.product is None or problem.reduction.dtype is not DType.FLOAT32:
         return None
@@ -149,7 +151,7 @@ def analyse(workload: Workload) -> Blocks | None:
 
 
 def _counts(body: Expr) -> tuple[int, StepWork]:
-    """Values computed of weights alone that others use, and all operations."""
+    """The number of values computed from weights only that others use, and all operations."""
     roles = {node: {load.tensor.role for load in loads(node)} for node in walk(body)}
     computed = [node for node in roles if isinstance(node, Op | Cast)]
     alone = [node for node in computed if roles[node] == {Role.WEIGHT}]
@@ -187,9 +189,8 @@ def _default(found: Blocks, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _score(found: Blocks, mode: Mode, choice: Mapping[str, Choice]) -> float:
-    """Operations that a row and a vector of columns need, of those that they take: what weights
-    alone need is shared by rows, what rows alone need by vectors. Long code costs a little.
-    """
+    """Useful operations per row and vector of columns, divided by all operations: rows share those
+    on weights only, vectors share those on rows only. Long code costs a little."""
     tile, vectors, unroll = (int(choice[key]) for key in ("tile", "vectors", "unroll"))
     work = found.work
     points = tile * vectors

@@ -1,14 +1,14 @@
 """GEMM, GEMV and direct convolution: a sum of products with a two-dimensional register tile.
 
-One operand is read along the lanes (weights packed in panels, or rows that lie so in memory), the
-other is broadcast. The tile has `tile` broadcast points by `vectors` vectors of accumulators; the
-whole reduction runs inside it. Goto and van de Geijn, "Anatomy of High-Performance Matrix
-Multiplication" (2008); Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions"
-(2018).
+One operand is read along the lanes (weights packed in panels, or rows that are contiguous in
+memory), the other is broadcast. The tile has `tile` broadcast points by `vectors` vectors of
+accumulators; the whole reduction runs inside it. Goto and van de Geijn, "Anatomy of
+High-Performance Matrix Multiplication" (2008); Georganas et al., "Anatomy of High-Performance Deep
+Learning Convolutions" (2018).
 
-`contraction_analysis.py` finds the roles of axes and operands, `contraction_space.py` the knobs and
-the default (by the scores of tiles in `contraction_score.py`), `contraction_lowering.py` makes the
-nest.
+`contraction_analysis.py` finds the roles of axes and operands, `contraction_space.py` defines the
+knobs and the default (by the scores of tiles in `contraction_score.py`), `contraction_lowering.py`
+builds the nest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _default(found: Contraction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedul
 
 
 def _any_rows(found: Contraction, mode: Mode, is_open: bool) -> Schedule | None:
-    """The schedule of a product of weights whose rows are any number; None of other workloads.
+    """The schedule of a product with weights for any number of rows; None for other workloads.
 
-    Where uses differ in that number, kernels share tiles and packed weights, and rows are the
-    outermost loop: the kernels differ only in the rows that are left over. Where rows are open, one
-    kernel takes any number of them, in the order of loops of the default: rows outermost would read
-    all weights again for each tile of a range.
+    If a program needs several numbers of rows, kernels share tiles and packed weights, and rows are
+    the outermost loop: the kernels differ only in the remaining rows. If the number of rows is
+    dynamic, one kernel serves all of them, in the default's order of loops: with rows outermost,
+    each tile of a range would read all weights again.
     """
     algorithm = _algorithm(found)
     any_rows = rows_schedule(found, mode, algorithm)

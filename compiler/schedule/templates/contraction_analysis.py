@@ -1,7 +1,7 @@
 """The roles of axes and operands in a sum of products, found in its expression.
 
-One operand is read along the lanes (weights packed in panels, or rows that lie so in memory), the
-other is broadcast.
+One operand is read along the lanes (weights packed in panels, or rows that are contiguous in
+memory), the other is broadcast.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
 _LEAST_ROW_BYTES = 16
-"""Of a step's channels in a register of matrices: with fewer, other instructions are as fast."""
+"""Minimum bytes of a step's channels in a matrix register: with fewer, other instructions are as
+fast."""
 
 _LINE_BYTES = 64
-"""Of the caches."""
+"""Line size of the caches."""
 
 _MATRIX_BYTES = 8
-"""Of a row or column that one instruction multiplies with others."""
+"""Bytes of a row or column that one instruction multiplies with others."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Contraction:
 
     `lanes` is the output axis along the vectors, `tile` the broadcast axis of the register tile,
     `outer` the other output axes; `channel` is the reduction axis that is split and unrolled,
-    `window` the other reduction axes. `broadcast` and `streamed` are the factors as they are
-    stored; `product` is what is summed. One step of the reduction multiplies `group` neighbouring
-    channels: the bytes or bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of
-    any other type. In registers of matrices, one step multiplies `depth` channels.
+    `window` the other reduction axes. `broadcast` and `streamed` are the stored factors; `product`
+    is the summed value. One step of the reduction multiplies `group` neighbouring channels: the
+    bytes or bfloat16 elements that fill 32 bits (64 `by_matrices`), or one element of any other
+    type. In matrix registers, one step multiplies `depth` channels.
     """
 
     problem: Problem
@@ -72,13 +73,13 @@ class Contraction:
     depth: int = 0
 
     def product(self, broadcast: Expr, streamed: Expr) -> Expr:
-        """The factors, each in the type that products are formed in, multiplied."""
+        """The product of the factors, each converted to the multiplied type."""
         dtype = self.problem.reduction.body.dtype
         return widened(broadcast, dtype) * widened(streamed, dtype)
 
     @cached_property
     def lanes_are_a_group(self) -> bool:
-        """Whether the lanes are the channels of a group, which a tile must not leave."""
+        """Whether the lanes are the channels of a group, which a tile must not cross."""
         groups = set(self.problem.groups)
         index = self.problem.output.index
         return any(self.lanes in i.axes() and groups & set(i.axes()) for i in index)
@@ -89,8 +90,9 @@ class Contraction:
         return self.group > 1 and self.group * self.streamed.dtype.bytes == _MATRIX_BYTES
 
     def by_matrices(self, target: Target) -> Contraction | None:
-        """The same in steps of the target's instruction for matrices; None where it has none, or
-        channels do not fill its groups, no two rows share their columns, or these are computed."""
+        """The same contraction in steps of the target's instruction for matrices. None if it has
+        none, channels do not fill its groups, no two rows share their columns, or these are
+        computed."""
         group, tile = 2 * self.group, self.tile
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
         if self.group == 1 or tile is None or not tile.moves or target.matrix(*types) is None:
@@ -107,10 +109,10 @@ class Contraction:
         return replace(self, group=group)
 
     def matrix_depth(self, target: Target) -> int | None:
-        """How many channels one step multiplies in registers that hold matrices.
+        """Number of channels that one step multiplies in matrix registers.
 
-        None where the target has none for these types, or the factors do not lie in such matrices:
-        rows of `broadcast` at equal distances, and channels side by side.
+        None if the target has none for these types, or the factors are not suitable matrices: this
+        requires equidistant rows of `broadcast`, and contiguous channels.
         """
         tiles, tile, load = target.tiles, self.tile, self.broadcast
         types = self.broadcast.dtype, self.streamed.dtype, self.problem.reduction.dtype
@@ -129,13 +131,13 @@ class Contraction:
 
     @property
     def registers_each(self) -> int:
-        """Registers that a vector of sums takes: it has as many lanes as one of float32."""
+        """Registers per vector of sums, which has as many lanes as a vector of float32."""
         return max(1, self.problem.reduction.dtype.bytes // DType.FLOAT32.bytes)
 
     def registers(self, target: Target, tile: int, vectors: int) -> int:
-        """Vector registers that a tile of this size keeps: sums, panels and one broadcast.
+        """Vector registers of a tile of this size: sums, panels and one broadcast.
 
-        Without an instruction for its types, two parts of each factor and a product are kept.
+        Without an instruction for its types, two parts of each factor and a product need registers.
         """
         if self.group == 1:
             return tile_registers(target, tile, vectors, self.registers_each)
@@ -147,8 +149,8 @@ class Contraction:
         return tile * vectors + operands
 
     def scalar_loads(self, target: Target, tile: int, vectors: int) -> float:
-        """Loads of a step that bring the factors of a tile's rows: as `Target.scalar_loads`, or
-        fewer where the rows themselves lie side by side; each one where channels are too few."""
+        """Loads per step for the factors of a tile's rows: `Target.scalar_loads`, or fewer if the
+        rows themselves are contiguous; one each if there are too few channels."""
         together, size = target.lane_factors, self.broadcast.dtype.bytes * self.group
         if self._row_stride == size == DType.FLOAT32.bytes:
             return tile // together + tile % together
@@ -157,7 +159,7 @@ class Contraction:
         return target.scalar_loads(tile, vectors)
 
     def products_at_once(self, target: Target) -> int:
-        """How many products one instruction adds to a sum."""
+        """Number of products that one instruction adds to a sum."""
         types, sums = (self.broadcast.dtype, self.streamed.dtype), self.problem.reduction.dtype
         lanes = target.lanes(sums)
         if any(target.dot(*order, sums, lanes) for order in (types, types[::-1])):
@@ -165,7 +167,7 @@ class Contraction:
         return 1
 
     def operations(self, target: Target) -> int:
-        """Instructions that a product of two vectors takes, whose types have one or have none."""
+        """Instructions per product of two vectors, with or without an instruction for the types."""
         return self.group // self.products_at_once(target)
 
     def panel_bytes(self, target: Target, vectors: int) -> int:
@@ -174,19 +176,19 @@ class Contraction:
         return self.channel.extent * vectors * lanes * self.streamed.dtype.bytes
 
     def pass_bytes(self, target: Target, vectors: int) -> int:
-        """Bytes of one panel with all its taps: what a register tile reads of the streamed factor,
-        and then the next one again."""
+        """Bytes of one panel with all its taps: the part of the streamed factor that each register
+        tile reads again."""
         return prod(axis.extent for axis in self.window) * self.panel_bytes(target, vectors)
 
     @property
     def panel(self) -> Load | None:
-        """The streamed operand, where it is a plain load that can be packed."""
+        """The streamed operand, if it is a plain load that can be packed."""
         return self.streamed if isinstance(self.streamed, Load) else None
 
     def rows_in_cache(self, core: CoreModel) -> int:
-        """How many rows of the tile the first-level cache holds side by side.
+        """Number of rows of the tile that fit into the first-level cache together.
 
-        Rows that are a multiple of the set stride apart share one set: of eight ways and 4096
+        Rows that differ by a multiple of the set stride share one set: with eight ways and 4096
         bytes, 24 rows ran at a quarter of the speed of eight.
         """
         sets = core.set_stride
@@ -195,8 +197,8 @@ class Contraction:
         return core.level1_ways * sets // gcd(self._row_stride, sets)
 
     def crowds_cache(self, core: CoreModel) -> bool:
-        """Whether the channels of one row share so few sets of the second level that it cannot hold
-        them: the blocks of channels of an image of 128x128 pixels lie a power of two apart."""
+        """Whether the channels of one row exceed the sets of the second level that they map to: the
+        blocks of channels of an image of 128x128 pixels are a power of two apart."""
         load, sets = self.broadcast, core.cache_bytes[1] // core.level2_ways
         if not isinstance(load, Load) or load.tensor.role is Role.WEIGHT or not self.channel_block:
             return False
@@ -211,7 +213,7 @@ class Contraction:
 
     @cached_property
     def _row_stride(self) -> int | None:
-        """Bytes from one row of the tile to the next; None where no rows are read in place."""
+        """Bytes from one row of the tile to the next; None if rows are not read in place."""
         load = self.broadcast
         if self.tile is None or not isinstance(load, Load) or load.tensor.role is Role.WEIGHT:
             return None
@@ -225,7 +227,7 @@ class Contraction:
 
 @memo(256)
 def analyse(workload: Workload) -> Contraction | None:
-    """The contraction that a workload is; None where it is something else."""
+    """The contraction structure of a workload; None for other workloads."""
     groups = _groups(workload)
     problem = merge_axes(compose(workload, groups)) if groups else one_expression(workload)
     if problem is None or problem.product is None:
@@ -280,7 +282,7 @@ def _group(
     *,
     windowed: bool,
 ) -> int:
-    """How many channels lie side by side in 32 bits of both factors, or can be packed so.
+    """Number of channels that are contiguous in 32 bits of both factors, or can be packed so.
 
     `axes` are the lanes and the channel.
     """
@@ -299,15 +301,15 @@ def _group(
 
 
 def _moves_in_groups(load: Load, lanes: Axis, channel: Axis) -> bool:
-    """Whether elements of a run-time operand are put into groups: they lie along the lanes or along
-    the channels."""
+    """Whether elements of a run-time operand can be grouped: they are contiguous along the lanes or
+    along the channels."""
     if load.tensor.layout.factors or needs_padding(load):
         return False
     return unit_stride(load, lanes) or unit_stride(load, channel)
 
 
 def _can_stream(streamed: Expr, lanes: Axis, window: Sequence[Axis]) -> bool:
-    """Whether the operand along the lanes can be read as vectors: where it lies, or packed."""
+    """Whether the operand along the lanes can be read as vectors, in place or packed."""
     if not isinstance(streamed, Load):
         return False
     together = unit_stride(streamed, lanes) or short_step(streamed, lanes)
@@ -320,7 +322,8 @@ def is_padded(load: Load, axis: Axis) -> bool:
 
 
 def _groups(workload: Workload) -> tuple[tuple[int, int], ...]:
-    """Split the output channels of a grouped convolution, so that each group is one tile's."""
+    """Split the output channels of a grouped convolution, so that each tile belongs to one
+    group."""
     for node in workload.graph.nodes:
         group = node.attr("group", 1)
         if node.op == "conv" and isinstance(group, int) and group > 1:
@@ -354,7 +357,7 @@ def _beside_tile_last(
 ) -> tuple[Axis, ...]:
     """The window axes, with the one that moves along the tile axis last: only that one may unroll.
 
-    It is the last one anyway, unless the output is one pixel wide.
+    It is usually the last one already, unless the output is one pixel wide.
     """
     indices = [index.axes() for load in loads(problem.reduction.body) for index in load.index]
     beside = tuple(a for a in window if any(a in axes and tile in axes for axes in indices))
@@ -362,7 +365,7 @@ def _beside_tile_last(
 
 
 def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
-    """The block of the layout that the broadcast operand's channels are stored in."""
+    """The layout block of the broadcast operand's channels."""
     for load in operands:
         for dim, index in enumerate(load.index):
             if channel in index.axes():
@@ -374,7 +377,7 @@ def _channel_block(operands: Sequence[Load], channel: Axis) -> int | None:
 
 def _lie_together(load: Expr, channel: Axis) -> bool:
     """Whether the channels of a pixel fill a cache line: then all are read before the next tap,
-    which lies elsewhere, and each line is fetched once."""
+    which is elsewhere, and each line is fetched once."""
     if not isinstance(load, Load) or not unit_stride(load, channel) or is_padded(load, channel):
         return False
     size = channel.extent * load.dtype.bytes
@@ -382,7 +385,7 @@ def _lie_together(load: Expr, channel: Axis) -> bool:
 
 
 def _in_equal_steps(load: Load, axis: Axis) -> bool:
-    """Whether neighbours along an axis are equally far apart, wherever they lie."""
+    """Whether neighbours along an axis are equidistant."""
     factors = load.tensor.layout.resolved(len(load.tensor.shape))
     split = {f.dim for f in factors if f.div > 1 or f.mod is not None}
     moved = [(dim, index) for dim, index in enumerate(load.index) if axis in index.axes()]
@@ -395,12 +398,12 @@ def _in_equal_steps(load: Load, axis: Axis) -> bool:
 
 
 def is_weight(panel: Load | None) -> bool:
-    """Whether there is a panel, and it is packed when the model is compiled."""
+    """Whether there is a panel, and it is packed at compile time."""
     return panel is not None and panel.tensor.role is Role.WEIGHT
 
 
 def needs_static_taps(found: Contraction) -> bool:
-    """Whether a tap along the tile axis may read padding that no halo holds."""
+    """Whether a tap along the tile axis may read padding without a halo."""
     tile = found.tile
     return tile is not None and any(
         is_padded(load, tile) for load in loads(found.problem.reduction.body)
@@ -408,9 +411,9 @@ def needs_static_taps(found: Contraction) -> bool:
 
 
 def can_stream_unpacked(found: Contraction) -> bool:
-    """Whether the streamed operand can be read where it is, along the lanes.
+    """Whether the streamed operand can be read in place, along the lanes.
 
-    Groups of its channels are put together once, not for every tile.
+    Groups of its channels are built once, not for every tile.
     """
     panel = found.panel
     if panel is None or panel.tensor.role is not Role.INPUT or found.group > 1:

@@ -34,19 +34,19 @@ from tilewright.compiler.sizes import exact_quotient, is_open
 from tilewright.compiler.targets.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
-"""Registers of matrices, two rows by two columns in an instruction, or a vector by one element of
-32 bits."""
+"""Matrix registers, two rows by two columns per instruction, or a vector by one element of 32
+bits."""
 
 NEXT_PANEL = "panel"
-"""Tiles ask for the next panel while they read one, each for its share."""
+"""Tiles prefetch the next panel while they read one, each its share."""
 
 ENOUGH_ACCUMULATORS = 8
-"""Two multiply-adds a cycle, each of which takes four."""
+"""Two multiply-adds per cycle, with a latency of four."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panels:
-    """How the streamed operand is stored for a schedule, and how it gets there."""
+    """The storage of the streamed operand for a schedule, and the stages that write it."""
 
     load: Load
     tensors: tuple[Tensor, ...]
@@ -57,8 +57,8 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     """The nest of a product or a convolution.
 
     Raises:
-        ScheduleError: if its sum does not divide into the parts asked for, or would be read from
-            panels that are made at run time: a kernel has one buffer of shared work space.
+        ScheduleError: if its sum does not divide into the requested parts, or would be read from
+            panels that are packed at run time: a kernel has one buffer of shared work space.
     """
     choices, target = dict(schedule.choices), mode.target
     if choices.get("products") == MATRICES:
@@ -90,10 +90,10 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def in_tiles(found: Contraction, target: Target) -> Contraction:
-    """The contraction in steps that fill registers of matrices.
+    """The contraction in steps that fill matrix registers.
 
     Raises:
-        ScheduleError: if it cannot be.
+        ScheduleError: if that is impossible.
     """
     depth = found.matrix_depth(target)
     if depth is None:
@@ -147,7 +147,7 @@ def _stage(
     tile: int,
     static_taps: bool,
 ) -> Stage:
-    """The loops over register tiles; the factors are as they are packed."""
+    """The loops over register tiles; the factors are packed."""
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     vectors = schedule.integer("vectors")
@@ -178,10 +178,10 @@ def _stage(
 
 
 def _joined(found: Contraction, target: Target, vectors: int) -> int:
-    """How many neighbouring vectors of a tile are one to its instructions.
+    """Number of neighbouring vectors of a tile that its instructions process together.
 
-    Sums of 32 bits, whose factors are as long; where the last ones are whole or half vectors, for a
-    mask would take a register.
+    This requires sums of 32 bits, with factors of equal length. The last vectors must be whole or
+    half vectors, because a mask would need a register.
     """
     extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
     if found.problem.reduction.dtype.bytes != 4 or found.group > 1:
@@ -192,11 +192,11 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
 def asked_ahead(
     found: Contraction, schedule: Schedule, target: Target, loops: Sequence[LoopSpec]
 ) -> tuple[int, tuple[Tile, ...]]:
-    """How many bytes ahead a tile asks for weights, and which of the `loops` that pass over them
-    share that.
+    """The prefetch distance of a tile's weights in bytes, and which of the `loops` over the same
+    weights share the prefetching.
 
     Raises:
-        ScheduleError: if it is not known how long a panel is.
+        ScheduleError: if the length of a panel is not known.
     """
     if not is_weight(found.panel):
         return 0, ()
@@ -211,9 +211,10 @@ def asked_ahead(
 def _partial(
     found: Contraction, target: Target, rows: int, vectors: int, unroll: int
 ) -> tuple[Axis, ...]:
-    """The reduction, where a tile of few vectors leaves room for accumulators of its own steps.
+    """The reduction axes with separate accumulators, if a tile of few vectors leaves registers for
+    them.
 
-    A multiply-add waits for the one before into the same accumulator.
+    A multiply-add waits for the previous one into the same accumulator.
     """
     tile = rows * vectors
     spare = target.vector_registers - found.registers(target, rows, vectors)
@@ -371,7 +372,7 @@ def _packing_stage(found: Contraction, load: Load, width: int, lanes: int) -> _P
 
 
 def _packed_broadcast(found: Contraction, tile: int) -> tuple[Expr, tuple[Tensor, ...]]:
-    """The broadcast operand; a weight is packed so that one tile's points lie side by side."""
+    """The broadcast operand; a weight is packed so that one tile's points are contiguous."""
     load = found.broadcast
     if not isinstance(load, Load) or load.tensor.role is not Role.WEIGHT or found.tile is None:
         return load, ()

@@ -1,4 +1,4 @@
-"""How good register tiles of a contraction are, by the model of a core."""
+"""Scores of a contraction's register tiles, by the model of a core."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tilewright.compiler.schedule.templates.contraction_analysis import Contract
 from tilewright.compiler.targets.target import Target
 
 _ADDING = 3 / 4
-"""Without AVX products are added by an instruction of its own, and a sum waits for that only: three
+"""Without AVX products are added by a separate instruction, and a sum waits only for that: three
 cycles where a multiply-add takes four."""
 
 
 def matrix_score(
     found: Contraction, target: Target, tile: int, vectors: int, extent: int, whole: int
 ) -> float:
-    """As `tile_score`, in registers of matrices: 1 is the peak of vectors."""
+    """Like `tile_score`, for matrix registers: 1 is the peak of vectors."""
     registers, depth, core = target.tiles, found.matrix_depth(target), target.core
     assert registers is not None and depth is not None
     groups = depth // found.group
@@ -48,5 +48,5 @@ def tile_score(
     loads = step_loads(target, scalars, tile, vectors, near=near)
     useful = work_share((extent, tile), (whole, vectors))
     rate = tile_rate(target, useful, sums, loads, wanted / found.registers_each)
-    # Beside this, a tile of one vector loads about as often as it multiplies.
+    # For comparison, a tile of one vector loads about as often as it multiplies.
     return rate / waiting(target, scalars + vectors, sums * found.operations(target))

@@ -1,4 +1,4 @@
-"""The knobs of a contraction, what rules a schedule out, and the untuned default."""
+"""The knobs of a contraction, constraints on schedules, and the untuned default."""
 
 from __future__ import annotations
 
@@ -44,49 +44,50 @@ from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
 PREFETCHES = (0, 2048, 8192, NEXT_PANEL)
-"""Bytes. Windows gain nothing from more than the second, products with few rows from less than the
-third; several tiles of rows have time for a whole panel."""
+"""Prefetch distances in bytes. Windows gain nothing beyond the second, products with few rows need
+at least the third; several tiles of rows have time for a whole panel."""
 
 _WINDOW_PREFETCH = 2048
 
 _JOINING = 0.85
-"""Worth of a tile whose sum is joined by a stage of its own."""
+"""Score factor of a tile whose sum is joined by a separate stage."""
 
 _MATRICES_WORTH = 2.0
 """An instruction for matrices has twice the products of one for groups, and takes as long."""
 
 _BALANCED = 0.85
-"""Share of the threads' time that is work, above which tiles of rows are enough for all."""
+"""Minimum utilisation of the threads at which tiles of rows suffice for all."""
 
 _FAR_LINES = 0.9
-"""Worth of writing the rest of a line of the output after caches lost it: measured 0.7 to 0.98."""
+"""Score factor of writing the rest of an output's cache line after it was evicted: measured 0.7 to
+0.98."""
 
 _NEAR_ROWS = 1 / 4
-"""Share of the first level that rows of an image take which each tile of channels reads again: with
-32 KiB of them (144 channels of 56 pixels) that took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
+"""Maximum share of the first level for rows of an image that each tile of channels reads again: 32
+KiB of them (144 channels of 56 pixels) took 1.4 times as long, 5 to 7 KiB 0.7 to 0.95."""
 
 _CROWDED = 0.5
-"""Worth of reading rows again for each panel, where the caches do not hold a row."""
+"""Score factor of reading rows again for each panel, if the caches do not hold a row."""
 
 _CROWDED_ROWS = 9
 """Neighbouring rows that are then fetched together at full speed: 1024 channels of 128x128 pixels
 by 256 took 40 ms with 9 and with 14 rows, 49 with 6, and 137 with panels outermost (Zen 5)."""
 
 _ONE_PANEL = ("lanes-outer", "products-inner", "rows-outer")
-"""Orders in which all tiles pass over one panel before the next."""
+"""Orders in which all tiles use one panel before the next."""
 
 _VALID = 10.0
-"""More than any score: what is valid counts so much more than what is not."""
+"""More than any score, so that every valid point ranks above all invalid ones."""
 
 _FEWEST = 2
-"""Rows that there may be of any number."""
+"""Minimum number of rows if it is dynamic."""
 
 _MOST_PASSES = 64
-"""Of 512 rows in tiles of 8, the first pass over a panel takes a per cent longer."""
+"""With 512 rows in tiles of 8, the first pass over a panel takes a per cent longer."""
 
 _UNROLLS = (1, 2, 4, 8)
 _TILES_ALONE: Mapping[str, Choice] = {"unroll": 1, "split": 1, "prefetch": 0, "taps": "loop"}
-"""What other knobs say where registers of matrices are multiplied: nothing."""
+"""Values of knobs that do not apply to matrix registers."""
 _TILES = (*range(1, 17), 18, 20, 24, 28)
 _MATRIX_TILES = (16, 32, 48)
 """Rows of one, two and three registers."""
@@ -132,15 +133,15 @@ def knobs_of(found: Contraction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _groups(found: Contraction) -> int:
-    """Groups of channels, of which an unrolled step takes some."""
+    """Number of groups of channels, of which an unrolled step takes some."""
     return -(-(found.channel_block or found.channel.extent) // found.group)
 
 
 def _taps(found: Contraction) -> tuple[str, ...]:
-    """How the last window axis may run, where taps may read padding that no halo holds.
+    """Loop forms of the last window axis, if taps may read padding without a halo.
 
-    Taps along the tile axis are left out at single points, so they must be static. Another axis has
-    one value at a time, so the range of the loop is clipped there.
+    Taps along the tile axis are left out at single points, so that they must be static. Another
+    axis has one value at a time, so that the range of the loop is clipped there.
     """
     last, outputs = found.window[-1], set(found.problem.axes)
     padded = [
@@ -156,7 +157,7 @@ def _taps(found: Contraction) -> tuple[str, ...]:
 
 
 def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """The loops fit together, and the innermost one has a size that compiles."""
+    """Whether the loops fit together, and the innermost one has a size that compiles."""
     tile, vectors = int(choice["tile"]), int(choice["vectors"])
     split = int(choice.get("split", 1))
     if split > 1 and choice.get("pack"):
@@ -173,7 +174,7 @@ def lowers(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool
 
 
 def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """Registers hold the tile, its panels and one broadcast; tails do not dominate."""
+    """Whether registers hold the tile, its panels and one broadcast, and tails do not dominate."""
     tile, vectors, target = int(choice["tile"]), int(choice["vectors"]), mode.target
     if choice.get("products") == TILES:
         return _fits_tiles(found, target, choice)
@@ -198,7 +199,8 @@ def fits(found: Contraction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> bool:
-    """Registers hold the matrices, which are full but at the ends; other knobs say nothing here."""
+    """Whether registers hold the matrices, which are full except at the ends; other knobs must have
+    their neutral values."""
     registers, tile, vectors = target.tiles, int(choice["tile"]), int(choice["vectors"])
     if registers is None or found.tile is None:
         return False
@@ -211,14 +213,14 @@ def _fits_tiles(found: Contraction, target: Target, choice: Mapping[str, Choice]
 
 
 def _matrices(target: Target, tile: int, vectors: int) -> int:
-    """Registers of matrices for so many rows and vectors: sums, and both factors."""
+    """Matrix registers for this tile: sums, and both factors."""
     assert target.tiles is not None
     high = -(-tile // target.tiles.rows)
     return high * vectors + high + vectors
 
 
 def _chosen(found: Contraction, target: Target, choice: Mapping[str, Choice]) -> Contraction:
-    """The contraction in the steps that a schedule asks for."""
+    """The contraction in the steps that a schedule selects."""
     wide = found.by_matrices(target) if choice.get("products") == MATRICES else None
     return wide or found
 
@@ -231,9 +233,9 @@ def default_schedule(
     *,
     panels_alone: bool = False,
 ) -> Schedule:
-    """The valid point with the least waste in tails and over threads, and the most work a load.
+    """The valid point with the least waste in tails and over threads, and the most work per load.
 
-    With `panels_alone` threads share the outermost loop and none inside it.
+    With `panels_alone` threads share only the outermost loop.
     """
     values, target = {knob.name: knob.values for knob in knobs}, mode.target
     lanes = target.lanes(DType.FLOAT32)
@@ -286,14 +288,15 @@ def default_schedule(
             score *= _JOINING
         score *= parallel_balance(loops[:1] if panels_alone else loops, mode.threads)
         score *= 1.0 if rowwise in (None, order) else _FAR_LINES
-        if products != TILES:  # they read whole lines, and each but once
+        if products != TILES:  # they read whole lines, each only once
             score *= min(1.0, found.rows_in_cache(target.core) / int(tile)) ** 2
         if crowded:
             score *= min(1.0, int(tile) / _CROWDED_ROWS)
             score *= 1.0 if order == "lanes-inner" else _CROWDED
         valid = lowers(found, mode, choice) and fits(found, mode, choice)
         score += _VALID if valid else 0.0
-        # If scores are equal, the first order wins: panels outermost, so each stays in the cache.
+        # If scores are equal, the first order wins: panels outermost, so that each stays in the
+        # cache.
         if best is None or score > best[0]:
             best = score, Schedule.of(algorithm, **choice)
     assert best is not None
@@ -303,11 +306,12 @@ def default_schedule(
 def rows_schedule(
     found: Contraction, mode: Mode, algorithm: str, order: Choice | None = None
 ) -> Schedule | None:
-    """The schedule of a product of weights with any number of rows; None of other contractions.
+    """The schedule of a product with weights for any number of rows; None for other contractions.
 
     Threads share the rows if there are enough of them, else the panels, unless an order is given.
-    Tile and panels are chosen as for endless rows. A schedule for a known number of rows is up to a
-    tenth faster: it wastes less in the last tile, and its panels stay in a nearer cache.
+    Tile and panels are chosen for an unlimited number of rows. A schedule for a known number of
+    rows is up to a tenth faster: it wastes less in the last tile, and its panels stay in a nearer
+    cache.
     """
     if found.window or found.outer or found.batch or not is_weight(found.panel):
         return None
@@ -361,10 +365,11 @@ def _order_of_rows(rows: Axis, tile: int, threads: int) -> str:
 
 
 def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
-    """The order of a product whose lanes are pixels of a row of an image; None of any other.
+    """The order of a product whose lanes are pixels of a row of an image; None for any other.
 
-    Each row has panels of its own, so that none is read again when they are outermost, and a row of
-    the output is then written in pieces of a panel, which are no whole lines, far apart in time.
+    Each row has its own panels, so that none is read again if they are outermost. A row of the
+    output is then written in pieces of a panel, which are not whole lines and are far apart in
+    time.
     """
     moved = axes_of(found.streamed)
     inside = {*found.outer} and {*found.outer} <= moved
@@ -376,11 +381,11 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
 
 
 def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
-    """Whether a run-time matrix is read so often that its panels should lie in one piece.
+    """Whether a run-time matrix is read so often that its panels should be contiguous.
 
-    In place, a panel's rows are as far apart as the matrix is wide. If they lie in more pages than
-    have cached address translations, or are more bytes than a cache gives back fast, every tile of
-    rows waits. Packing takes as long as 14 rows do.
+    In place, a panel's rows are as far apart as the matrix is wide. Every tile of rows waits if
+    they lie in more pages than have cached address translations, or exceed the size that a cache
+    delivers fast. Packing takes as long as 14 rows do.
     """
     rows = found.tile.extent if found.tile else 1
     for axis in found.outer:
@@ -395,11 +400,12 @@ def _is_worth_packing(found: Contraction, core: CoreModel) -> bool:
 def default_prefetch(
     found: Contraction, target: Target, choice: Mapping[str, Choice], rows: int | None
 ) -> Choice:
-    """How tiles ask for weights ahead, where they have so many `rows`; of None it is not known.
+    """The prefetch choice for weights with this number of `rows`; None for an unknown number.
 
-    For the next panel if several of them pass over one, but so few that the first one, which waits
-    for the memory, counts, and the second cache holds both panels. Else a distance in bytes: one
-    row reads nothing but a stream of weights, at the speed of the memory.
+    Tiles prefetch the next panel if several of them use each one, but so few that the first one,
+    which waits for the memory, matters; the second-level cache must hold both panels. Otherwise the
+    choice is a distance in bytes: a single row reads only a stream of weights, at the speed of the
+    memory.
     """
     core = target.core
     passes = None if rows is None else -(-rows // int(choice["tile"]))
@@ -426,16 +432,17 @@ def _default_unroll(
     vectors: int,
     spare: int,
 ) -> Choice:
-    """How far the reduction is unrolled.
+    """The unrolling of the reduction.
 
-    So far that a tile of few vectors has accumulators enough. Where channels lie in blocks of no
-    more than that, it is a block: no loop of a few steps is left. Else not at all where the tile
-    takes every register, for then LLVM, which loads ahead, spills in the innermost loop.
+    It is large enough to give a tile of few vectors enough accumulators. If channels are stored in
+    blocks of at most that size, it is a block, so that no loop of a few steps remains. It is 1 if
+    the tile takes every register, because LLVM, which loads ahead, would spill in the innermost
+    loop.
     """
     size, sums = (tile, vectors), tile * vectors
     if target.family.scalar_factors and found.group == 1:
-        # Scalars are loaded by an offset, so that unrolled steps need neither addresses nor
-        # registers more: with vectors or without, that is 8 to 17 % of a tile's instructions.
+        # Scalars are loaded by an offset, so that unrolled steps need no further addresses or
+        # registers: with vectors or without, that is 8 to 17 % of a tile's instructions.
         return unrolls[-1]
     if sums < ENOUGH_ACCUMULATORS and not found.window:
         return next((u for u in unrolls if int(u) * sums >= ENOUGH_ACCUMULATORS), unrolls[-1])

@@ -1,4 +1,5 @@
-"""Products of few rows and columns on several threads: the sum in parts, one tile of work each.
+"""Products of few rows and columns on several threads: the sum is divided into parts, one tile of
+work each.
 
 Before: `out[m, n] = f(sum over k: 4096 of a[m, k] * b[k, n])`, one tile of rows, one of columns.
 After: `parts[p, m, n] = sum over k: 1024 of a[m, 1024 p + k] * b[1024 p + k, n]`, p parallel; then
@@ -23,17 +24,17 @@ from tilewright.compiler.schedule.structure import LoopSpec, parallel_stage
 from tilewright.compiler.schedule.templates.contraction_analysis import Contraction
 
 _LEAST_PART = 128
-"""Terms of a sum, below which its parts cost more than they share out."""
+"""Minimum terms of a part; smaller parts cost more than they gain."""
 
 _LEAST_PRODUCTS = 1 << 17
-"""Some microseconds' worth."""
+"""Some microseconds of work."""
 
 _VECTORS_A_THREAD = 64
-"""Vectors of output for each thread, from which on threads share those."""
+"""Vectors of output per thread, from which on threads share those."""
 
 
 def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...]:
-    """Into how many parts the sum may be cut: one, and more if threads find too few tiles."""
+    """Possible numbers of parts of the sum: one, and more if threads have too few tiles."""
     rows = found.tile.extent if found.tile else 1
     vectors = rows * -(-found.lanes.extent // lanes)
     for axis in (*found.outer, *found.batch):
@@ -50,7 +51,7 @@ def split_counts(found: Contraction, lanes: int, threads: int) -> tuple[int, ...
 
 
 def is_worth_splitting(found: Contraction) -> bool:
-    """Whether a second stage costs less than another thread gains, for so many products."""
+    """Whether a second stage costs less than another thread gains, for this number of products."""
     count = found.channel.extent * found.lanes.extent * (found.tile.extent if found.tile else 1)
     for axis in (*found.outer, *found.batch):
         count *= axis.extent
@@ -80,7 +81,7 @@ def split_sum(found: Contraction, count: int) -> Contraction:
 
 
 def joining_stage(found: Contraction, parts: Load, lanes: int) -> Stage:
-    """The parts' sums added up, and the epilogue."""
+    """The stage that sums the parts, with the epilogue."""
     problem = found.problem
     (part,) = parts.index[0].axes()
     compute = Compute(

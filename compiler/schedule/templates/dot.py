@@ -1,7 +1,8 @@
-"""Products with a vector, or a few, whose matrix lies along the sum: y[i] = sum_k A[i, k] x[k].
+"""Products with one vector, or a few, whose matrix is contiguous along the sum: y[i] = sum_k A[i,
+k] x[k].
 
-Lanes run along the sum and are joined at its end. So the matrix is read once, where it lies; `gemv`
-would have to transpose it first. Attention with one query reads its keys like this.
+Lanes run along the sum and are combined at its end. The matrix is therefore read once, in place;
+`gemv` would have to transpose it first. Attention with one query reads its keys in this way.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, typical
 
 _MOST_VECTORS = 8
-"""More of them than this reuse the matrix so often that packing it is worth while."""
+"""With more vectors, the matrix is reused so often that packing it is worthwhile."""
 
 _ACCUMULATORS = 8
-"""Two multiply-adds a cycle, each of which takes four."""
+"""Two multiply-adds per cycle, with a latency of four."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class Dot:
 
     @property
     def count(self) -> int:
-        """How many vectors."""
+        """Number of vectors."""
         return self.vectors.extent if self.vectors else 1
 
 
 @memo(256)
 def analyse(workload: Workload) -> Dot | None:
-    """The product, where both operands lie along the reduction; else None."""
+    """The product, if both operands are contiguous along the reduction; else None."""
     problem = one_expression(workload)
     if problem is None or problem.product is None:
         return None
@@ -83,12 +84,13 @@ def analyse(workload: Workload) -> Dot | None:
 
 
 def _along(expr: Expr, axis: Axis) -> bool:
-    """Whether an operand is a load whose neighbours along the reduction lie side by side."""
+    """Whether an operand is a load whose neighbours along the reduction are contiguous."""
     return isinstance(expr, Load) and unit_stride(expr, axis) and not needs_padding(expr)
 
 
 def _preference(found: Dot, mode: Mode) -> float:
-    # A matrix that moves by short steps is a window: lanes along the rows join nothing.
+    # A matrix that moves by short steps is a window: with lanes along the rows, nothing is
+    # combined.
     joins = found.matrix.tensor.role is Role.WEIGHT or short_step(found.matrix, found.rows)
     return 0.9 if joins else 1.5
 
@@ -110,9 +112,9 @@ def _fits(found: Dot, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 def _default(found: Dot, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     """Eight accumulators or a few more, which hide the latency of the multiply-adds.
 
-    With one vector, two rows of the matrix at a time, each of them a stream that the hardware
-    follows. With several vectors, so many rows that the sums need no unrolling, because unrolled
-    sums must be joined at the end.
+    With one vector, two rows of the matrix at a time, each a stream that the hardware prefetches.
+    With several vectors, as many rows as make unrolling unnecessary, because unrolled sums must be
+    combined at the end.
     """
     tiles, unrolls = ([int(value) for value in knob.values] for knob in knobs)
     rows = 2 if found.count == 1 else max(2, -(-_ACCUMULATORS // found.count))

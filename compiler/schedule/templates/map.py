@@ -1,7 +1,7 @@
-"""Elementwise chains, data movement and relayouts: one output element is one expression.
+"""Elementwise chains, data movement and relayouts: one expression per output element.
 
-Where the output's lanes are not the input's (transposition, relayout), square tiles are transposed
-in registers.
+If the output's lanes are not the input's (transposition, relayout), square tiles are transposed in
+registers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from tilewright.compiler.schedule.templates import Template
 UNROLLS = (1, 2, 4, 8)
 
 _LONG = 48
-"""Operations in an expression from which on unrolling gains nothing, and costs compile time."""
+"""Number of operations in an expression from which on unrolling gains nothing, and costs compile
+time."""
 
 
 def analyse(workload: Workload) -> Problem | None:
-    """The expression of each element; None where something is reduced or put together."""
+    """The expression of each element; None for reductions, and outputs assembled from pieces."""
     problem = one_expression(workload)
     return None if problem is None or problem.reductions else problem
 
@@ -61,9 +62,9 @@ def _lowers(problem: Problem, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(problem: Problem, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule | None:
-    """None where vectors along the output would straddle the blocks of an operand."""
+    """The default; None if vectors along the output would straddle the blocks of an operand."""
     wide = True in knobs[1].values
-    # A long expression keeps the core busy by itself.
+    # A long expression keeps the core busy without unrolling.
     long = sum(isinstance(node, Op) for node in walk(problem.expr)) > _LONG
     tried = (
         Schedule.of("map", unroll=unroll, transpose=wide)
@@ -90,9 +91,9 @@ TEMPLATE = Template(
 
 
 def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
-    """The axis along which a load has its lanes, where the store has them along another.
+    """The axis of a load's lanes, if the store has its lanes along another; else None.
 
-    None also where square tiles of both straddle the blocks of a layout.
+    None also if square tiles of both straddle the blocks of a layout.
     """
     target, axes = problem.output, problem.axes
     along = vector_axis(target, axes)
@@ -109,7 +110,7 @@ def transposed_axis(problem: Problem, lanes: int) -> Axis | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The steps of loops, the points that they hold, and the axes along vectors."""
+    """The steps of loops, the points in each step, and the vector axes."""
 
     steps: Mapping[Axis, int]
     points: tuple[Tile, ...]
@@ -133,7 +134,7 @@ def _turned(target: Load, along: Axis, turned: Axis, lanes: int) -> _Tiles:
 
 
 def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
-    """Vectors along the axis that the output lies along; None where there is no such axis."""
+    """Vectors along the contiguous axis of the output; None without such an axis."""
     along = vector_axis(problem.output, problem.axes)
     if along is None:
         return None
@@ -147,7 +148,7 @@ def _plain(problem: Problem, unroll: int, lanes: int) -> _Tiles | None:
 
 
 def _tile_width(target: Load, lanes: int) -> int:
-    """Elements that a store writes side by side: a vector, or a narrower block of the layout."""
+    """Contiguous elements per store: a vector, or a narrower block of the layout."""
     factors = target.tensor.layout.factors
     block = factors[-1].mod if factors else None
     return min(lanes, block or lanes)

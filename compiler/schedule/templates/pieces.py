@@ -1,4 +1,4 @@
-"""Concatenation and padding: each piece of the output is copied by a stage of its own."""
+"""Concatenation and padding: a separate stage copies each piece of the output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewright.compiler.schedule.templates.map import UNROLLS, map_stage
 
 @memo(256)
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """One problem a piece; None where the workload is something else."""
+    """One problem per piece; None for other workloads."""
     nodes, graph = workload.graph.nodes, workload.graph
     if len(nodes) != 1 or ops.get(nodes[0].op).kind is not OpKind.PIECES:
         return None

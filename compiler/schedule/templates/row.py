@@ -1,8 +1,9 @@
 """Normalisations and reductions: several computes that share the loops over rows.
 
-softmax, layer norm, sums and means along any axes. Every reduction inside the expression becomes a
-row statistic in a register, inner ones first; the last compute is the expression over them. Lanes
-run along the reduced axis where its elements lie side by side, else along rows.
+Examples are softmax, layer norm, sums and means along any axes. Every reduction inside the
+expression becomes a row statistic in a register, inner ones first; the last compute is the
+expression over them. Lanes run along the reduced axis if its elements are contiguous, else along
+rows.
 
 A row that is one register tile is read once, and its passes share equal values. For a longer row,
 values that are costly to compute twice (softmax: e**(x - max)) are stored in the output while they
@@ -66,7 +67,7 @@ from tilewright.compiler.sizes import always_less, typical
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """`outer` axes are shared by all computes; `inner` ones belong to the last compute alone.
+    """`outer` axes are shared by all computes; `inner` ones belong only to the last compute.
 
     `lanes` is the output's vector axis; it is in `outer` when lanes run along rows. There is one
     object for each workload, compared by identity.
@@ -80,7 +81,7 @@ class Rows:
 
 @memo(256)
 def analyse(workload: Workload) -> Rows | None:
-    """The row structure of a workload; None where nothing is reduced."""
+    """The row structure of a workload; None without a reduction."""
     problem = one_expression(workload)
     if problem is None or not problem.reductions:
         return None
@@ -105,7 +106,7 @@ def _nested(expr: Expr) -> list[Reduce]:
 def _preference(found: Rows, mode: Mode) -> float:
     node = anchor(found.problem.workload)
     rows = node is not None and ops.get(node.op).kind in (OpKind.ROW, OpKind.REDUCTION)
-    # Preferred to windows, which take any reduction, but not with lanes along what is reduced.
+    # Preferred to windows, which accept any reduction, but not with lanes along the reduced axis.
     return 2.5 if rows else FALLBACK
 
 
@@ -119,14 +120,14 @@ def _default(found: Rows, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
     along, tiny = _along(found, lanes), _tiny(found, lanes)
     unroll = 1 if tiny else 4 if along else 8
     one_tile = all(axis.extent <= unroll * lanes for axis in found.inner)
-    # A masked load waits for the masked store before it, whose full width reaches over it.
+    # A masked load waits for the masked store before it, whose full width overlaps it.
     stalls = along is not None and along.extent < lanes
     worth = not tiny and not stalls and (along is not None or not one_tile)
     return Schedule.of("row", unroll=unroll, keep=worth and True in knobs[1].values)
 
 
 def _along(found: Rows, lanes: int) -> Axis | None:
-    """The axis of rows along which the lanes run; None where they run along what is reduced."""
+    """The axis of rows along which the lanes run; None if they run along the reduced axis."""
     if _tiny(found, lanes):
         return found.outer[-1]
     along = found.lanes
@@ -144,8 +145,8 @@ def _along(found: Rows, lanes: int) -> Axis | None:
 
 
 def _dear_rows(found: Rows) -> bool:
-    """Whether much is computed once for each row, by scalars where the lanes run along it: a fold
-    joins its lanes in steps, a result is more than a few operations."""
+    """Whether much work is done once per row, by scalars if the lanes run along it: a fold combines
+    its lanes in steps, or a result takes more than a few operations."""
     reductions = found.problem.reductions
     inside = {node for reduction in reductions for node in walk(reduction.body)}
     last = {node for node in walk(found.problem.expr) if isinstance(node, Op)} - inside
@@ -153,9 +154,9 @@ def _dear_rows(found: Rows) -> bool:
 
 
 def _tiny(found: Rows, lanes: int) -> bool:
-    """Whether rows fill three quarters of a vector at most: then each lane takes a row.
+    """Whether rows fill at most three quarters of a vector: each lane then takes a row.
 
-    Everything is written out, so that an element is gathered once and the passes share it.
+    Everything is unrolled, so that an element is gathered once and the passes share it.
     """
     problem = found.problem
     lengths = [prod(a.extent for a in r.axes) for r in problem.reductions]
@@ -170,16 +171,17 @@ def _tiny(found: Rows, lanes: int) -> bool:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A reduction whose body the last pass needs again, and how to read it from the output."""
+    """A reduction whose body the last pass needs again, and the load that reads it from the
+    output."""
 
     reduction: Reduce
     target: Load
     again: Expr
-    """The body at the last pass's element: what is replaced by a load of the output."""
+    """The body at the last pass's element, which a load of the output replaces."""
 
 
 def _kept(found: Rows) -> _Kept | None:
-    """The outermost reduction with a body that is worth keeping in the output's row."""
+    """The outermost reduction with a body that is worth storing in the output's row."""
     problem = found.problem
     for reduction in reversed(problem.reductions):
         body = reduction.body
@@ -198,14 +200,14 @@ def _kept(found: Rows) -> _Kept | None:
 
 
 _DEAR = 6
-"""Operations in an expression from which on storing and loading it is cheaper."""
+"""Number of operations in an expression from which on storing and loading it is cheaper."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reduced:
-    """One reduction as a compute, before it is cut into steps.
+    """One reduction as a compute, before its division into steps.
 
-    `vector` is the reduced axis along the lanes, None where they run along rows or nowhere.
+    `vector` is the reduced axis along the lanes, None if they run along rows or nowhere.
     """
 
     reduction: Reduce
@@ -218,9 +220,10 @@ class _Reduced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Passes:
-    """What no step of a loop changes: reductions, inner ones first, and the last compute's value.
+    """The parts that do not depend on loop steps: reductions, inner ones first, and the last
+    compute's value.
 
-    Lanes run `along` an axis of rows, if it is one; `tiny` rows are written out.
+    Lanes run `along` an axis of rows, if it is one; `tiny` rows are unrolled.
     """
 
     reduced: tuple[_Reduced, ...]
@@ -338,8 +341,8 @@ _CHAINS = 4
 
 
 def _apart(axes: Sequence[Axis], along: Axis, unroll: int, lanes: int) -> tuple[Axis, ...]:
-    """The reduced axis whose neighbours have accumulators of their own, for one vector of rows:
-    else each step waits for the one before it."""
+    """The reduced axis whose neighbours have separate accumulators, for one vector of rows:
+    otherwise each step waits for the previous one."""
     alone = always_less(along.extent, min(unroll, 2) * lanes)
     long = axes and always_less(4 * _CHAINS, axes[-1].extent)
     return tuple(axes[-1:]) if alone and long else ()

@@ -1,15 +1,15 @@
-"""Scalar loops over everything: the schedule that every workload has.
+"""Scalar loops over all elements: the schedule that exists for every workload.
 
-One element of the output at a time. Each reduction is a loop of its own, inner ones first. If
-another reduction needs it at each of its steps (a product inside a softmax), it is first written to
-scratch for all of those steps.
+One element of the output is computed at a time. Each reduction is a separate loop, inner ones
+first. If another reduction needs it at each of its steps (a product inside a softmax), it is first
+written to scratch for all of those steps.
 
     out[i, j] = sum[k] x[i, k] * w[k, j], elementwise operators around it:
         for i: for j:
           s = sum[k] x[i, k] * w[k, j]
           out[i, j] = relu(s + b[j])
 
-No lane and no tile has to fit a layout. This schedule is compiled if every other template refuses.
+No lane and no tile has to fit a layout. This schedule is compiled if every other template fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tilewright.compiler.schedule.templates import LAST, Template, pieces
 
 
 def analyse(workload: Workload) -> tuple[Problem, ...] | None:
-    """What gives the output: one expression, or one for each piece of it."""
+    """The expressions of the output: one, or one for each piece."""
     problem = one_expression(workload)
     return pieces.analyse(workload) if problem is None else (problem,)
 
@@ -107,7 +107,8 @@ def _steps(reduction: Reduce, problem: Problem) -> list[Axis]:
 
 
 def _kept(name: str, dtype: DType, steps: list[Axis]) -> Load:
-    """Where a reduction's value goes: a register, or an element of scratch for each step."""
+    """The destination of a reduction's value: a register, or an element of scratch for each
+    step."""
     if not steps:
         return Load(Tensor(name, (1,), dtype, space=Space.REGISTER), (Affine(),))
     shape = tuple(axis.extent for axis in steps)

@@ -4,10 +4,10 @@
         line[i] = max over kh of x[h * s + kh - p, i]        lanes along i, taps outside left out
         y[w] = max over kw of line[w * s + kw]               lanes along w, or along the channels
 
-`line` is scratch that has the padding of its axis around it: elements that change no result. So
-no lane ever leaves the image, wherever the lanes run, and the work of a window of k by k taps is
-2 k. Sums are those of the parts' sums: no more additions follow each other than taps lie along
-both axes, so they round less than one sum of all taps does.
+`line` is scratch with the padding of its axis around it: elements that change no result. No lane
+therefore ever leaves the image, wherever the lanes run, and the work of a window of k by k taps is
+2 k. Sums are sums of partial sums: the longest chain of additions has as many steps as there are
+taps along both axes, so that rounding errors are smaller than in one sum of all taps.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from tilewright.compiler.schedule.templates import Template
 from tilewright.compiler.sizes import always_less, bounds, is_open
 
 _WRITTEN_OUT = 32
-"""Taps of the second pass up to this many are written out."""
+"""Maximum taps of the second pass that are unrolled."""
 
 
 @dataclass(frozen=True)
 class Separable:
     """A window that is reduced along `taps` last, whose output axis is `along`.
 
-    `across` are its other axes, `lanes` the vector axis. An element of the line is
-    `body[column]` reduced over `across`; output w needs those from `step * w + first` on, each
-    `dilation` after the last. `before` and `after` are the elements around the line.
+    `across` are its other axes, `lanes` the vector axis. An element of the line is `body[column]`
+    reduced over `across`; output w needs those from `step * w + first` on, each `dilation` after
+    the last. `before` and `after` are the elements around the line.
     """
 
     problem: Problem
@@ -87,7 +87,7 @@ class Separable:
 
 @memo(256)
 def analyse(workload: Workload) -> Separable | None:
-    """The separable window that a workload is; None where it is something else."""
+    """The separable window of a workload; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or len(problem.reductions) != 1 or problem.product is not None:
         return None
@@ -107,7 +107,7 @@ def analyse(workload: Workload) -> Separable | None:
 
 
 def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
-    """The window with its second pass along an output axis; None where no window slides there."""
+    """The window with its second pass along an output axis; None if no window slides there."""
     reduction = problem.reduction
     read = loads(reduction.body)
     moving = [a for a in reduction.axes if a.moves]
@@ -132,8 +132,8 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
 
 
 def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] | None:
-    """The one index that an output axis has a part in, with one window axis and nothing else, and
-    the extent of its dimension."""
+    """The single index that contains an output axis, with one window axis and nothing else, and the
+    extent of its dimension."""
     dims = [dim for dim, index in enumerate(load.index) if along in index.axes()]
     if len(dims) != 1:
         return None
@@ -149,14 +149,14 @@ def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] |
 
 
 def _at_column(node: Expr, index: Affine, column: Axis) -> Expr | None:
-    """A load as it is at a column of the line; None where the node is no load."""
+    """A load at a column of the line; None if the node is not a load."""
     if not isinstance(node, Load):
         return None
     return Load(node.tensor, tuple(affine(column) if i == index else i for i in node.index))
 
 
 def _has_lanes(found: Separable) -> bool:
-    """Whether both passes read whole vectors, and what leaves its tensor is left out by a loop."""
+    """Whether both passes read whole vectors, and a loop leaves out elements outside the tensor."""
     first = found.column if found.lanes == found.along else found.lanes
     for load in loads(found.body):
         if first in axes_of(load) and not unit_stride(load, first):
@@ -198,7 +198,7 @@ def _lower(found: Separable, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _scratch(found: Separable, lanes: int) -> Tensor:
-    """The line, with what lies around it; of channels, one vector is held."""
+    """The line, with its padding; of channels, one vector is stored."""
     dtype = found.problem.reduction.dtype
     length = found.before + found.column.extent + found.after
     if found.lanes == found.along:
@@ -221,7 +221,7 @@ def _tile(found: Separable, axis: Axis, vectors: int, lanes: int) -> tuple[LoopS
 
 
 def _around(found: Separable, line: Tensor, lanes: int) -> tuple[Node, ...]:
-    """What lies before and after the line changes no result."""
+    """Write elements before and after the line that change no result."""
     reduction = found.problem.reduction
     assert isinstance(reduction.combiner, Combiner)
     value = Const(neutral(reduction.combiner, reduction.dtype).item(), reduction.dtype)

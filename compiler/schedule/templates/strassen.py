@@ -1,11 +1,11 @@
 """One level of Strassen's algorithm for the product of rows with a constant matrix.
 
-A (M x K), the weights B (K x N) and C are cut into quadrants: seven products of quarter size do for
-eight. The seven combinations of B are packed when the model is compiled, 1.75 times its memory;
-those of A are made in one pass, or for a block of rows at a time; each product is added to the
-quadrants of C straight from its accumulators, and the last one that touches a quadrant applies the
-epilogue. Strassen, "Gaussian Elimination is not Optimal" (1969); Huang et al., "Strassen's
-Algorithm Reloaded" (2016), for sums that pass through no temporary.
+A (M x K), the weights B (K x N) and C are divided into quadrants: seven products of quarter size
+replace eight. The seven combinations of B are packed at compile time, 1.75 times its memory. Those
+of A are computed in one pass, or for a block of rows at a time. Each product is added to the
+quadrants of C directly from its accumulators, and the last one that contributes to a quadrant
+applies the epilogue. Strassen, "Gaussian Elimination is not Optimal" (1969); Huang et al.,
+"Strassen's Algorithm Reloaded" (2016), for sums without a temporary.
 """
 
 from __future__ import annotations
@@ -63,35 +63,36 @@ from tilewright.compiler.targets.target import Target
 
 _ORDERS = ("products-inner", "products-outer")
 _BLOCKS = "rows-outer"
-"""Blocks of rows outermost, whose sums of A and quadrants of C stay in a core's second cache."""
+"""Blocks of rows outermost, whose sums of A and quadrants of C stay in a core's second-level
+cache."""
 
 _BLOCK_SHARE = 3 / 8
-"""Of the second cache that the sums of a block take. A panel's seven combinations of B lie there,
-too: of 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows 8.50)."""
+"""Share of the second-level cache for the sums of a block. A panel's seven combinations of B are
+there, too: for 1500x1536x384, 96 rows took 7.14 ms, 48 7.29, 144 7.64 (Zen 5; all rows 8.50)."""
 
 _LEAST_SIDE = 128
 _LEAST_WEIGHTS = 1 << 16
 _LEAST_PRODUCTS = 1 << 23
-"""From here and 48 rows on, one level gained 2 to 13 % on a Zen 4 core, weights in caches or not; 2
-to 14 % on a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows,
+"""From here and 48 rows on, one level gained 2 to 13 % on a Zen 4 core, weights in caches or not;
+2 to 14 % on a Zen 5 core, which multiplies twice as fast, with weights in the caches. Fewer rows,
 128 x 128 weights or 64 x 256 x 256 products gained only with weights in the caches, or lost, on
 both."""
 
 _ROWS_FOR_WEIGHTS = 12
-"""Rows for each product in the time in which a weight comes from the third cache: 3/4 more weights
-are read, 1/8 of the products saved. In models on a Zen 5, whose caches are as fast as a Zen 4's,
-48 and 49 rows lost 3 to 10 %, 64 lost nothing."""
+"""Rows for each product in the time in which a weight comes from the third-level cache: 3/4 more
+weights are read, 1/8 of the products saved. In models on a Zen 5, whose caches are as fast as a Zen
+4's, 48 and 49 rows lost 3 to 10 %, 64 lost nothing."""
 
 _LEAST_COLUMNS = 512
-"""How many columns a longer pass over A and its sums must serve: 1536x128x604 lost a fifth."""
+"""Minimum columns that must share a longer pass over A and its sums: 1536x128x604 lost a fifth."""
 
 _LEAST_BLOCK_COLUMNS = 384
 _LEAST_BLOCK_WEIGHTS = 1 << 18
-"""The same of sums that lie in the second cache, where there are so many weights: 1500x384x1536
-gained 5 %, 1500x384x384 lost 1 (with two threads 5)."""
+"""The same for sums in the second-level cache, as a number of weights: 1500x384x1536 gained 5 %,
+1500x384x384 lost 1 (with two threads 5)."""
 
 _LEAST_BLOCK = 24
-"""Rows of a block: fewer read a panel's combinations of B again too often."""
+"""Minimum rows of a block: fewer read a panel's combinations of B again too often."""
 
 
 def gains(found: Strassen, mode: Mode) -> bool:
@@ -137,19 +138,20 @@ def _least_rows(target: Target) -> float:
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
-    """Whether a cache gives back the sums of A fast enough for each panel to read them all."""
+    """Whether a cache delivers the sums of A fast enough for each panel to read them all."""
     sums = len(SUMS) * (found.row_count // 2) * found.depth.extent
     return sums * DType.FLOAT32.bytes <= target.core.reread_bytes
 
 
 def _most_rows(found: Strassen, target: Target) -> int:
-    """Values of the axis of rows in a block whose sums fit, all of the other axes with each."""
+    """Maximum values of the axis of rows in a block whose sums fit, with all values of the other
+    axes."""
     each = len(SUMS) * found.depth.extent * DType.FLOAT32.bytes * _beside(found)
     return int(target.core.cache_bytes[1] * _BLOCK_SHARE) // each
 
 
 def _beside(found: Strassen) -> int:
-    """Rows for each value of the axis of rows."""
+    """Number of rows per value of the axis of rows."""
     return prod(axis.extent for axis in found.others)
 
 
@@ -165,7 +167,7 @@ def _has_blocks(found: Strassen, target: Target) -> bool:
 
 
 def _block(found: Strassen, target: Target, tile: int, threads: int) -> int:
-    """Rows of a block: a number of them that the threads share evenly, in whole register tiles."""
+    """Rows of a block: a number that the threads share evenly, in whole register tiles."""
     step = tile if found.rows == found.tile else 1
     count = -(-found.rows.extent // _most_rows(found, target))
     count = -(-count // threads) * threads
@@ -219,7 +221,7 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -> list[LoopSpec]:
-    """A loop over parts of the rows, where threads do not share the panels evenly.
+    """A loop over parts of the rows, if threads do not share the panels evenly.
 
     A last row would be added once in every part.
     """
@@ -237,7 +239,7 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
 
 @memo(1024)
 def _sums_tensor(found: Strassen, block: int | None) -> Tensor:
-    """The sums of all rows, shared by the threads; or of a block of them, a thread's own."""
+    """The sums of all rows, shared by the threads; or of a block of rows, private to a thread."""
     rows = (
         found.rows.extent + (1 if found.may_have_last else 0),
         *(a.extent for a in found.others),
@@ -307,7 +309,7 @@ def _last_halves(found: Strassen) -> tuple[Load, ...]:
 
 
 def signed(signs: Sequence[int], terms: Sequence[Expr]) -> Expr:
-    """The sum of terms with their signs, a positive one first; a sign 0 leaves its term out."""
+    """The sum of terms with their signs, a positive one first; sign 0 omits its term."""
     used = [(sign, term) for sign, term in zip(signs, terms, strict=True) if sign]
     (_, total), *rest = sorted(used, key=lambda item: -item[0])
     for sign, term in rest:
@@ -334,7 +336,7 @@ def _products(
     ahead: tuple[int, tuple[Tile, ...]],
     block: int | None,
 ) -> tuple[tuple[Node, ...], ...]:
-    """Each product for a panel of columns, and its share of the last row, in whatever order."""
+    """Each product for a panel of columns, with its share of the last row; in any order."""
     width = vectors * lanes
     steps, points = reduction_tiles(found.quarter, unroll, static_taps=False)
     reduce, panel = tuple(steps), Tile(found.columns, lanes)
@@ -393,7 +395,7 @@ def _left(
     block: int | None = None,
     row: Affine | None = None,
 ) -> Load:
-    """A combination of A: one of the sums, or a quadrant where it lies."""
+    """A combination of A: one of the sums, or a quadrant in place."""
     if signs in SUMS:
         return _sum(found, signs, block, row)
     return quadrants[signs.index(1)]
@@ -401,7 +403,8 @@ def _left(
 
 @memo(1024)
 def _targets(found: Strassen, number: int) -> tuple[Store, ...]:
-    """What a product adds to: the first one into a quadrant stores, the last one finishes it."""
+    """The stores of a product: the first one into a quadrant overwrites it, the last one finishes
+    it."""
     stores = []
     for quadrant, sign in enumerate(PRODUCTS[number].targets):
         if sign:
@@ -422,7 +425,7 @@ def _last_targets(found: Strassen, number: int) -> tuple[Store, ...]:
 def _added(
     found: Strassen, row: Affine, column: int, sign: int, number: int, users: Sequence[int]
 ) -> Store:
-    """The store of one product of those that add to an element, its users."""
+    """The store of one of the products (`users`) that add to an element."""
     target = found.element(found.whole.problem.output, row, column)
     product = Accumulator(target.dtype)
     total = product if number == users[0] else signed((1, sign), (target, product))

@@ -29,15 +29,16 @@ from tilewright.compiler.sizes import always_less, typical
 from tilewright.compiler.targets.families import CoreModel
 
 Quadrants = tuple[int, int, int, int]
-"""Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, one of them 1."""
+"""Coefficients of the quadrants 11, 12, 21, 22 of a matrix: -1, 0 or 1, at least one of them 1."""
 
 HALVES = ((0, 0), (0, 1), (1, 0), (1, 1))
-"""For each quadrant: which half of the rows, and which of the columns."""
+"""For each quadrant, the half of the rows and the half of the columns."""
 
 
 _MEASURED_ROWS, _MEASURED_MACS = 48, 32 / 13
-"""`CoreModel.strassen_rows` and `cached_weight_macs` of the Zen 4 that gains were measured on. With
-vectors of 128 bits, half as many products, 49 rows gained 3 to 16 %, sides of 96 gained 2 to 11."""
+"""`CoreModel.strassen_rows` and `cached_weight_macs` of the Zen 4 on which gains were measured.
+With vectors of 128 bits, half as many products, 49 rows gained 3 to 16 %, sides of 96 gained 2 to
+11."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,11 @@ PRODUCTS = (
     Product((-1, 0, 1, 0), (1, 1, 0, 0), (0, 0, 0, 1)),
     Product((0, 1, 0, -1), (0, 0, 1, 1), (1, 0, 0, 0)),
 )
-"""Strassen's seven, in his order: a product that is the first into a quadrant adds there."""
+"""Strassen's seven products in his order: the first product into a quadrant has coefficient 1
+there."""
 
 SUMS = tuple(p.left for p in PRODUCTS if sum(map(abs, p.left)) > 1)
-"""The combinations of A that are not simply one of its quadrants."""
+"""The combinations of A that are not just one of its quadrants."""
 
 LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     1: ((1, 1, 0, 0), (1, 0, 0, 0)),
@@ -69,21 +71,22 @@ LAST_ROW: dict[int, tuple[Quadrants, Quadrants]] = {
     3: ((0, 1, 0, 0), (1, 0, 0, 0)),
     4: ((1, 1, 0, 0), (0, 1, 0, 0)),
 }
-"""The product (a1, a2) B of a row in no quadrant, from combinations of B that are packed anyway.
+"""The product (a1, a2) B for a row outside the quadrants, from combinations of B that are packed
+anyway.
 
-For four of the products, by their number: what takes the place of `left` and of `targets`.
+For four of the products, by their number: the replacements of `left` and of `targets`.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Strassen:
-    """A matrix product in blocks, of which the sides of the whole have `parts` each.
+    """A matrix product in blocks; the sides of the whole have `parts` of them each.
 
     `rows`, `columns` and `depth` are the axes of a block. There is one object for each workload and
-    number of parts, compared by identity: what no knob changes is made once.
+    number of parts, compared by identity, so that results that no knob changes are computed once.
 
     The rows are those of a matrix, or points of several axes (pixels): then one of them is `cut`,
-    and `others` are the rest, the axis of the register tile last.
+    and `others` are the remaining axes, the axis of the register tile last.
     """
 
     whole: Contraction
@@ -121,7 +124,7 @@ class Strassen:
 
     @property
     def last(self) -> Axis:
-        """The values of the axis that is cut that are in no quadrant: one or none."""
+        """The values of the divided axis that belong to no quadrant: one or none."""
         return Axis("last", self.cut.extent % 2)
 
     @property
@@ -130,11 +133,11 @@ class Strassen:
         return self.last.extent != 0
 
     def element(self, load: Load, row: Affine, column: int = 0, depth: int = 0) -> Load:
-        """An element of an operand of the whole product: in which row, and in which parts."""
+        """An element of an operand of the whole product, by its row and its parts."""
         return load_at(load, self._positions(row, column, depth))
 
     def row(self, part: int) -> Affine:
-        """A row of a block as one of the whole."""
+        """A row of a block as a row of the whole."""
         return self.rows + part * self.rows.extent
 
     def stored(self, total: Expr, row: Affine, column: int) -> Expr:
@@ -151,7 +154,7 @@ class Strassen:
 
 
 def weight_parts(found: Strassen) -> tuple[int, ...]:
-    """Into how many parts each dimension of B is cut."""
+    """The number of parts of each dimension of B."""
     cut = {found.whole.lanes, found.whole.channel}
     return tuple(found.parts if cut & {*index.axes()} else 1 for index in found.right.index)
 
@@ -188,10 +191,10 @@ def combinations(
 
 
 def slowness(core: CoreModel) -> float:
-    """What part of the work that one level was measured with it pays from, at most 1.
+    """The threshold of a core relative to the measured one, at most 1.
 
-    A core that multiplies fewer numbers while the caches bring one saves more with a product than
-    its sums cost. Where it takes more rows to pay, it takes more of the others, too.
+    A core with fewer multiplications per cached weight saves more with a product than its sums
+    cost. A core that needs more rows to gain needs more of the other sides, too.
     """
     rows = core.strassen_rows / _MEASURED_ROWS
     return min(1.0, rows * core.cached_weight_macs / _MEASURED_MACS)
@@ -199,7 +202,8 @@ def slowness(core: CoreModel) -> float:
 
 @memo(256)
 def analyse(workload: Workload) -> Strassen | None:
-    """The product of float32 rows with a constant matrix of even sides; None for anything else."""
+    """The product of float32 rows with a constant matrix of even sides; None for any other
+    workload."""
     found = contraction_analysis.analyse(workload)
     if found is None or found.tile is None:
         return None
@@ -231,7 +235,7 @@ def analyse(workload: Workload) -> Strassen | None:
 
 
 def _halves(load: Load, axis: Axis) -> bool:
-    """Whether the half of an axis is whole blocks of the layout that a tensor is stored in."""
+    """Whether half of an axis consists of whole blocks of the tensor's layout."""
     return all(
         axis.extent // 2 % (factor.mod or 1) == 0
         for dim, index in enumerate(load.index)

@@ -1,9 +1,9 @@
 """Two levels of Strassen's algorithm for the product of rows with a constant matrix.
 
-Each of the seven products of the first level is again seven, of a sixteenth of the size: 49 do for
-64. Combinations of the weights are packed when the model is compiled, 49/16 times their memory.
-Those of the rows lie with the rows of a register tile side by side, so that one load brings the
-factors of four:
+Each of the seven products of the first level is again seven, of a sixteenth of the size: 49 replace
+64. Combinations of the weights are packed at compile time, 49/16 times their memory. Those of the
+rows are stored with the rows of a register tile adjacent, so that one load brings the factors of
+four:
 
     for each pass over A: left[i, q] = block q of combination i of A's quadrants, transposed
     left[i, 4..8] = the five sums of left[i, 0..3]
@@ -11,7 +11,8 @@ factors of four:
       for i in 7: products[i] = combination i of A times that of B, by seven products
       C = sums of products, with the epilogue
 
-What no combination changes is one loop over i: the code is that of one level. See `strassen`.
+Code that is equal for all combinations is one loop over i: its size is that of one level. See
+`strassen`.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ _FIRST = Axis("product", len(PRODUCTS))
 """The products of the first level."""
 
 _LEAST_SIDE = 64
-"""Rows, columns and depth of a block times four: shorter sums cost more than a product saves."""
+"""Minimum rows, columns and depth of a block times four: shorter sums cost more than a product
+saves."""
 
 
 @memo(256)
 def _blocks(workload: Workload) -> Strassen | None:
-    """The product of a matrix whose sides divide into quarters; None for anything else."""
+    """The product of a matrix whose sides divide into quarters; None for any other workload."""
     found = analyse(workload)
     if found is None or found.others:
         return None
@@ -85,7 +87,7 @@ def _blocks(workload: Workload) -> Strassen | None:
 
 
 def _preference(found: Strassen, mode: Mode) -> float:
-    """Above one level, where that gains and caches hold the larger weights and sums."""
+    """Above one level, if that gains and caches hold the larger weights and sums."""
     one_level = analyse(found.whole.problem.workload)
     if one_level is None or not gains(one_level, mode):
         return 0.8
@@ -121,9 +123,9 @@ def _fits(found: Strassen, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _sums_are_near(found: Strassen, target: Target) -> bool:
-    """Whether the third cache holds what is made of the rows, 3.9 times their memory, and the
-    products of a panel: from memory they would come slower than the products save. A million rows
-    would take gigabytes."""
+    """Whether the third-level cache holds the combinations of the rows, 3.9 times their memory, and
+    the products of a panel: loading them from memory would take longer than the products save. A
+    million rows would take gigabytes."""
     of_rows = len(PRODUCTS) * (4 + len(SUMS)) * found.depth.extent
     of_panel = len(PRODUCTS) * 4 * target.lanes(DType.FLOAT32)
     size = (of_rows + of_panel) * found.rows.extent * DType.FLOAT32.bytes
@@ -131,13 +133,13 @@ def _sums_are_near(found: Strassen, target: Target) -> bool:
 
 
 def _registers(target: Target, tile: int, vectors: int) -> int:
-    """Those of a step: sums, a row of the panel, and the factors of the tile's rows."""
+    """Registers of a step: sums, a row of the panel, and the factors of the tile's rows."""
     factors = -(-tile // target.lane_factors) if target.lane_factors > 1 else 1
     return tile * vectors + vectors + factors
 
 
 def _default(found: Strassen, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The tile with the fewest loads and tails beside its products."""
+    """The tile with the fewest loads and tails relative to its products."""
     target = mode.target
     tiles, sizes, unrolls = (knob.values for knob in knobs)
     lanes = target.lanes(DType.FLOAT32)
@@ -187,7 +189,7 @@ def _lower(found: Strassen, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 def _quarter(first: int, second: int) -> tuple[int, int]:
-    """Which quarters of the sides a quadrant of a quadrant is."""
+    """The quarters of the sides for a quadrant of a quadrant."""
     (row, column), (inner_row, inner_column) = HALVES[first], HALVES[second]
     return 2 * row + inner_row, 2 * column + inner_column
 
@@ -258,7 +260,7 @@ def _left_stages(found: Strassen, lanes: int, tile: int, left: Tensor) -> tuple[
 
 
 def _products_tensor(found: Strassen, width: int) -> Tensor:
-    """[product of the first level][quadrant][row][column of the panel]: a thread's own."""
+    """[product of the first level][quadrant][row][column of the panel]: private to a thread."""
     shape = (len(PRODUCTS), 4, found.rows.extent, found.columns.extent)
     layout = Layout((Factor(0), Factor(1), Factor(2), Factor(3, 1, width)))
     return Tensor("products", shape, layout=layout, role=Role.SCRATCH)
@@ -267,7 +269,7 @@ def _products_tensor(found: Strassen, width: int) -> Tensor:
 def _products(
     found: Strassen, schedule: Schedule, lanes: int, left: Tensor, weight: Load, parts: Tensor
 ) -> list[Node]:
-    """Those of the second level, each added to one or two quadrants of one of the first."""
+    """The products of the second level, each added to one or two quadrants of one of the first."""
     step = Tile(found.depth, min(schedule.integer("unroll"), found.depth.extent))
     tile = (Tile(found.depth), Tile(found.rows), Tile(found.columns, lanes))
     passes = [LoopSpec(found.rows, schedule.integer("tile"))]

@@ -1,9 +1,9 @@
 """Depthwise convolution, pooling and reductions whose lanes are not reduced.
 
-Each lane has its own window. Where the window is small it is unrolled whole: the weights stay in
-registers, each input is read once and scattered to the accumulators that it belongs to. Else the
-outer window axes are loops, clipped at padding. Bytes of a depthwise convolution are multiplied
-four taps of a row at a time.
+Each lane has its own window. A small window is unrolled completely: the weights stay in registers,
+each input is read once and added to the accumulators that need it. Otherwise the outer window axes
+are loops, clipped at padding. Bytes of a depthwise convolution are multiplied four taps of a row at
+a time.
 """
 
 from __future__ import annotations
@@ -54,26 +54,27 @@ from tilewright.compiler.sizes import always_less, is_open
 from tilewright.compiler.targets.target import Target
 
 _ENOUGH_POINTS = 6
-"""Points of a tile for which it pays to keep the weights of all taps in registers."""
+"""Minimum points of a tile for which keeping the weights of all taps in registers is worthwhile."""
 
 _CROWDED_ROWS = 0.8
-"""Worth of a tile of several rows where registers do not hold it beside all weights. An input of
-one row meets the weights of one row of taps, one of several rows those of all: with 16 registers
-seven outputs of a row took 0.88 to 1.01 of the time of four rows of two (3x3)."""
+"""Score factor of a tile of several rows if registers do not hold it together with all weights. An
+input of one row is multiplied by the weights of one row of taps, one of several rows by those of
+all: with 16 registers, seven outputs of a row took 0.88 to 1.01 of the time of four rows of two
+(3x3)."""
 
 _SPILLED_PIXELS = 0.6
-"""Worth of a tile that LLVM spills in its innermost loop: 43 instructions for twelve multiply-adds
-of a RISC-V with eight registers, 27 for the nine of a tile that it does not."""
+"""Score factor of a tile that LLVM spills in its innermost loop: 43 instructions for twelve
+multiply-adds of a RISC-V with eight registers, 27 for nine of a tile without spills."""
 
 _UNROLLED_TAPS = 25
-"""Windows up to this many elements may be unrolled whole."""
+"""Maximum elements of a window that may be unrolled completely."""
 
 
 @dataclass(frozen=True)
 class WindowReduction:
-    """`lanes` is the vector axis (None: scalars); `tile` and `rows` make the register tile.
+    """`lanes` is the vector axis (None: scalars); `tile` and `rows` form the register tile.
 
-    `dot` is the window axis along which bytes are multiplied in groups, where targets can.
+    `dot` is the window axis along which bytes are multiplied in groups, if the target supports it.
     """
 
     problem: Problem
@@ -87,14 +88,14 @@ class WindowReduction:
     dot: Axis | None = None
 
     def dot_on(self, target: Target) -> Axis | None:
-        """`dot`, where the target multiplies bytes and no vector lies in two blocks of channels."""
+        """`dot`, if the target multiplies bytes and no vector spans two blocks of channels."""
         lanes = target.lanes(DType.INT32)
         blocks = (f.mod or lanes for t in self.problem.inputs for f in t.layout.factors[-1:])
         whole = all(block % lanes == 0 for block in blocks)
         return self.dot if whole and target.multiplies_bytes else None
 
     def steps(self, target: Target) -> int:
-        """Points of the window, those of a group counted as one."""
+        """Points of the window; a group counts as one."""
         dot = self.dot_on(target)
         return _taps(self) if dot is None else _taps(self) // dot.extent * -(-dot.extent // GROUP)
 
@@ -105,7 +106,7 @@ GROUP = 4
 
 @memo(256)
 def analyse(workload: Workload) -> WindowReduction | None:
-    """The window reduction that a workload is; None where it is something else."""
+    """The window reduction of a workload; None for other workloads."""
     problem = one_expression(workload)
     if problem is None or len(problem.reductions) != 1:
         return None
@@ -130,7 +131,7 @@ def analyse(workload: Workload) -> WindowReduction | None:
 
 
 def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
-    """The last window axis, where each lane has bytes of several taps, and none is padding."""
+    """The last window axis, if each lane has bytes of several taps, and none is padding."""
     axes = [a for a in problem.reduction.axes if a.moves]
     operands = dot_operands(problem.reduction.body)
     if operands is None or problem.reduction.dtype is not DType.INT32 or not axes or lanes is None:
@@ -148,7 +149,7 @@ def _dot(problem: Problem, lanes: Axis | None) -> Axis | None:
 
 
 def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axis]) -> bool:
-    """Whether one factor moves along every axis of the other: then two tiles share nothing."""
+    """Whether one factor moves along every axis of the other, so that two tiles share nothing."""
     indices = [i for side in product for load in loads(side) for i in load.index]
     if any(isinstance(term, FloorDiv) for index in indices for term, _ in index.terms):
         return False  # a group of several filters
@@ -157,7 +158,7 @@ def _is_depthwise(product: tuple[Expr, Expr], lanes: Axis, outputs: Sequence[Axi
 
 
 def _has_lanes(load: Load, lanes: Axis) -> bool:
-    """Whether a load is a vector along the lanes: as it lies, or (weights) as it will be packed."""
+    """Whether a load is a vector along the lanes: in place, or (weights) after packing."""
     if lanes not in axes_of(load):
         return load.tensor.role is Role.WEIGHT  # one number for all lanes
     return load.tensor.role is Role.WEIGHT or unit_stride(load, lanes) or short_step(load, lanes)
@@ -176,7 +177,7 @@ def _taps(found: WindowReduction) -> int:
 
 
 def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
-    """Output axes along which this window axis may lead a load out of its tensor."""
+    """Output axes along which this window axis may move a load out of its tensor."""
     return {
         axis
         for load in loads(found.problem.reduction.body)
@@ -188,9 +189,9 @@ def _padded_by(found: WindowReduction, taps: Axis) -> set[Axis]:
 
 
 def _has_static_row(found: WindowReduction) -> bool:
-    """Whether the last window axis may be unrolled where the others are loops.
+    """Whether the last window axis may be unrolled if the others are loops.
 
-    Along the tile axis taps out of bounds are left out at their points; along another axis only a
+    Along the tile axis, taps out of bounds are left out at their points; along another axis, only a
     loop over the taps can be clipped.
     """
     axes = _window_axes(found)
@@ -229,7 +230,7 @@ def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
     unrolled = _can_unroll_rows(found)
     if _clips_tile(found) and not unrolled:
         tiles = (1,)
-    # If lanes are pixels, rows are channels, and each keeps weights of its own in registers.
+    # If lanes are pixels, rows are channels, and each keeps its own weights in registers.
     single = not unrolled or _has_splat_weights(found)
     heights = (1,) if single else tuple(r for r in (1, 2, 3, 4) if r <= rows)
     return (
@@ -241,7 +242,7 @@ def _knobs(found: WindowReduction, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _lowers(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """The window's loops can be clipped, and what is written out has a size that compiles."""
+    """Whether the window's loops can be clipped, and the unrolled code has a size that compiles."""
     tile, rows = int(choice["tile"]), int(choice["rows"])
     if choice["taps"] == "row" and (rows > 1 or (tile > 1 and _clips_tile(found))):
         return False
@@ -260,15 +261,15 @@ def _fits(found: WindowReduction, mode: Mode, choice: Mapping[str, Choice]) -> b
 
 
 def _is_crowded(found: WindowReduction, target: Target) -> bool:
-    """Whether the weights of all taps leave registers for a few points only: then those of one row
-    of taps at a time, and more points, read less."""
+    """Whether the weights of all taps leave registers for only a few points. Keeping the weights of
+    one row of taps at a time, and more points, then needs fewer loads."""
     weights = found.steps(target) if found.problem.product is not None else 0
     return bool(weights) and min(weights, 9) + _ENOUGH_POINTS > target.vector_registers
 
 
 def _holds_pixels(target: Target, points: int) -> bool:
     """Whether LLVM spills: for each weight of a row of taps it multiplies the pixels of all points,
-    which wait in registers for the next weight where no multiply-add reads memory."""
+    which wait in registers for the next weight if no multiply-add reads memory."""
     return target.multiplies_scalars and 2 * points + 1 > target.vector_registers
 
 
@@ -322,13 +323,13 @@ def _lower(found: WindowReduction, schedule: Schedule, mode: Mode) -> Kernel:
 
 
 _CLIPPED = Schedule.of("window", tile=1, rows=1, taps="row", order="greedy")
-"""One output at a time, whose taps at the edges are left out by loops."""
+"""One output at a time; loops leave out its taps at the edges."""
 
 
 def _stage(
     name: str, found: WindowReduction, schedule: Schedule, target: Target
 ) -> tuple[Stage, tuple[Tensor, ...]]:
-    """The loops over all outputs, and the weights as they are packed for them."""
+    """The loops over all outputs, and the packed weights for them."""
     problem = found.problem
     lanes = target.lanes(DType.FLOAT32)
     reduction = problem.reduction
@@ -368,7 +369,7 @@ def _stage(
     if found.tile is not None:
         peel = found.tile in found.padded and not is_open(found.tile.extent)
         loops[found.tile] = LoopSpec(found.tile, schedule.integer("tile"), peel=peel)
-    # In the order of the output's axes, so that what neighbours read is still in the cache.
+    # In the order of the output's axes, so that the inputs of neighbours are still in the cache.
     ordered = [loops[a] for a in problem.axes if a in loops]
     return parallel_stage(name, ordered, compute), packed
 

@@ -33,24 +33,24 @@ _TYPICAL_BLOCKS = (8, 14, 28, 49)
 _BLOCKS = (4, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 49, 56, 64, 84, 98, 112, 128, 196)
 
 _UNROLL_REGISTERS = 2
-"""Spare registers that a loop needs to be written out several times: LLVM then loads ahead."""
+"""Spare registers that a loop needs to be unrolled: LLVM then loads ahead."""
 
-# Costs are in fused multiply-adds of one element, at the speed of a core that does nothing else.
-# The core says what a weight from a cache or from memory costs, and what the caches hold.
+# Costs are in fused multiply-adds of one element, at the speed of an otherwise idle core. The core
+# model has the cost of a weight from a cache or from memory, and the capacity of caches.
 
 _START_COST = 6
-"""Iterations of the innermost loop in the time that a register tile takes to begin and to end."""
+"""Start and end of a register tile, in iterations of the innermost loop."""
 
 _TRANSFORM_COST = 5
-"""For each number of V and M: to make it and to read it."""
+"""Cost of writing and reading one number of V and M."""
 
 _NEAR_PANEL = 1 / 2
-"""To load a vector of a panel that the first level keeps. With this and the next one, of 26
+"""Cost of loading a vector of a panel in the first-level cache. With this and the next one, of 26
 schedules of each 3x3 convolution of ResNet-50, SqueezeNet and DenseNet the cheapest takes 1.02
-(vectors of 256 bits) to 1.08 times what the fastest does on a Zen 4; it took 1.2 to 1.33."""
+(vectors of 256 bits) to 1.08 times the time of the fastest on a Zen 4; it took 1.2 to 1.33."""
 
 _WEIGHT_AGAIN = 2
-"""A weight that a block reads again, in loads from a cache that does nothing else."""
+"""Cost of a weight that a block reads again, in loads from an otherwise idle cache."""
 
 
 def _preference(found: Winograd, mode: Mode) -> float:
@@ -76,17 +76,17 @@ def _knobs(found: Winograd, mode: Mode) -> tuple[Knob, ...]:
 
 
 def _possible(found: Winograd) -> tuple[int, ...]:
-    """Tile sizes that the image is large enough for, and that have interpolation points."""
+    """Tile sizes for which the image is large enough, and that have interpolation points."""
     extent = min(found.shape[side.dim - 1] for side in found.sides)
     reach = max(side.reach for side in found.sides)
-    # A tile of 6 outputs pays only if several fit: with 7 pixels, it recomputes almost everything.
+    # A tile of 6 outputs gains only if several fit: with 7 pixels, it recomputes almost everything.
     return tuple(
         m for m in _OUTPUTS if m * (2 if m > 4 else 1) <= extent and m + reach - 2 in POINTS
     )
 
 
 def _accurate(found: Winograd) -> tuple[int, ...]:
-    """Tile sizes that may be chosen without being asked for."""
+    """Tile sizes that may be chosen by default."""
     most = 6 if len(found.sides) > 1 else 8
     return tuple(m for m in _possible(found) if all(s.alpha(m) <= most for s in found.sides))
 
@@ -97,18 +97,18 @@ def _divides(block: int, tiles: int) -> bool:
 
 
 def _tiles_fill(block: int, tile: int) -> bool:
-    """Whether register tiles of so many rows leave little of a block to a last one. A narrower tail
+    """Whether register tiles of this many rows leave a small remainder of a block. A narrower tail
     takes as long as a full tile, since it waits for the same latency."""
     return tile <= block and -(-block // tile) * tile <= 1.34 * block
 
 
 def _spare_registers(target: Target, tile: int, vectors: int) -> int:
-    """Registers beside the accumulators, a row of a panel and what it is multiplied with."""
+    """Registers besides the accumulators, a row of a panel and its factor."""
     return target.vector_registers - tile_registers(target, tile, vectors)
 
 
 def _lowers(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
-    """There are as many tiles as a block and a register tile take, and the code has a size that
+    """Whether there are enough tiles for a block and a register tile, and the code has a size that
     compiles."""
     block, tile = int(choice["block"]), int(choice["tile"])
     if not tile <= block <= prod(found.tile_counts(int(choice["outputs"]))):
@@ -136,7 +136,7 @@ def _fits(found: Winograd, mode: Mode, choice: Mapping[str, Choice]) -> bool:
 
 
 def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
-    """The cheapest of the valid points that round well."""
+    """The cheapest of the valid points with good rounding."""
     target, threads = mode.target, mode.threads
     values = {knob.name: knob.values for knob in knobs}
     pairs: list[tuple[int, int, int]] = []
@@ -152,7 +152,7 @@ def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
         sizes = [b for b in values["block"] if _divides(int(b), tiles)]
         for block, (tile, vectors, unroll) in product(sizes or values["block"][:1], pairs):
             if best is not None and not _tiles_fill(int(block), tile):
-                continue  # most of them: the others are looked at closely
+                continue  # most of them: only the others are evaluated in full
             choice: dict[str, Choice] = {
                 "outputs": m,
                 "block": block,
@@ -175,13 +175,13 @@ def _default(found: Winograd, mode: Mode, knobs: tuple[Knob, ...]) -> Schedule:
 
 
 def _useful(found: Winograd, target: Target, block: int, tile: int, vectors: int) -> float:
-    """Share of the peak that the matrix products reach, their beginnings and ends aside."""
+    """Share of the peak that the matrix products reach, without their starts and ends."""
     panels = -(-found.filters // target.lanes(DType.FLOAT32))
     latency = min(1.0, 2 * min(block, tile) * vectors / target.vector_registers)
     scalars = target.scalar_loads(tile, vectors)
     loads = target.core.load_slots * step_loads(target, scalars, tile, vectors) / (tile * vectors)
-    # Panels come from the second level, a broadcast number from the first. What the first keeps of
-    # a panel is there for the next tile of rows.
+    # Panels come from the second-level cache, a broadcast number from the first. The part of a
+    # panel in the first level is still there for the next tile of rows.
     panel = found.channels * vectors * target.vector_bits // 8
     loads += (_NEAR_PANEL if panel <= target.core.panel_bytes else 1.0) / tile
     loaded = waiting(target, scalars + vectors, tile * vectors)
@@ -193,7 +193,7 @@ def _cost(
 ) -> float:
     """Estimated time of all blocks, whose products reach a share `useful` of the peak.
 
-    It is that of all threads together, each of which reads all weights.
+    It is the sum over all threads, each of which reads all weights.
     """
     tiles = prod(found.tile_counts(m))
     block = min(block, tiles)
@@ -212,7 +212,7 @@ def _cost(
         again = core.weight_macs
     turns = -(-blocks // threads)
     fetches = threads * weights * (core.weight_macs + (turns - 1) * again)
-    # V and M are both written and read, in slices far apart.
+    # V and M are both written and read, in distant slices.
     cached = core.cached_weight_macs
     beyond = 8 * cached * max(0.0, 1 - kept / numbers)
     beyond += 8 * max(0.0, core.weight_macs - cached) * max(0.0, 1 - near / numbers)
@@ -221,7 +221,7 @@ def _cost(
 
 
 def _direct_cost(found: Winograd, target: Target) -> float:
-    """Estimated time of the direct algorithm, which multiplies narrow elements as they are."""
+    """Estimated time of the direct algorithm, which multiplies narrow elements as stored."""
     direct = contraction_analysis.analyse(found.problem.workload)
     weights = prod(found.weight.shape)
     together = direct.products_at_once(target) if direct is not None else 1
@@ -230,7 +230,7 @@ def _direct_cost(found: Winograd, target: Target) -> float:
 
 
 def _overlapped(multiply: float, fetch: float) -> float:
-    """Time of both: the core multiplies while weights come, but not all the time."""
+    """Time of both: the core multiplies while weights arrive, but not all the time."""
     return max(multiply, fetch) + 0.3 * min(multiply, fetch)
 
 

@@ -1,4 +1,4 @@
-"""Which convolutions Winograd applies to, and what it transforms."""
+"""Convolutions to which Winograd's algorithm applies, and the transformed dimensions."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Winograd:
-    """A convolution whose channels lie together, and whose input holds its padding as a halo.
+    """A convolution with contiguous channels, whose input has its padding as a halo.
 
-    There is one object for each workload, compared by identity: what few knobs change is made once.
+    There is one object for each workload, compared by identity, so that results that few knobs
+    change are computed once.
 
     `strides` and `pads` (those before) are of all spatial dimensions; `sides` are one or two.
     """
@@ -65,7 +66,7 @@ class Winograd:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the output: batch, then the spatial dimensions."""
+        """Extents of the output: batch, then the spatial dimensions."""
         batch, _, *spatial = self.problem.output.tensor.shape
         return (batch, *spatial)
 
@@ -95,21 +96,21 @@ class Winograd:
         return _tile_counts(self, outputs)
 
     def starts(self, outputs: int) -> tuple[int, ...]:
-        """Where tiles may start along each dimension of `shape`: how many values there are."""
+        """The number of positions at which tiles may start, along each dimension of `shape`."""
         steps = self.steps(outputs)
         return tuple(extent - step + 1 for extent, step in zip(self.shape, steps, strict=True))
 
 
 @memo(1024)
 def _tile_counts(found: Winograd, outputs: int) -> tuple[int, ...]:
-    """Cached: ten thousands of assignments of the knobs ask for a few sizes of tiles."""
+    """Memoised: tens of thousands of assignments of the knobs need a few sizes of tiles."""
     steps = found.steps(outputs)
     return tuple(-(-extent // step) for extent, step in zip(found.shape, steps, strict=True))
 
 
 @memo(256)
 def analyse(workload: Workload) -> Winograd | None:
-    """The convolution, where Winograd applies; else None."""
+    """The convolution, if Winograd applies; else None."""
     convolution = next((n for n in workload.graph.nodes if n.op == "conv"), None)
     if convolution is None or not _is_plain(convolution, workload):
         return None
@@ -141,7 +142,7 @@ def analyse(workload: Workload) -> Winograd | None:
 
 
 def _is_plain(node: Node, workload: Workload) -> bool:
-    """No dilation, no groups, and of floats."""
+    """Whether it has no dilation and no groups, and is of floats."""
     spatial = len(workload.graph.types[node.inputs[1]].shape) - 2
     return (
         workload.graph.types[node.inputs[0]].dtype.is_float

@@ -6,12 +6,12 @@ A block of tiles passes through three nests while V and M stay in the cache:
     M[x, y, oc, tile] = sum over phase, ic of V[x, y, tile, phase, ic] * U[x, y, oc, phase, ic]
     output[oc, tile] = A^T M A, then the epilogue
 
-Tiles are numbered through all images, rows and columns, so that a block has any number of them. If
-tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are clamped to
-the last ones: what overlaps is computed twice. Of an open number of tiles that may be few, the last
-block has those that are left. A window that moves by `s` pixels is `s` windows
-that move by one, a phase each (polyphase decomposition): phases are more channels. Those that have
-one tap less than the others need no product at infinity.
+Tiles are numbered through all images, rows and columns, so that a block may have any number of
+them. If tiles do not divide the image, or blocks do not divide the tiles, starts and numbers are
+clamped to the last ones, and overlapping tiles are computed twice. If the number of tiles is
+dynamic and may be small, the last block has the remaining ones. A window that moves by `s` pixels
+is `s` windows that move by one, a phase each (polyphase decomposition): phases are more channels.
+Phases with one tap less than the others need no product at infinity.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from tilewright.compiler.sizes import always_less, bounds, is_open
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
-"""Bytes ahead. Hardware prefetchers do not follow several short rows at once."""
+"""Prefetch distance in bytes. Hardware prefetchers do not follow several short rows at once."""
 
 _MANY_TILES = 2.5
-"""Of an open number of tiles that is never below so many for each tile of a block but one, the last
-block is computed whole: on average a fifth of the tiles of the smallest images twice."""
+"""If a dynamic number of tiles is never below this factor times a block minus one, the last block
+is computed in full: on average, a fifth of the tiles of the smallest images are computed twice."""
 
 
 def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
@@ -93,7 +93,7 @@ def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A range of points of a side, and how many of its phases have a product there."""
+    """A range of points of a side, and the number of its phases that have a product there."""
 
     first: int
     count: int
@@ -129,12 +129,13 @@ def _blocks(found: Winograd, outputs: int, lanes: int, room: int) -> _Blocks:
 
 
 class _Blocks:
-    """Blocks of `room` tiles of `outputs` outputs, and all that no other knob changes.
+    """Blocks of `room` tiles of `outputs` outputs, and everything that no other knob changes.
 
-    The axes and tensors that the nests share, and the nests before and after the products. Blocks
-    and the tiles in each have axes of their own. Of an open number of tiles that may be few, the
-    last block has those that are left: the loops are over numbers of tiles, from block to block and
-    inside of it. Where there are always many, it is as full as others, which is less code.
+    These are the axes and tensors that the nests share, and the nests before and after the
+    products. Blocks and the tiles in each have separate axes. If the number of tiles is dynamic and
+    may be small, the last block has the remaining ones: the loops are over numbers of tiles, from
+    block to block and inside it. If there are always many, it is as full as others, which is less
+    code.
     """
 
     def __init__(self, found: Winograd, outputs: int, lanes: int, room: int) -> None:
@@ -152,9 +153,9 @@ class _Blocks:
         block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
         self.loop = LoopSpec(number, room) if self.is_cut else LoopSpec(block)
         self.tile = number if self.is_cut else tile
-        """Runs over the tiles of a block."""
+        """The axis over the tiles of a block."""
         self.place = affine(number) - (number // room) * room if self.is_cut else affine(tile)
-        """Where in its block a tile is."""
+        """The position of a tile in its block."""
         self._number = block * room + tile
         self.starts = tuple(
             Axis(f"at{d}", extent) for d, extent in enumerate(found.starts(self.outputs))
@@ -191,7 +192,7 @@ class _Blocks:
         self._panels: dict[int, _Panels] = {}
 
     def panels(self, width: int) -> _Panels:
-        """The weights in panels of this many filters; there are as many as values of a knob."""
+        """The weights in panels of this many filters; one result for each value of a knob."""
         if width not in self._panels:
             weights = self._weights(width)
             bodies = (each.left * Load(weights, each.right) for each in self.parts)
@@ -201,7 +202,7 @@ class _Blocks:
     def _weights(self, panel: int) -> Tensor:
         found, rank = self.found, len(self.sides)
         phased = [(s.alpha(self.outputs), s.stride) for s in self.sides]
-        # The transform gives the points of all phases along one dimension: (phase, point).
+        # The transform returns the points of all phases along one dimension: (phase, point).
         return Tensor(
             found.weight.name,
             (*(a * p for a, p in phased), found.filters, found.channels),
@@ -235,7 +236,7 @@ class _Blocks:
     # ---- tiles
 
     def _tile_loops(self, channel: Axis) -> list[LoopSpec]:
-        """Loops over channels and the tiles of a block; the lets say where a tile starts."""
+        """Loops over channels and the tiles of a block; the lets compute the start of a tile."""
         known = Let(self.number, self._number, self.number.extent - 1)
         lets = [] if self.is_cut else [known]
         steps = self.found.steps(self.outputs)
@@ -284,7 +285,7 @@ class _Blocks:
 
     @cached_property
     def parts(self) -> tuple[_Product, ...]:
-        """Points of which the same phases have a product: one matrix product for each point."""
+        """Points at which the same phases have a product: one matrix product for each point."""
         t, oc, ic = self.axes
         found = []
         for parts in product(*(self._parts(side) for side in self.sides)):
@@ -306,7 +307,7 @@ class _Blocks:
 
     @cached_property
     def axes(self) -> tuple[Axis, Axis, Axis]:
-        """Of a product: tiles, filters and channels."""
+        """The axes of a product: tiles, filters and channels."""
         return (
             self.number if self.is_cut else Axis("t", self.tile.extent),
             Axis("go", self.found.filters),
@@ -349,7 +350,7 @@ class _Blocks:
 
 
 def _quotient(number: Axis, divisor: int) -> Affine:
-    """A number divided by what may be known at run time only."""
+    """A number divided by a divisor that may be dynamic."""
     return Affine(((FloorDiv(number, divisor), 1),)) if is_open(divisor) else number // divisor
 
 
@@ -438,13 +439,13 @@ def _stage(
 
 
 def _matrix(name: str, values: Rational) -> Tensor:
-    """A constant matrix; codegen leaves out its zeros."""
+    """A constant matrix; codegen omits its zeros."""
     flat = tuple(float(x) for row in values for x in row)
     return Tensor(name, (len(values), len(values[0])), space=Space.CONSTANT, values=flat)
 
 
 def _phased(g: Rational, side: Side) -> tuple[tuple[float, ...], ...]:
-    """G over the taps of each phase, one phase under the other: (phases * alpha, taps)."""
+    """G over the taps of each phase, phases stacked vertically: (phases * alpha, taps)."""
     return tuple(
         tuple(
             float(row[tap // side.stride] if tap % side.stride == phase else Fraction(0))
