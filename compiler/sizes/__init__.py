@@ -1,15 +1,16 @@
-"""Sizes that are known at run time: integers in arithmetic, with a range each.
+"""Dynamic sizes: integers that are known at run time, with ranges.
 
-A `Size` stands where an extent, a stride or an offset stands, and is an `int` to the type checker:
-whatever adds, multiplies and divides extents works on either. It is a polynomial with
-integer coefficients over open dimensions and floor quotients of other sizes, in a normal form, so
-that equal sizes are equal values and what cancels is gone: `n + 1 - n` is the `int` 1.
+A `Size` replaces an integer extent, stride or offset, and is an `int` to the type checker: code
+that adds, multiplies and divides extents works on either. It is a polynomial with integer
+coefficients over dynamic dimensions and floor quotients of other sizes, in a normal form, so that
+equal sizes are equal values and terms cancel: `n + 1 - n` is the `int` 1.
 
-A comparison holds for every size of the ranges or for none of them; where the ranges do not decide
-it, it raises `OpenSizeError`. So does whatever needs the number itself (`range(n)`, an array's
-shape): no decision is ever taken at one size for all of them. `==` is equality of normal forms.
-Passes, plans and code generation ask `always_less` and its like, which prove or return False or
-None. Importers let `OpenSizeError` pass, and who chose the ranges answers its question with others.
+A comparison holds for every size of the ranges or for none of them; if the ranges do not decide it,
+it raises `OpenSizeError`. So does any operation that needs the number itself (`range(n)`, an
+array's shape): a decision for all sizes is never taken at one of them. `==` is equality of normal
+forms. Passes, plans and code generation use `always_less` and similar functions, which prove a fact
+or return False or None. Importers let `OpenSizeError` propagate, and the code that chose the ranges
+tries others.
 """
 
 from tilewright.compiler.sizes.atoms import (

@@ -1,4 +1,4 @@
-"""The atoms of sizes: open dimensions, and floor quotients of other sizes.
+"""Atoms of sizes: dynamic dimensions, and floor quotients of other sizes.
 
 Dimensions have three origins: users name those of a model (`Dimension`), workloads number their own
 (`WorkloadDimension`), and the compiler adds others (`RoomDimension`, `SlotDimension`,
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """An open dimension: `multiple` times a number of [low, high]. Without `high`, it is unbounded.
+    """A dynamic dimension: `multiple` times a number in [low, high]. It is unbounded if `high` is
+    None.
 
     This class itself is a dimension of a model, with the name that users give it.
     """
@@ -41,20 +42,20 @@ class Dimension:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[object, ...]:  # the hash of a text is another in each process
+    def __reduce__(self) -> tuple[object, ...]:  # the hash of a text differs between processes
         return type(self), (self.name, self.low, self.high, self.multiple)
 
     def __str__(self) -> str:
         return self.name if re.fullmatch(r"[A-Za-z_]\w*", self.name) else f'"{self.name}"'
 
     def __contains__(self, size: int) -> bool:
-        """Whether it may have this size."""
+        """Whether the dimension may have this size."""
         units, rest = divmod(size, self.multiple)
         return not rest and self.low <= units and (self.high is None or units <= self.high)
 
     @property
     def range_text(self) -> str:
-        """The sizes that it may have: `1..512`, `32..640:32`, `1..`."""
+        """The sizes of the range: `1..512`, `32..640:32`, `1..`."""
         last = "" if self.high is None else str(self.high * self.multiple)
         steps = f":{self.multiple}" if self.multiple > 1 else ""
         return f"{self.low * self.multiple}..{last}{steps}"
@@ -130,7 +131,7 @@ Monomial = tuple[Atom, ...]
 
 
 def factor_text(atom: Atom) -> str:
-    """An atom as it is written: that of a dimension is what its multiple is multiplied by."""
+    """An atom as text; a dimension's text is the number that its multiple is multiplied by."""
     match atom:
         case Dimension(multiple=1):
             return str(atom)

@@ -1,4 +1,4 @@
-"""What the ranges of its dimensions say about a size."""
+"""Bounds of a size from the ranges of its dimensions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 MOST_FACTORS = 6
-"""Of products with more factors each term alone is bounded."""
+"""In products with more factors, each term is bounded separately."""
 
 
 @memo(8192)
 def bounds(size: int | Size) -> tuple[float, float]:
-    """Numbers that the size is never below and never above; infinite where there are none.
+    """A lower and an upper bound of the size; infinite if it is unbounded.
 
-    Quotients are bounded as numbers by themselves, and by the fractions that they are rounded from:
-    of both the tighter. The bounds need not be reached.
+    Quotients are bounded as separate numbers, and by the fractions that they are rounded from; the
+    tighter bound counts. The bounds need not be reached.
     """
     if isinstance(size, int | np.integer):
         return size, size
@@ -34,7 +34,7 @@ def bounds(size: int | Size) -> tuple[float, float]:
     for paired in (False, True):
         low = max(low, _relaxed(size, upward=False, paired=paired))
         high = min(high, _relaxed(size, upward=True, paired=paired))
-    # Of what the coefficients leave, the nearest number inside.
+    # Round inward to the nearest number that the coefficients allow.
     step = gcd(*(c for _, c in size.terms))
     if step > 1 and low > -inf:
         low += (size.constant - int(low)) % step
@@ -44,7 +44,7 @@ def bounds(size: int | Size) -> tuple[float, float]:
 
 
 def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple[float, float]:
-    """Bounds from those of each term, and of products with other terms from those of all."""
+    """The tighter of two bounds: the sum of each term's, and those of `_shifted`."""
     low: float = constant
     high: float = constant
     for monomial, coefficient in terms:
@@ -63,10 +63,10 @@ def _interval(terms: Sequence[tuple[Monomial, int]], constant: int = 0) -> tuple
 
 
 def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
-    """Bounds of terms with each atom written as its least value and what it has more than that.
+    """Bounds of terms with each atom written as its minimum plus the excess over it.
 
-    Of 5 * m * n - 10 * m - 10 * n + 20 the terms say that it may be negative; with m = 2 + a and
-    n = 2 + b it is 5 * a * b, which is not.
+    For 5 * m * n - 10 * m - 10 * n + 20, separate terms allow negative values; with m = 2 + a and n
+    = 2 + b it is 5 * a * b, which is not negative.
     """
     more: dict[Atom, float] = {}
     least: dict[Atom, int] = {}
@@ -97,10 +97,11 @@ def _shifted(terms: Sequence[tuple[Monomial, int]]) -> tuple[float, float]:
 
 
 def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
-    """A bound with each quotient q = x // d that stands alone between (x - d + 1) / d and x / d.
+    """A bound with each separate quotient q = x // d between (x - d + 1) / d and x / d.
 
-    The outermost first: what of its dividend cancels is not rounded. Paired, the difference of two
-    quotients by one divisor, whose dividends are a number apart, is rounded once.
+    Outermost quotients come first: parts of a dividend that cancel are not rounded. If `paired`,
+    the difference of two quotients with one divisor, whose dividends differ by a number, is rounded
+    once.
     """
     terms = {monomial: Fraction(c) for monomial, c in size.terms}
     constant = Fraction(size.constant)
@@ -132,7 +133,7 @@ def _relaxed(size: Size, *, upward: bool, paired: bool) -> float:
     if end in (inf, -inf):
         return end
     total = constant + Fraction(int(end), scale)
-    # a whole number: it is rounded to the side where the bound still holds
+    # an integer: round to the side on which the bound still holds
     return float(total // 1) if upward else float(-(-total // 1))
 
 
@@ -142,7 +143,8 @@ def _partner(
     others: Iterable[Quotient],
     terms: Mapping[Monomial, Fraction],
 ) -> Quotient | None:
-    """Another quotient that is subtracted from this one, by the same divisor, a number apart."""
+    """Another quotient with the same divisor that is subtracted from this one, and whose dividend
+    differs by a number."""
     for other in others:
         if other != quotient and other.divisor == quotient.divisor:
             apart = other.dividend - quotient.dividend
@@ -152,7 +154,7 @@ def _partner(
 
 
 def _nesting(atom: Atom) -> int:
-    """How many quotients are inside of each other."""
+    """The nesting depth of quotients."""
     if isinstance(atom, Dimension):
         return 0
     return 1 + max(_nesting(inner) for monomial, _ in atom.dividend.terms for inner in monomial)

@@ -1,4 +1,4 @@
-"""What cannot be known of a size before a run, and who asked for it."""
+"""Errors for facts about sizes that are unknown before a run."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from tilewright.compiler.errors import CompilerError
 
 
 class OpenSizeError(CompilerError):
-    """What is asked of a size depends on the number that it will be at run time."""
+    """An operation on a size depends on its number at run time."""
 
     asker = ""
-    """Who asked, where that is known: an operator and its node, a pass."""
+    """The origin of the condition, if known: an operator and its node, a pass."""
 
     undecided = 0
-    """Of a comparison: the difference of which it must be known whether it is above 0."""
+    """For a comparison: the difference that the code compares with 0."""
 
     never_above = False
-    """Whether it must not be above 0: then what is asked for cannot be."""
+    """Whether a positive difference is an error, so that the requested operation is impossible
+    then."""
 
     unequal = 0
-    """Of a question for equality: the difference of which it must be known whether it is 0."""
+    """For an equality: the difference that the code compares with 0."""
 
     may_differ = False
-    """Whether that it is never 0 is an answer, too."""
+    """Whether inequality for all sizes is also an acceptable answer."""
 
     def __str__(self) -> str:
         text = super().__str__()
         return f"{self.asker}: {text}" if self.asker else text
 
     def by(self, who: str) -> Self:
-        """The error with who asked; the first, innermost name stays."""
+        """The error with its origin; the first, innermost name is kept."""
         self.asker = self.asker or who
         return self
 
 
 class SizesDifferError(OpenSizeError):
-    """Two sizes must be equal, and whether they are depends on the run."""
+    """Two sizes must be equal, and equality depends on the run."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
         super().__init__(what)
@@ -48,8 +49,8 @@ class SizesDifferError(OpenSizeError):
 
 @dataclass(frozen=True, slots=True)
 class Asking(AbstractContextManager[None]):
-    """Add to an `OpenSizeError` that passes through who asks, and whether a difference must not be
-    above 0."""
+    """A context that adds to an `OpenSizeError` its origin, and whether a positive difference is an
+    error."""
 
     who: str = ""
     never_above: bool = False

@@ -1,8 +1,8 @@
-"""Ranges of sizes with size hints, as users write them: `1..512@32:0.5,128:0.3`; or `@32,128`.
+"""Ranges of sizes with size hints, in users' notation: `1..512@32:0.5,128:0.3`; or `@32,128`.
 
 Hints are the sizes at which a dimension is planned, measured and shown (`compiler.profile`). The
-share of a hint says how many runs have this size beside the other hints; without one it counts 1.
-Hints alone keep the range that the model or the default gives.
+share of a hint is the relative number of runs with this size; the default is 1. Hints alone keep
+the range that the model or the default gives.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Shares: TypeAlias = "Mapping[str, Mapping[int, float]]"
 """Size hints of dimensions, by name, with the share of each."""
 
 MOST_STATED = 8
-"""Most hints of a dimension: each of them is measured for each candidate."""
+"""Maximum number of hints per dimension: each of them is measured for each candidate."""
 
 LARGEST_SHARE = 1e6
 
 LEAST_SHARE = 1e-6
-"""Of all runs: a size that fewer have would hardly count."""
+"""Minimum share of all runs: a smaller share would hardly count."""
 
 _HINT = re.compile(r"(\d{1,19})(?::(.*))?", re.ASCII)
 
@@ -34,15 +34,15 @@ _SHARE = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HintedRange:
-    """Sizes of a dimension as a user writes them: a range, with size hints and the share of each,
-    or the hints alone."""
+    """Sizes of a dimension in a user's notation: a range, with size hints and the share of each, or
+    the hints alone."""
 
     dimension: Dimension | None
     hints: tuple[tuple[int, float], ...] = ()
 
     @property
     def text(self) -> str:
-        """`1..512@8,128:0.5`, or `7` of one size."""
+        """`1..512@8,128:0.5`, or `7` for a single size."""
         found = self.dimension
         if found is not None and found.low == found.high:
             return str(found.low * found.multiple)
@@ -56,7 +56,7 @@ class HintedRange:
 
 
 def as_hinted(name: str, given: SizeRange) -> HintedRange:
-    """Sizes as text with the hints that it states, or `as_range`.
+    """Sizes from text with its hints, or from any form of `as_range`.
 
     Raises:
         InvalidArgumentError: as `parse_hinted` and `as_range` do.
@@ -67,11 +67,11 @@ def as_hinted(name: str, given: SizeRange) -> HintedRange:
 
 
 def parse_hinted(name: str, text: str) -> HintedRange:
-    """Read what `parse_range` reads, with size hints behind a range: `1..512@32:0.5,128`; or the
-    hints alone: `@128`.
+    """Read the texts of `parse_range`, optionally with size hints after the range:
+    `1..512@32:0.5,128`; or the hints alone: `@128`.
 
     Raises:
-        InvalidArgumentError: if the text is none of these, a hint is not a size of the range, or a
+        InvalidArgumentError: if the text is malformed, a hint is not a size of the range, or a
             share is impossible, naming the dimension.
     """
     ranged, at, listed = text.strip().partition("@")
@@ -105,12 +105,12 @@ def parse_hinted(name: str, text: str) -> HintedRange:
             f"dimension '{name}': the share of hint {least} is {shares[least]:g} of {total:g}, "
             "expected at least a millionth of all; leave the hint out, or give it more"
         )
-    default_range(name, shares)  # refuses what no dimension can have
+    default_range(name, shares)  # rejects sizes that no dimension can have
     return HintedRange(dimension, tuple(shares.items()))
 
 
 def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
-    """The hints of dimensions that state any, with their shares.
+    """The hints of dimensions that have any, with their shares.
 
     Raises:
         InvalidArgumentError: if a range is malformed.
@@ -123,13 +123,13 @@ def hinted_shares(dims: Mapping[str, Iterable[SizeRange]]) -> Shares:
 
 
 def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...]:
-    """Sizes of one dimension, of which one may be a range: each once, a range as text.
+    """Distinct sizes of one dimension, of which one may be a range, as text.
 
-    A range of one number is that number.
+    A range of one number becomes that number.
 
     Raises:
-        InvalidArgumentError: if one is no range or 0, or there are two ranges, or hints alone
-            beside sizes, naming the dimension.
+        InvalidArgumentError: if one is malformed or 0, or there are two ranges, or hints alone
+            together with sizes, naming the dimension.
     """
     ranges = [as_hinted(name, given) for given in listed]
     if any(each.dimension is not None and each.dimension.high == 0 for each in ranges):

@@ -1,4 +1,4 @@
-"""Questions that the ranges decide for all sizes at once, or not at all."""
+"""Conditions that the ranges decide for all sizes, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilewright.compiler.sizes.size import Size, dimensions, divided, is_open, o
 
 
 def equal(first: int, second: int) -> bool:
-    """Whether two sizes are equal, whatever they are.
+    """Whether two sizes are equal for all values.
 
     Raises:
         SizesDifferError: if that depends on the run.
@@ -27,7 +27,7 @@ def equal(first: int, second: int) -> bool:
 
 
 def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether two shapes are equal, whatever their sizes are.
+    """Whether two shapes are equal for all sizes.
 
     Raises:
         SizesDifferError: if that depends on the run.
@@ -38,39 +38,39 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def larger(first: int, second: int) -> int:
-    """The larger of two sizes; raises OpenSizeError if which one that is depends on the run.
+    """The larger of two sizes; raises OpenSizeError if that depends on the run.
 
-    `max` compares with `<`, which is not decided where two sizes may be equal.
+    `max` compares with `<`, which is not decided if two sizes may be equal.
     """
     found = always_larger(first, second)
     return found if found is not None else first if first >= second else second
 
 
 def smaller(first: int, second: int) -> int:
-    """The smaller of two sizes; raises OpenSizeError if which one that is depends on the run."""
+    """The smaller of two sizes; raises OpenSizeError if that depends on the run."""
     found = always_smaller(first, second)
     return found if found is not None else first if first <= second else second
 
 
 def always_larger(first: int, second: int) -> int | None:
-    """The larger of two sizes; None if which one that is depends on the run."""
+    """The larger of two sizes; None if that depends on the run."""
     if always_at_most(first, second):
         return second
     return first if always_at_most(second, first) else None
 
 
 def always_smaller(first: int, second: int) -> int | None:
-    """The smaller of two sizes; None if which one that is depends on the run."""
+    """The smaller of two sizes; None if that depends on the run."""
     if always_at_most(first, second):
         return first
     return second if always_at_most(second, first) else None
 
 
 def solved(first: int, second: int) -> tuple[Dimension, int] | None:
-    """A dimension and the size that it must be for two sizes to be equal; None if none is found.
+    """A dimension and the size for which two sizes are equal; None if none is found.
 
-    The size is of other dimensions, and never below the dimension's range; of several that will
-    do, one never above it either, if there is one.
+    The size is an expression of other dimensions, and never below the dimension's range. Among
+    several solutions, one that never exceeds the range is preferred.
     """
     difference = first - second
     if not isinstance(difference, Size):
@@ -99,12 +99,12 @@ def always_at_most(first: int, second: int) -> bool:
 
 
 def disjoint(first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether two spans, each with the end behind its last place, have no place in common."""
+    """Whether two spans, each with an exclusive end, have no position in common."""
     return always_at_most(first[1], second[0]) or always_at_most(second[1], first[0])
 
 
 def exact_quotient(size: int, divisor: int) -> int | None:
-    """`size / divisor` where that is whole for all sizes; None where it is not known to be."""
+    """`size / divisor` if it is an integer for all sizes; None if that is not proven."""
     if size == 0:
         return 0
     if isinstance(divisor, Size):

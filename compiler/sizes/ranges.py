@@ -1,5 +1,5 @@
-"""The sizes of an open dimension as users write them: `7`, `1..512`, `32..640:32`, `1..`; the range
-of one that nobody gives any, and ranges within it (`hinted_ranges.py` adds size hints)."""
+"""The sizes of a dynamic dimension in users' notation: `7`, `1..512`, `32..640:32`, `1..`; default
+ranges, and ranges within them (`hinted_ranges.py` adds size hints)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from tilewright.compiler.sizes import (
 T = TypeVar("T")
 
 SizeRange: TypeAlias = "int | str | range | Dimension"
-"""One size, or a range of them: as text, as Python's `range` (without its end), or as it is."""
+"""One size, or a range: as text, as Python's `range` (without its end), or as a Dimension."""
 
 LARGEST_SIZE = 1 << 40
-"""No dimension is larger."""
+"""Maximum size of a dimension."""
 
 DEFAULT_LAST = 4096
-"""An open dimension that nobody gives a range has the sizes from 1 to this, or from 0 if it is the
-length of a cache."""
+"""Last size of a dynamic dimension without a stated range. The first is 1, or 0 for the length of a
+cache."""
 
 MOST_NARROWINGS = 32
-"""Most attempts at a model with other ranges: each of them imports it."""
+"""Maximum number of attempts at a model with other ranges; each of them imports it."""
 
 _ANSWERS = 3
-"""Most answers to one question that are tried."""
+"""Maximum number of answers to one condition that are tried."""
 
 _FACTORS = (2, 4, 8, 16, 32, 64)
-"""Multiples that models ask for: how often they halve an image."""
+"""Multiples that models require, depending on how many times they halve an image."""
 
 _RANGE = re.compile(r"(\d{1,19})(?:(\.\.)(\d{1,19})?(?::(\d{1,19}))?)?", re.ASCII)
 
@@ -50,7 +50,7 @@ def as_range(name: str, given: SizeRange) -> Dimension:
     """The sizes that a dimension may have.
 
     Raises:
-        InvalidArgumentError: if that is no range, naming the dimension.
+        InvalidArgumentError: if the argument is not a range, naming the dimension.
     """
     match given:
         case str():
@@ -75,10 +75,10 @@ def as_range(name: str, given: SizeRange) -> Dimension:
 
 
 def parse_range(name: str, text: str) -> Dimension:
-    """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (no bound).
+    """Read `7` (one size), `1..512`, `32..640:32` (multiples of 32) or `1..` (unbounded).
 
     Raises:
-        InvalidArgumentError: if the text is none of these, naming the dimension.
+        InvalidArgumentError: if the text is malformed, naming the dimension.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -93,11 +93,11 @@ def parse_range(name: str, text: str) -> Dimension:
 
 
 def default_range(name: str, held: Iterable[int] = ()) -> Dimension:
-    """The sizes of an open dimension that nobody gives a range: with those that are to be `held`,
-    as size hints and samples have them.
+    """The default range of a dynamic dimension, extended to the sizes in `held`, such as size hints
+    and samples.
 
     Raises:
-        InvalidArgumentError: if nothing can have this name, or a size.
+        InvalidArgumentError: if the name or a size is impossible.
     """
     sizes = (1, DEFAULT_LAST, *held)
     return _of(name, min(sizes), max(sizes))
@@ -112,7 +112,7 @@ def default_ranges(
 
 
 def attempted(attempt: Callable[[], T]) -> T | OpenSizeError | InvalidModelError:
-    """The result of an attempt at some ranges, or the error that asks for others."""
+    """The result of an attempt at some ranges, or the error that requires others."""
     try:
         return attempt()
     except (OpenSizeError, InvalidModelError) as error:
@@ -124,16 +124,18 @@ def within_defaults(
     attempt: Callable[[Mapping[str, Dimension]], T],
     empty: Collection[str] = (),
 ) -> T:
-    """What `attempt` gives for the default ranges of dimensions, narrowed to what it can decide.
+    """The result of `attempt` for the default ranges of dimensions, narrowed until its conditions
+    are decided.
 
-    A model whose table has 512 positions asks whether a sequence is longer: then it is not. One
-    whose images are halved and doubled again takes those of even extents. Those that may be `empty`
-    begin at 0, if that can be decided. The answer that leaves the most sizes is tried first. Where
-    the model is invalid with it, the next one is: 64 reflected samples need 65 of them.
+    A model whose table has 512 positions requires a sequence not to be longer, so that the range is
+    limited to 512. If a model halves and doubles its images, the range is limited to even extents.
+    Dimensions that may be `empty` begin at 0, if that can be decided. The answer that leaves the
+    most sizes is tried first. If the model is invalid with it, the next one is tried: 64 reflected
+    samples require a length of at least 65.
 
     Raises:
-        OpenSizeError: if no narrower ranges decide what is asked. Of several questions it is the
-            last one that single sizes answer.
+        OpenSizeError: if no narrower ranges decide a condition; of several conditions, the last one
+            that single sizes decide.
         InvalidModelError: if the model is invalid in all of them.
     """
     ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
@@ -151,7 +153,7 @@ def within_defaults(
             untried += reversed(narrower[:_ANSWERS])
         elif isinstance(found, InvalidModelError):
             if number == 0:
-                raise found  # at no size
+                raise found  # invalid at every size
             unanswered = unanswered or found
         else:
             return found
@@ -163,16 +165,17 @@ def within_defaults(
 
 
 def _has_solutions(error: OpenSizeError) -> bool:
-    """Whether two sizes must be equal, which single sizes may be."""
+    """Whether two sizes must be equal, which single sizes may satisfy."""
     return is_open(error.unequal) and not error.may_differ
 
 
 def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[dict[str, Dimension]]:
-    """Ranges within these that decide what was asked, those with the most sizes first.
+    """Ranges within these that decide the error's condition, those with the most sizes first.
 
-    Of one dimension, or of all that were asked for together, the first sizes, the last ones, or, of
-    a question for equality, multiples of a power of two. What may also never be equal has first and
-    last sizes, too, and neighbours with one quotient.
+    They restrict one dimension, or all dimensions of the condition together, to the first sizes, to
+    the last ones, or, for an equality, to multiples of a power of two. If inequality for all sizes
+    is also acceptable, first and last sizes are tried too, and neighbouring sizes with one
+    quotient.
     """
     found: list[dict[str, Dimension] | None] = []
     for question in filter(is_open, (error.undecided, error.unequal)):
@@ -196,7 +199,7 @@ def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[di
 
 
 def _choices(ranges: Mapping[str, Dimension]) -> float:
-    """How many sizes are left, by orders of magnitude: 1 to 512 are more than 513 to 4096."""
+    """The number of remaining sizes, in orders of magnitude: 1 to 512 are more than 513 to 4096."""
     return sum(
         log((d.high + 1 if d.high is not None else LARGEST_SIZE) / max(d.low, 1))
         for d in ranges.values()
@@ -217,7 +220,7 @@ def _bounds_within(
 
 
 def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The most first sizes for which a difference is never above 0."""
+    """The longest range of first sizes for which a difference is never above 0."""
     least, most = _span(chosen)
 
     def first(last: int) -> dict[str, Dimension]:
@@ -231,7 +234,7 @@ def _first(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimens
 
 
 def _last(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The most last sizes for which a difference is always above 0."""
+    """The longest range of last sizes for which a difference is always above 0."""
     least, most = _span(chosen)
 
     def later(start: int) -> dict[str, Dimension]:
@@ -251,7 +254,7 @@ def _span(chosen: Mapping[str, Dimension]) -> tuple[int, int]:
 
 
 def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The last number from `low` on for which something holds; `low` if it holds for none."""
+    """The last number from `low` on for which a predicate holds; `low` if it holds for none."""
     low, high = low + 1, high
     while low < high:
         middle = (low + high) // 2
@@ -260,7 +263,7 @@ def _turning(low: int, high: int, holds: Callable[[int], bool]) -> int:
 
 
 def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The dimensions in the smallest power of two of which the difference is always 0."""
+    """The dimensions in the smallest power of two for which the difference is always 0."""
     for factor in _FACTORS:
         changed = {}
         for name, d in chosen.items():
@@ -275,8 +278,8 @@ def _multiples(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Di
 
 
 def _between(chosen: Mapping[str, Dimension], difference: int) -> dict[str, Dimension] | None:
-    """The sizes of one dimension, more than one, at which the difference is always 0: 192 to 703
-    samples are one window of 512."""
+    """The sizes of one dimension, more than one, at which the difference is always 0: for example,
+    192 to 703 samples are one window of 512."""
     if len(chosen) != 1:
         return None
     found = (_where_zero(chosen, side) for side in (difference, -difference))
@@ -303,9 +306,8 @@ def _where_zero(chosen: Mapping[str, Dimension], difference: int) -> dict[str, D
 
 
 def turning_point(difference: int) -> tuple[Dimension, int] | None:
-    """Where a difference that depends on one dimension goes from above 0 to 0 and below, or back:
-    the dimension and its first size of the latter part; None where that is not found.
-    """
+    """The sign change of a difference that depends on one dimension, from above 0 to 0 and below,
+    or back: the dimension and its first size after the change; None if not found."""
     found = dimensions(difference)
     if len(found) != 1 or found[0].multiple != 1:
         return None

@@ -1,4 +1,4 @@
-"""A size: a polynomial in a normal form, which stands where an integer does."""
+"""A size: a polynomial in a normal form, used like an integer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient,
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import OpenSizeError
 
-if TYPE_CHECKING:  # it stands wherever an int does
+if TYPE_CHECKING:  # usable wherever an int is
     _Integer = int
 else:
     _Integer = object
@@ -23,7 +23,8 @@ else:
 class Size(_Integer):
     """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
 
-    Made by `open_size` and by arithmetic, which gives an `int` where no open dimension is left.
+    Sizes are created by `open_size` and by arithmetic, which returns an `int` if no dynamic
+    dimension remains.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -49,7 +50,7 @@ class Size(_Integer):
         if isinstance(other, int):
             if other == 0 or other == 1:
                 return self if other else 0
-            terms = tuple([(m, c * other) for m, c in self.terms])  # their order stays
+            terms = tuple([(m, c * other) for m, c in self.terms])  # their order is unchanged
             return Size(terms, self.constant * other)
         if isinstance(other, Size):
             return _product(self, other)
@@ -134,7 +135,7 @@ class Size(_Integer):
         error.unequal = self
         raise error
 
-    # ---- the number, which is not known
+    # ---- the number, which is unknown
 
     def _number(self, *_: object) -> NoReturn:
         self._asked(f"the value of {self}")
@@ -182,25 +183,25 @@ def open_size(dimension: Dimension) -> int:
 
 
 def is_open(size: object) -> TypeGuard[Size]:
-    """Whether it is a size that is known at run time only."""
+    """Whether it is a dynamic size."""
     return isinstance(size, Size)
 
 
 def dimensions(*sizes: int) -> tuple[Dimension, ...]:
-    """The open dimensions of sizes, each once, by name."""
+    """The distinct dynamic dimensions of sizes, by name."""
     found = {atom for size in sizes for atom in _atoms(size) if isinstance(atom, Dimension)}
     return tuple(sorted(found, key=lambda dimension: dimension.name))
 
 
 def known_divisor(size: int) -> int:
-    """A number that divides the size whatever it is: the largest that the normal form shows."""
+    """A number that divides the size for all values: the largest that the normal form shows."""
     if not isinstance(size, Size):
         return size
     return gcd(size.constant, *(c for _, c in size.terms))
 
 
 def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
-    """Whether a difference is never above 0 (True), or never 0 or below (False)."""
+    """Whether a difference is never above 0 (True), or always above 0 (False)."""
     low, high = bounds(difference)
     if high <= 0:
         return True
@@ -214,8 +215,8 @@ def _decided(difference: int, size: Size, relation: str, other: int) -> bool:
 
 @memo(8192)
 def _quotient(size: Size, divisor: int) -> int:
-    """By a number above 0."""
-    # What the divisor divides goes to the quotient; the rest keeps its sign.
+    """The quotient by a positive number."""
+    # The parts that the divisor divides go to the quotient; the rest keeps its sign.
     parts = [(m, abs(c) // divisor * (1 if c > 0 else -1)) for m, c in size.terms]
     whole = _collect(parts, size.constant // divisor)
     rest = size - whole * divisor
@@ -236,10 +237,10 @@ def _quotient(size: Size, divisor: int) -> int:
 
 
 def divided(size: Size, divisor: Size) -> int | None:
-    """A size divided by one that is a factor of it: `(4*n*m + 2*m) // (2*n + 1)`; None if it is not
-    known to be one.
+    """A size divided by a factor of it: `(4*n*m + 2*m) // (2*n + 1)`; None if it is not known to be
+    a factor.
 
-    Long division of polynomials: what is left has smaller and smaller terms.
+    Long division of polynomials: the remainder has smaller and smaller terms.
     """
     atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
     ranked = sorted(atoms, key=factor_text)
@@ -283,7 +284,7 @@ def _product(first: Size, second: Size) -> int:
 
 
 def _collect(terms: Iterable[tuple[Monomial, int]], constant: int) -> int:
-    """The normal form: equal monomials together, none with a coefficient of 0, sorted."""
+    """The normal form: equal monomials combined, none with a coefficient of 0, sorted."""
     sums: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         sums[monomial] = sums.get(monomial, 0) + coefficient

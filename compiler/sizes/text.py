@@ -1,4 +1,4 @@
-"""The text of a size, read back."""
+"""Parser for the text of a size."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tilewright.compiler.sizes.atoms import Dimension
 from tilewright.compiler.sizes.size import is_open, open_size
 
 LONGEST_TEXT = 4096
-"""Characters of a size: those of models have tens."""
+"""Maximum characters of a size's text; models have tens."""
 
 _NESTING = 100
-"""Brackets within each other."""
+"""Maximum nesting of brackets."""
 
 _TOKEN = re.compile(r'\s*(//|\d+|[A-Za-z_]\w*|"[^"]*"|[-+*()])')
 
 
 def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
-    """Read what `str` prints of a size, whose dimensions are given by name.
+    """Read the text of a size, with its dimensions given by name.
 
     Raises:
-        ValueError: if the text is no size, or names an unknown dimension.
+        ValueError: if the text is malformed, or names an unknown dimension.
     """
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"'{text[:80]}...' is no size: it has {len(text)} characters")

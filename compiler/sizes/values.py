@@ -1,4 +1,4 @@
-"""Numbers for sizes: those of a run, and those that choices of speed are made by."""
+"""Numbers for sizes: those of a run, and those for choices of speed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _T = TypeVar("_T")
 
 
 _TYPICAL = 128
-"""The most that a size of a long range is taken to be."""
+"""Maximum typical size of a long range."""
 
 
 _LONG = 64
-"""How many times the lower end the upper one is, in a long range."""
+"""Minimum ratio of the ends of a long range."""
 
 
 def at(size: int, values: Mapping[str, int]) -> int:
-    """The number at the sizes of the dimensions, by name.
+    """The number of a size for these sizes of the dimensions, by name.
 
     Raises:
         KeyError: if a dimension has no value.
@@ -33,7 +33,7 @@ def at(size: int, values: Mapping[str, int]) -> int:
 
 
 def substituted(size: int, value: Callable[[Dimension], int]) -> int:
-    """The size with each dimension replaced; `value` gives what is multiplied by its `multiple`."""
+    """The size with each dimension replaced; `value` returns the factor of its `multiple`."""
     if not isinstance(size, Size):
         return size
     total = size.constant
@@ -48,18 +48,20 @@ def substituted(size: int, value: Callable[[Dimension], int]) -> int:
 
 
 _PLAIN = (int, str, bool, float, type(None))
-"""Most of what values are made of, in which there is nothing to change."""
+"""Common types of parts that contain nothing to change."""
 
 
 def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, ...] = Size) -> _T:
-    """A frozen value with every open size in it changed: graphs, workloads, loop nests.
+    """A frozen value with every dynamic size in it changed: graphs, workloads, loop nests.
 
-    Parts of another `kind`, or of several, are changed where one is given, and are not looked into.
+    With `kind`, parts of that type, or of those types, are changed instead, and not searched
+    further.
 
-    Dataclasses are made anew from their fields where something in them changes, each object once.
+    Dataclasses with changed fields are rebuilt, each object once.
     """
-    done: dict[int, tuple[Any, Any]] = {}  # with the object, which keeps its id
-    plain: set[type] = {*_PLAIN}  # a call for each of their values would take most of the time
+    done: dict[int, tuple[Any, Any]] = {}  # the object is stored too, so that its id is not reused
+    # calling the function for each of these values would take most of the time
+    plain: set[type] = {*_PLAIN}
 
     def visit(item: Any) -> Any:
         if isinstance(item, kind):
@@ -92,7 +94,7 @@ def replaced(value: _T, change: Callable[[Any], Any], kind: type | tuple[type, .
 
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...] | None:
-    """Of what a value of a class is made: fields, none that have names, or nothing at all."""
+    """The field names of a class; empty for unnamed items, None for a value without parts."""
     if issubclass(kind, Mapping):
         return ()
     return (tuple(f.name for f in fields(kind) if f.init) or None) if is_dataclass(kind) else None
@@ -109,17 +111,17 @@ def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
 
 
 def open_sizes(value: object) -> tuple[int, ...]:
-    """The open sizes in a frozen value, each once."""
+    """The distinct dynamic sizes in a frozen value."""
     found: dict[int, int] = {}
     replaced(value, lambda size: found.setdefault(size, size))
     return tuple(found)
 
 
 def typical(size: int) -> int:
-    """The number by which choices of speed alone are made: that at the middle of the ranges.
+    """The number of a size for choices of speed: the middle of the ranges.
 
-    Of each range the geometric middle, at most 128 if it has no end or a far one, and not 1 unless
-    there is no other: kernels for one row or one pixel are of another kind.
+    Of each range this is the geometric middle, at most 128 if it is unbounded or long, and not 1
+    unless that is the only size: kernels for one row or one pixel have another form.
     """
     return substituted(size, _middle)
 
@@ -130,7 +132,8 @@ def typical_sizes(*sizes: int) -> dict[str, int]:
 
 
 def roomy_sizes(*sizes: int) -> dict[str, int]:
-    """The largest size of each dimension, or its typical one where the range is long, by name."""
+    """The upper size of each dimension, by name: the largest, or the typical one if the range is
+    long."""
     return {d.name: _largest(d) * d.multiple for d in dimensions(*sizes)}
 
 
@@ -151,7 +154,7 @@ def _middle(dimension: Dimension) -> int:
 
 
 def check_values(dimensions: Iterable[Dimension], values: Mapping[str, int]) -> None:
-    """Refuse sizes that their dimensions cannot have.
+    """Reject sizes outside the ranges of their dimensions.
 
     Raises:
         ValueError: naming the dimension.
