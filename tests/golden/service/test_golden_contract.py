@@ -1,10 +1,13 @@
-"""What others rely on, in one file each: the interface over HTTP, commands, settings, metrics.
+"""The contract with clients, a file each for the interface over HTTP, commands, settings, metrics.
 
 A change of any of it is seen in review. `pytest tests/golden/service --update-golden` writes them.
+The interface has a line per operation and per schema, the commands a line each. A line ends with a
+digest of the whole description, types and bounds included: docs/reference shows what has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Iterator
@@ -29,9 +32,10 @@ SHOWN = {"example", "examples"}
 
 
 def interface() -> str:
-    """OpenAPI; what all refusals of a status say alike is said once."""
-    described = create_app(Settings()).openapi()
+    """OpenAPI; refusals with the same status are alike, and have one line."""
+    described = bare(create_app(Settings()).openapi())
     refusals: dict[str, Any] = {}
+    lines = []
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
             answers = operation["responses"]
@@ -39,16 +43,49 @@ def interface() -> str:
             for status in refused:
                 answer = answers.pop(status)
                 assert refusals.setdefault(status, answer) == answer, (method, path)
-            operation["refused"] = " ".join(refused)
-    operations = {name: described[name] for name in ("paths", "components")}
-    return written({"operations": operations, "refusals": refusals})
+            inputs = [marked(each["name"], each) for each in operation.get("parameters", ())]
+            inputs += [f"body {name}" for name in contents(operation.get("requestBody", {}))]
+            given = [f"{code} {' '.join(contents(answers[code]))}".strip() for code in answers]
+            said = f"{method.upper()} {path} ({', '.join(inputs)}) -> {', '.join(given)}"
+            lines.append(line(f"{said}; refused {' '.join(refused) or 'never'}", operation))
+    for status, answer in sorted(refusals.items()):
+        lines.append(line(f"refusal {status}", answer))
+    for kind, members in described["components"].items():
+        for name, member in members.items():
+            fields = member.get("properties", {})
+            needed = member.get("required", ())
+            marks = [marked(each, {"required": each in needed}) for each in fields]
+            lines.append(line(f"{kind} {name} {{{', '.join(marks)}}}", member))
+    return "".join(lines)
+
+
+def marked(name: str, described: Any) -> str:
+    """A name, with ! if it is required."""
+    return f"{name}!" if described.get("required") else name
+
+
+def contents(described: Any) -> list[str]:
+    """The schemas of a body by their names, or else its media types."""
+    return [
+        each.get("schema", {}).get("$ref", media).rpartition("/schemas/")[2]
+        for media, each in described.get("content", {}).items()
+    ]
+
+
+def line(said: str, described: Any) -> str:
+    """One line, with the digest of everything that is described."""
+    whole = json.dumps(described, sort_keys=True)
+    return f"{said} #{hashlib.sha256(whole.encode()).hexdigest()[:12]}\n"
 
 
 def commands() -> str:
-    """Every command with its arguments and options: names, types, bounds, defaults."""
+    """Every command with its arguments and options; the digest has types, bounds and defaults."""
     app = typer.Typer()
     plant(app)
-    return written(dict(sorted(of_group(app, "tilewright"))))
+    return "".join(
+        line(f"{words}: {', '.join(takes) or 'nothing'}", takes)
+        for words, takes in sorted(of_group(app, "tilewright"))
+    )
 
 
 def of_group(app: typer.Typer, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -144,11 +181,11 @@ def compare(name: str, text: str, config: pytest.Config) -> None:
 
 
 def test_interface(pytestconfig: pytest.Config) -> None:
-    compare("interface.json", interface(), pytestconfig)
+    compare("interface.txt", interface(), pytestconfig)
 
 
 def test_commands(pytestconfig: pytest.Config) -> None:
-    compare("commands.json", commands(), pytestconfig)
+    compare("commands.txt", commands(), pytestconfig)
 
 
 def test_settings(pytestconfig: pytest.Config) -> None:
@@ -157,3 +194,10 @@ def test_settings(pytestconfig: pytest.Config) -> None:
 
 def test_metrics(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     compare("metrics.txt", metrics(tmp_path), pytestconfig)
+
+
+def test_a_line_changes_with_each_fact() -> None:
+    description = {"type": "integer", "maximum": 7}
+    lines = {line("limit", description), line("limit", {**description, "maximum": 8})}
+    assert len(lines) == 2
+    assert line("limit", dict(reversed(description.items()))) in lines
