@@ -1,1 +1,1 @@
-"""The low-level IR: tensor expressions, and the loop nests that schedules lower them to."""
+"""The low-level IR: tensor expressions, and the loop nests to which schedules lower them."""

@@ -1,4 +1,5 @@
-"""Loop nests at sizes of their open dimensions: what becomes of sizes, axes and indices."""
+"""Loop nests at fixed sizes of their dynamic dimensions: substitution in sizes, axes and
+indices."""
 
 from __future__ import annotations
 
@@ -9,26 +10,26 @@ from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_ope
 
 
 class SameAxisError(Exception):
-    """Two axes of one name come to have one extent."""
+    """Two axes of one name get the same extent."""
 
 
 class Closing:
-    """What sizes, axes and indices of a nest become at sizes of its dimensions, each once.
+    """Substitutes sizes, axes and indices of a nest at sizes of its dimensions, each once.
 
-    A search closes hundreds of nests, and each has its few sizes in hundreds of places.
-    Raises SameAxisError for an axis that becomes what another one was, ValueError for a size that
-    its dimension cannot have, and KeyError for a dimension without one.
+    A search substitutes in hundreds of nests, and each has its few sizes in hundreds of places.
+    Raises SameAxisError if two different axes become equal, ValueError for a size outside its
+    dimension's range, and KeyError for a dimension without a size.
     """
 
     KINDS = (Size, Axis, Affine)
-    """The parts that it is called with."""
+    """The types of parts that it is called with."""
 
     def __init__(self, values: Mapping[str, int]) -> None:
         self._values = values
         self._numbers: dict[int, int] = {}
         self._axes: dict[Axis, Axis] = {}
         self._taken: set[Axis] = set()
-        self._indices: dict[Affine, Affine | None] = {}  # None: it stays as it is
+        self._indices: dict[Affine, Affine | None] = {}  # None: unchanged
 
     def __call__(self, part: Size | Axis | Affine) -> int | Axis | Affine:
         match part:
@@ -55,13 +56,14 @@ class Closing:
                 raise SameAxisError
             self._taken.add(found)
             self._axes[axis] = found
-        return found if is_open(axis.extent) else axis  # itself, which tells what has changed
+        # the same object, which marks it as unchanged
+        return found if is_open(axis.extent) else axis
 
     def _index(self, index: Affine) -> Affine:
         if index not in self._indices:
             terms = tuple([(self._term(t), self._number(c)) for t, c in index.terms])
             changed = Affine(terms, self._number(index.constant))
-            # Axes of one value and coefficients of 0 leave the indices, as where they are built.
+            # As in newly built indices, axes with a single value and coefficients of 0 are dropped.
             self._indices[index] = None if changed == index else changed.substitute({})
         return self._indices[index] or index
 

@@ -1,7 +1,7 @@
-"""Pieces that the mathematical functions share: short names, polynomials, argument reduction.
+"""Helpers of the mathematical functions: short names, polynomials, argument reduction.
 
-float32 and float64 differ in constants, mostly coefficients: `by_type` picks them. A polynomial
-that names no source is a Chebyshev or minimax fit of the function that it names.
+float32 and float64 differ in constants, mostly coefficients: `by_type` selects them. A polynomial
+without a source is a Chebyshev or minimax fit of the named function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def by_type(x: Expr, single: _T, double: _T) -> _T:
-    """What belongs to the type of an expression."""
+    """The value for the type of an expression."""
     return double if x.dtype is DType.FLOAT64 else single
 
 
@@ -36,7 +36,7 @@ def ln2_parts(x: Expr) -> tuple[float, float]:
 
 
 def fma(a: Expr | float, b: Expr | float, c: Expr | float) -> Expr:
-    """a*b + c, rounded once where the target has the instruction."""
+    """a*b + c, rounded once if the target has the instruction."""
     return op(Operation.FMA, a, b, c)
 
 
@@ -139,7 +139,7 @@ _EXP_TAIL_DOUBLE = (
 
 
 def with_sign_of(x: Expr, magnitude: Expr) -> Expr:
-    """An odd function from its value at |x|; the caller takes care of zeros."""
+    """An odd function from its value at |x|; the caller handles zeros."""
     return select(less(x, 0.0), -magnitude, magnitude)
 
 

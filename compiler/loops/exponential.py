@@ -43,10 +43,10 @@ def exp_of(x: Expr) -> Expr:
 
 
 def exp_of_negative(x: Expr) -> Expr:
-    """e**x of an x <= 0; absolute error <= 1.6e-7, relative <= 1.8e-7 (1 + |x| / 2).
+    """e**x for x <= 0; absolute error <= 1.6e-7, relative <= 1.8e-7 (1 + |x| / 2).
 
-    What a share of a sum needs, in two thirds of the time of `exp`. n = rint(x / ln 2), r = x / ln
-    2 - n, then 2**n P(r), which is 1 at 0. float64: `exp`.
+    It is accurate enough for shares of a sum, and takes two thirds of the time of `exp`. n = rint(x
+    / ln 2), r = x / ln 2 - n, then 2**n P(r), which is 1 at 0. float64: `exp`.
     """
     return in_float("exp_of_negative", x, _exp_of_negative)
 
@@ -101,7 +101,7 @@ def _log(x: Expr) -> Expr:
 
 
 def log_normal(x: Expr) -> Expr:
-    """`log` of a positive normal number; NaN for infinity and NaN, anything for other numbers."""
+    """`log` of a positive normal number; NaN for infinity and NaN, undefined for other numbers."""
     return in_float("log_normal", x, _log_normal)
 
 
@@ -172,7 +172,7 @@ def log1p_of(x: Expr) -> Expr:
     """`log1p` of a float32 or float64, in its own type."""
     u = x + 1.0
     exponent, f = split_exponent(u)
-    # What rounding of 1 + x lost, over u: (x - (u - 1)) / u.
+    # The rounding error of 1 + x, divided by u: (x - (u - 1)) / u.
     lost = x - (u - 1.0)
     large = less(by_type(x, 2.0**24, 2.0**53), u)
     correction = select(large, constant(0.0, x.dtype), lost / u)

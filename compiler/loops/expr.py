@@ -1,4 +1,4 @@
-"""Tensor expressions: what one element of a result is, as a tree over loads.
+"""Tensor expressions: the value of one element of a result, as a tree over loads.
 
 Trees are frozen and shared: an equal subtree is one value, and lowering computes it once.
 """
@@ -16,7 +16,7 @@ from tilewright.compiler.sizes import at, is_open, replaced
 
 
 class Space(StrEnum):
-    """Where a tensor lives. A GPU's shared memory is one more member."""
+    """The memory space of a tensor. A GPU's shared memory is one more member."""
 
     MEMORY = "memory"
     REGISTER = "register"
@@ -24,14 +24,14 @@ class Space(StrEnum):
 
 
 class Role(StrEnum):
-    """What a tensor is to the kernel: which argument it is, and whether it may be written."""
+    """The role of a tensor in the kernel: which argument it is, and whether it may be written."""
 
     INPUT = "input"
     WEIGHT = "weight"
     OUTPUT = "output"
     SCRATCH = "scratch"
     SHARED = "shared"
-    """Scratch that all threads of a kernel share (packed operands), as one more buffer."""
+    """Scratch that all threads of a kernel share (packed operands), as an additional buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Tensor:
         return physical_extents(self.shape, self.layout, self.halo)
 
     def at(self, values: Mapping[str, int]) -> Tensor:
-        """The tensor at sizes of the open dimensions, by name."""
+        """The tensor at sizes of the dynamic dimensions, by name."""
         return replaced(self, lambda size: at(size, values))
 
     def halo_of(self, dim: int) -> tuple[int, int]:
@@ -83,15 +83,15 @@ class Operation(StrEnum):
     SUB = "sub"
     MUL = "mul"
     DIV = "div"
-    """Floats: IEEE division. Integers: truncation toward zero, as C."""
+    """Floats: IEEE division. Integers: truncation toward zero, as in C."""
     REM = "rem"
-    """Floats: fmod. Integers: remainder with the sign of the dividend, as C."""
+    """Floats: fmod. Integers: remainder with the sign of the dividend, as in C."""
     MAX = "max"
     MIN = "min"
     FMA = "fma"
     DOT = "dot"
-    """Of int32 that hold four bytes: the products of those of the first (unsigned) with those of
-    the second (signed), added to the third."""
+    """On int32 that hold four bytes: the products of the first operand's bytes (unsigned) with the
+    second's (signed), added to the third."""
     NEG = "neg"
     ABS = "abs"
     SQRT = "sqrt"
@@ -115,11 +115,11 @@ class Operation(StrEnum):
     NOT = "not"
     SELECT = "select"
 
-    __hash__ = str.__hash__  # as that of DType
+    __hash__ = str.__hash__  # like DType's
 
 
 class Combiner(StrEnum):
-    """How a reduction joins two values."""
+    """The combination of two values in a reduction."""
 
     SUM = "sum"
     PRODUCT = "product"
@@ -160,11 +160,11 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composite(Expr):
-    """Base of the nodes that have operands. Their hashes are kept, as those of leaves need not be.
+    """Base of the nodes that have operands. Their hashes are cached, which leaves do not need.
 
-    Operands are shared: in x * x, its square and so on, the paths to x double with each square. So
-    equality compares each pair of nodes once, and generated equality, which walks every path, is
-    for leaves alone.
+    Operands are shared: in x * x, its square and so on, the number of paths to x doubles with each
+    square. Equality therefore compares each pair of nodes once; generated equality, which follows
+    every path, is only for leaves.
     """
 
     _hash: int = field(init=False, repr=False, default=0)
@@ -185,7 +185,7 @@ class Composite(Expr):
         return _equal(self, other)
 
     def _own(self) -> Hashable:
-        """What the node has beside its operands."""
+        """The node's fields besides its operands."""
         raise NotImplementedError
 
 
@@ -193,8 +193,8 @@ class Composite(Expr):
 class Load(Composite):
     """One element of a tensor.
 
-    `indirect` adds run-time positions: pairs of a dimension and an integer expression (gather).
-    The value must be in bounds: the operator that makes it clamps it.
+    `indirect` adds run-time positions: pairs of a dimension and an integer expression (gather). The
+    position must be in bounds: the operator that creates it clamps it.
     """
 
     tensor: Tensor
@@ -202,8 +202,8 @@ class Load(Composite):
     indirect: tuple[tuple[int, Expr], ...] = ()
 
     def __post_init__(self) -> None:
-        # With the layout, panels of several widths differ without a comparison of expressions; a
-        # constant tensor's values are many.
+        # The layout distinguishes panels of several widths without a comparison of expressions; a
+        # constant tensor's values are too many to hash.
         key = (self.tensor.name, self.tensor.layout, self.index, self.indirect)
         object.__setattr__(self, "_hash", hash(key))
 
@@ -212,7 +212,7 @@ class Load(Composite):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Load) and not self.indirect and not other.indirect:
-            # The commonest comparison of all, and a leaf's.
+            # The most frequent comparison of all, and a leaf's.
             return (self.tensor, self.index) == (other.tensor, other.index)
         return Composite.__eq__(self, other)
 
@@ -277,7 +277,8 @@ class Incoming(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items(Composite):
-    """The tuple that a Fold reduces: the body (or the initial value) of a reduction, only there."""
+    """The tuple that a Fold reduces; it occurs only as the body (or the initial value) of a
+    reduction."""
 
     values: tuple[Expr, ...]
 
@@ -294,9 +295,9 @@ class Items(Composite):
 class Fold:
     """A reduction of tuples: argmax (value, index), online softmax (maximum, sum), variances.
 
-    `joined` gives the items of two tuples joined, over `Accumulator(type, i)` of the first and
-    `Incoming(type, i)` of the second. It must be associative and commutative, and `neutral` change
-    nothing: lanes and partial accumulators are joined in any order.
+    `joined` has the items of two combined tuples, over `Accumulator(type, i)` of the first and
+    `Incoming(type, i)` of the second. It must be associative and commutative, with `neutral` as its
+    neutral element: lanes and partial accumulators are combined in any order.
     """
 
     neutral: tuple[Const, ...]
@@ -322,7 +323,7 @@ class Op(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cast(Composite):
-    """Conversion as C does it (floats to integers truncate); to bool: is not zero."""
+    """Conversion as in C (floats to integers truncate); to bool: is not zero."""
 
     value: Expr
     type: DType
@@ -339,8 +340,8 @@ class Cast(Composite):
 class Reduce(Composite):
     """A reduction inside a tensor expression. Schedules turn it into loops; no LoopNest has one.
 
-    Loads that fall outside their tensor are left out of the reduction (they count as the
-    combiner's neutral element): convolution and pooling say their padding this way.
+    Loads outside their tensor are left out of the reduction (they count as the combiner's neutral
+    element). Convolution and pooling express their padding in this way.
     """
 
     combiner: Combiner | Fold
@@ -376,7 +377,7 @@ class Item(Composite):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tee(Composite):
-    """The value of an expression, stored on the way."""
+    """The value of an expression, which is also stored."""
 
     value: Expr
     target: Load
@@ -393,8 +394,8 @@ _COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE
 
 
 def constant(value: Expr | float, dtype: DType) -> Expr:
-    """A number as a constant of this type, an open size as what a run knows it to be; an expression
-    as it is."""
+    """A number as a constant of this type; a dynamic size as its run-time value; an expression
+    unchanged."""
     if is_open(value):
         whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64
         number = IndexValue(Affine((), value), whole)
@@ -403,7 +404,7 @@ def constant(value: Expr | float, dtype: DType) -> Expr:
 
 
 def widened(factor: Expr, dtype: DType) -> Expr:
-    """A factor in the type that products are formed in."""
+    """A factor in the type in which products are computed."""
     return factor if factor.dtype is dtype else Cast(factor, dtype)
 
 
@@ -422,7 +423,8 @@ def op(operation: Operation, *args: Expr | float) -> Op:
 
 
 def finished(reduction: Reduce) -> Expr:
-    """What the epilogue has in place of a reduction: its accumulator, or the tuple of its items."""
+    """The replacement of a reduction in the epilogue: its accumulator, or the tuple of its
+    items."""
     match reduction.combiner:
         case Fold(neutral=neutral):
             return Items(tuple(Accumulator(c.type, i) for i, c in enumerate(neutral)))
@@ -459,7 +461,7 @@ def _operands(expr: Expr) -> tuple[Expr, ...]:
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Direct operands, the target of a Tee not included."""
+    """Direct operands, excluding the target of a Tee."""
     match expr:
         case Op(args=args):
             return args

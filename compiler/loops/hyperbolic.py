@@ -45,18 +45,18 @@ def _cosh(x: Expr) -> Expr:
 
 
 def _half_of_exp(x: Expr) -> Expr:
-    """e**x / 2, which may be finite where e**x is not."""
+    """e**x / 2, which may be finite even if e**x is not."""
     root = exp_of(x * 0.5)
     return root * 0.5 * root
 
 
 def _large(x: Expr) -> float:
-    """The largest x at which e**x is finite; e**-x is then too small to count."""
+    """The largest x at which e**x is finite; e**-x is then negligible."""
     return by_type(x, 88.0, 709.0)
 
 
 def _tiny(x: Expr) -> float:
-    """Up to here an odd function with slope 1 at 0 is its argument."""
+    """Up to this magnitude, an odd function with slope 1 at 0 equals its argument."""
     return by_type(x, 1e-5, 1e-9)
 
 
@@ -91,7 +91,7 @@ def _acosh(x: Expr) -> Expr:
 
 
 def _log1p_or_of_double(x: Expr, inside: Expr) -> Expr:
-    """log1p(inside); log(2 x), which it is, where squares would overflow."""
+    """log1p(inside); for large x, where squares would overflow, log(2 x)."""
     large = less(by_type(x, 1e9, 1e18), x)
     value = log1p_of(select(large, x, inside))
     return value + select(large, constant(LN2, x.dtype), constant(0.0, x.dtype))

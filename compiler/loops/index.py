@@ -2,7 +2,7 @@
 
 An index is a linear form over axes; a term is an axis, or an axis divided by a constant (grouped
 channels). Both are plain values: two axes are equal when their names and extents are. Extents,
-coefficients and constants may be sizes that are known at run time.
+coefficients and constants may be dynamic sizes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Affine:
         return next((c for t, c in self.terms if t == term), 0)
 
     def substitute(self, values: Mapping[Axis, Affine]) -> Affine:
-        """Replace axes by indices; raises ValueError where `axis // n` of one is not affine."""
+        """Replace axes by indices; raises ValueError if `axis // n` of one is not affine."""
         result = Affine((), self.constant)
         for term, coefficient in self.terms:
             if isinstance(term, FloorDiv):
@@ -210,7 +210,7 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 
 
 def number_text(size: int) -> str:
-    """A number as it stands in an index: a size in braces."""
+    """A number in the text of an index: a size in braces."""
     return f"{{{size}}}" if is_open(size) else str(size)
 
 

@@ -56,7 +56,7 @@ def _small_arc(magnitude: Expr, inside: Expr) -> Expr:
 
 
 def _low(x: Expr, share: float) -> Expr:
-    """What a float misses of `share` pi."""
+    """The rounding error of the float for `share` pi."""
     single = pi - 3.1415927410125732
     return constant(share * by_type(x, single, _PI_LOW), x.dtype)
 

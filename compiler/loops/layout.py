@@ -1,6 +1,6 @@
-"""Physical layouts: how the logical axes of a tensor are split and ordered in memory.
+"""Physical layouts: splitting and order of the logical axes of a tensor in memory.
 
-NCHW16c, packed weights and padded rows are the same thing: a list of factors, outer to inner.
+NCHW16c, packed weights and padded rows are all lists of factors, outer to inner.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from tilewright.compiler.memo import memo
 
 MAX_LANE_STEP = 4
-"""Elements from one lane to the next, at most, that are read as whole vectors and permuted; lanes
-farther apart are read one by one. Schedules and the costs of layouts go by it."""
+"""Maximum distance in elements between lanes that are read as whole vectors and permuted; more
+distant lanes are read one by one. Schedules and the costs of layouts depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[object, ...]:  # the hash of None is another in each process
+    def __reduce__(self) -> tuple[object, ...]:  # the hash of None differs between processes
         return Layout, (self.factors,)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Read what `str` prints: `0/16 1 2 0%16`, or `row`."""
+        """Read the result of `str`: `0/16 1 2 0%16`, or `row`."""
         if text.strip() == "row":
             return ROW_MAJOR
         return Layout(tuple(_parse_factor(part) for part in text.split()))

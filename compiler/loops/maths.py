@@ -2,9 +2,9 @@
 
 Every target gets the same code, and kernels call no C library. float32 and float64 are native;
 float16 and bfloat16 are computed in float32. Of two bounds the first is float32's and the second
-float64's; they hold with fused multiply-adds or without (pow says otherwise), and are tested over
-the whole range. NaN gives NaN, infinities give their limits, subnormal arguments and results are
-kept.
+float64's; they hold with or without fused multiply-adds (pow states an exception), and are tested
+over the whole range. NaN gives NaN, infinities give their limits, subnormal arguments and results
+are kept.
 """
 
 from __future__ import annotations

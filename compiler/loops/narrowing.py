@@ -1,10 +1,10 @@
-"""Numbers that are rounded to bytes and read again, without the bytes.
+"""Removal of bytes between quantisation and dequantisation inside a kernel.
 
 Before: `cast<float32>(cast<int32>(cast<uint8>(rint(x) + 3)) - 3)`.
 After:  `let r = rint(x): min(select(-3 < r, r, -3), 252)`.
 
-Inside a kernel, a value that a model quantises and dequantises again need not become a byte: whole
-numbers within a byte's range are the same in float32. NaN becomes the lowest, as in a byte.
+Inside a kernel, a value that a model quantises and dequantises again need not become a byte:
+integers within a byte's range are the same in float32. NaN becomes the lowest, as in a byte.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tilewright.compiler.loops.rewriting import rewrite
 
 _BYTES = (DType.UINT8, DType.INT8)
 _EXACT = 2.0**24
-"""Whole numbers up to this are exact in float32, and so are sums of two below half of it."""
+"""Integers up to this are exact in float32, and so are sums of two below half of it."""
 
 
 def without_bytes(expr: Expr) -> Expr:
-    """The expression with each byte that is made and widened again left as the float it was."""
+    """The expression, with the float itself in place of each byte that is widened again."""
     return rewrite(expr, _widened)
 
 
 def _widened(node: Expr) -> Expr | None:
-    """float32(int32(byte(whole) - z)) as the clamped whole number less z."""
+    """float32(int32(byte(whole) - z)) as the clamped integer minus z."""
     if not isinstance(node, Cast) or node.type is not DType.FLOAT32:
         return None
     value, zero = _less(node.value)
@@ -51,7 +51,7 @@ def _widened(node: Expr) -> Expr | None:
 
 
 def _less(value: Expr) -> tuple[Expr, float]:
-    """An integer and what constant is taken off it."""
+    """An integer, and the constant subtracted from it."""
     if value.dtype is not DType.INT32:
         return value, 0  # narrower integers wrap
     match value:
@@ -63,7 +63,7 @@ def _less(value: Expr) -> tuple[Expr, float]:
 
 
 def _plus(value: Expr) -> tuple[Expr, float]:
-    """A float and what whole constant is added to it."""
+    """A float, and the integer constant added to it."""
     match value:
         case (
             Op(operation=Operation.ADD, args=(left, Const(value=number)))

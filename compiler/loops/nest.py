@@ -1,8 +1,8 @@
-"""The loop-nest IR: what a schedule lowers a workload to, and what codegen reads.
+"""The loop-nest IR: schedules lower workloads to it, and codegen reads it.
 
 A kernel is a list of stages with a barrier between them; a stage is a list of nests; a nest is a
 tree of `For` with `Compute` at the leaves. One `Compute` is one tensor expression at its register
-tile. Extents, shapes and indices may be sizes that are known at run time; steps are numbers.
+tile. Extents, shapes and indices may be dynamic sizes; steps are numbers.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tilewright.compiler.sizes import Dimension, at, dimensions, is_open, replac
 
 
 class Binding(StrEnum):
-    """What runs the iterations of a loop. BLOCK and LANE are the GPU's."""
+    """The executor of a loop's iterations. BLOCK and LANE are the GPU's."""
 
     SERIAL = "serial"
     PARALLEL = "parallel"
     BLOCK = "block"
     LANE = "lane"
 
-    __hash__ = str.__hash__  # as that of DType
+    __hash__ = str.__hash__  # like DType's
 
 
 class Order(StrEnum):
-    """In which order the points of a register tile are emitted."""
+    """The order in which the points of a register tile are emitted."""
 
     GREEDY = "greedy"
     """Fewest new loads first: an outer product for GEMM, read once and scatter for depthwise."""
@@ -63,11 +63,11 @@ class Let:
 class For:
     """Visit `axis` in tiles of `step`: full tiles in a run-time loop, then a narrower tail.
 
-    Inside the body the axis stands for its tile: inner loops and register tiles over the same axis
+    Inside the body the axis refers to its tile: inner loops and register tiles over the same axis
     split the tile further. `peel` makes the first and last full tile static, `unroll` all of them.
-    PARALLEL loops are alone at the top of their stage, or all that is in another of them, over
-    another axis: then [lo, hi) counts the tiles of the inner one. It counts those of the stage's
-    first nest, and means the same part of every other.
+    A PARALLEL loop is the only node at the top of its stage, or the only content of another one
+    over another axis: [lo, hi) then counts the tiles of the inner one. It counts tiles of the
+    stage's first nest, and selects the same part of every other nest.
     """
 
     axis: Axis
@@ -90,7 +90,7 @@ class For:
 class Tile:
     """One level of splitting inside a Compute: `axis` in steps of `step`.
 
-    In `Compute.reduce`, `unroll` asks for generator-time copies instead of a run-time loop.
+    In `Compute.reduce`, `unroll` requests generator-time copies instead of a run-time loop.
     """
 
     axis: Axis
@@ -114,20 +114,24 @@ class Compute:
     accumulator for each point of the unrolled spatial axes starts at `init` (or the neutral
     element), `reduce` loops run over the rest of the reduction, outermost first, and the points of
     `unroll` are combined innermost. A Fold reduces tuples: `body` and `init` are `Items`, and the
-    stores read the items as `Accumulator(type, number)`. `partial` axes are reduction axes whose
-    unrolled points have accumulators of their own, joined at the end. `vector` is the axis along
-    the lanes; if it is a reduction axis, the lanes are joined at the end too. `store_vector` asks
-    for a transpose in registers, so that lanes along another unrolled axis are stored.
-    `skip_padding` drops points that statically read padding. `prefetch` is a distance in bytes: the
-    innermost loop asks for the weights that far ahead of those it loads (hardware prefetchers stop
-    at each 4 KiB page). Loops around it in which it reads the same `prefetch` bytes of weights
-    again are its `passes`, outermost first: then each pass asks for its share of those that follow
-    them, so that they are in the cache when their turn comes. `dot` is an unrolled reduction axis
-    whose tiles fill 32 bits (4 int8 or 2 bfloat16 elements, side by side), the last one perhaps in
-    part: one instruction multiplies and adds them. Without a combiner, such groups are moved, to
-    where they lie side by side. `rows` is the unrolled axis of the rows of matrices, whose columns
-    are the lanes and whose sums run along `dot`: registers that hold matrices multiply and add them
-    whole. The innermost of `reduce` is as deep as these are.
+    stores read the items as `Accumulator(type, number)`.
+
+    `partial` axes are reduction axes whose unrolled points have separate accumulators, combined at
+    the end. `vector` is the axis along the lanes; if it is a reduction axis, the lanes are combined
+    at the end too. `store_vector` requests a transpose in registers, so that lanes along another
+    unrolled axis are stored. `skip_padding` drops points that statically read padding.
+
+    `prefetch` is a distance in bytes: the innermost loop prefetches the weights at this distance
+    after those it loads (hardware prefetchers stop at each 4 KiB page). The surrounding loops in
+    which it reads the same `prefetch` bytes of weights again are its `passes`, outermost first:
+    each pass then prefetches its share of the weights that follow, so that they are in the cache in
+    time.
+
+    `dot` is an unrolled reduction axis whose tiles fill 32 bits (4 int8 or 2 bfloat16 elements,
+    contiguous), the last one possibly in part: one instruction multiplies and adds them. Without a
+    combiner, such groups are moved to places where they are contiguous. `rows` is the unrolled axis
+    of the rows of matrices, whose columns are the lanes and whose sums run along `dot`: matrix
+    registers multiply and add them as a whole. The innermost of `reduce` is as deep as these are.
     """
 
     stores: tuple[Store, ...]
@@ -155,7 +159,7 @@ class Compute:
 
     @property
     def group(self) -> int:
-        """How many elements `dot` multiplies and adds, or moves, at a time; else one."""
+        """Number of elements that `dot` multiplies and adds, or moves, at a time; else one."""
         if self.dot is None or (self.combiner is not None and dot_operands(self.body) is None):
             return 1
         return next((t.step for t in self.unroll if t.axis == self.dot), 1)
@@ -165,10 +169,10 @@ Node = For | Compute
 
 
 def dot_operands(body: Expr) -> tuple[Load, Load] | None:
-    """The loads of `mul(cast(a), cast(b))`, of a width that fits into 32 bits twice or more often.
+    """The loads of `mul(cast(a), cast(b))`, of a width of which 32 bits hold two or more.
 
-    This is the body that `Compute.dot` takes: integers multiplied in int32, or bfloat16 in float32.
-    None for any other.
+    This is the body that `Compute.dot` requires: integers multiplied in int32, or bfloat16 in
+    float32. None for any other.
     """
     match body:
         case Op(
@@ -186,7 +190,8 @@ def dot_operands(body: Expr) -> tuple[Load, Load] | None:
 class Stage:
     """Nests that run one after the other, without a barrier between them.
 
-    Threads share the tiles of PARALLEL ones: none of these reads or writes what another writes.
+    Threads share the tiles of PARALLEL ones: none of these accesses elements that another one
+    writes.
     """
 
     name: str
@@ -198,7 +203,7 @@ class LoopNest:
     """A whole kernel.
 
     `buffers` are its arguments in order (inputs, weights in their packed form, shared scratch,
-    outputs); `scratch` lies one after the other in the block that each thread has of its own.
+    outputs); the tensors of `scratch` are consecutive in each thread's private block.
     """
 
     name: str
@@ -218,12 +223,13 @@ class LoopNest:
 
     @property
     def sizes(self) -> tuple[Dimension, ...]:
-        """The open dimensions, by name: whose numbers the kernel's `sizes` holds, in this order."""
+        """The dynamic dimensions, by name: the kernel's `sizes` holds their numbers, in this
+        order."""
         return dimensions(*(size for size in self._numbers() if is_open(size)))
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Every axis of the nest, each once, in the order in which they are met."""
+        """Every axis of the nest, each once, in the order of occurrence."""
         return tuple(
             dict.fromkeys(
                 axis for stage in self.stages for node in _nodes(stage.body) for axis in _axes(node)
@@ -231,7 +237,7 @@ class LoopNest:
         )
 
     def at(self, values: Mapping[str, int]) -> LoopNest:
-        """The nest at sizes of its open dimensions, by name.
+        """The nest at sizes of its dynamic dimensions, by name.
 
         Raises:
             ValueError: if a size is not in its dimension's range.
@@ -244,7 +250,7 @@ class LoopNest:
             return self._axes_apart(values).at(values)
 
     def _axes_apart(self, values: Mapping[str, int]) -> LoopNest:
-        """The nest with other names for axes that would become one at these sizes."""
+        """The nest with other names for axes that would become equal at these sizes."""
         closed: set[Axis] = set()
         renamed: dict[Axis, Axis] = {}
         for axis in self.axes:
@@ -257,7 +263,7 @@ class LoopNest:
         return replaced(self, lambda axis: renamed.get(axis, axis), Axis)
 
     def _numbers(self) -> Iterator[int]:
-        """Everything that may be a size."""
+        """All numbers that may be dynamic sizes."""
         for axis in self.axes:
             yield axis.extent
         for tensor in (*self.buffers, *self.scratch):
@@ -283,7 +289,7 @@ def _nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def _axes(node: Node) -> Iterator[Axis]:
-    """The axes that a node itself names, as often as it does."""
+    """The axes that a node itself refers to, including repetitions."""
     match node:
         case For():
             yield node.axis
@@ -316,7 +322,7 @@ def _indices(node: Node) -> Iterator[Affine]:
 
 
 def _parts(compute: Compute) -> Iterator[Expr]:
-    """Every node of the expressions of a Compute, the elements that they store to included."""
+    """Every node of the expressions of a Compute, including the elements that they store to."""
     pending = [*reversed(expressions(compute))]
     while pending:
         for part in walk(pending.pop()):
@@ -326,7 +332,7 @@ def _parts(compute: Compute) -> Iterator[Expr]:
 
 
 def expressions(compute: Compute) -> tuple[Expr, ...]:
-    """Everything that a Compute evaluates or writes to."""
+    """All expressions that a Compute evaluates or writes to."""
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))
     return (compute.body, *init, *stores)

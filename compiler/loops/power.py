@@ -25,11 +25,11 @@ from tilewright.compiler.loops.expr import Cast, Const, Expr, Operation, constan
 
 
 def pow(x: Expr, y: Expr) -> Expr:
-    """x**y as C's pow; relative error <= 6.1e-8, 5e-16 where the result is normal; float64
-    without fused multiply-adds: 4e-13.
+    """x**y as C's pow; relative error <= 6.1e-8, 5e-16 where the result is normal; float64 without
+    fused multiply-adds: 4e-13.
 
-    A constant exponent that is a small integer becomes multiplications. Otherwise it is
-    2**(y log2(|x|)): float32 in float64, float64 with two parts of the logarithm.
+    A constant exponent that is a small integer becomes multiplications. Otherwise it is 2**(y
+    log2(|x|)): float32 in float64, float64 with two parts of the logarithm.
     """
     if isinstance(y, Const) and (simple := _simple_power(x, y.value)) is not None:
         return simple
@@ -68,7 +68,7 @@ def _pow(x: Expr, y: Expr) -> Expr:
 
 
 def _pow_single(magnitude: Expr, y: Expr) -> Expr:
-    """2**(y log2(x)) in float64, where no subnormal number needs care and nothing overflows.
+    """2**(y log2(x)) in float64, where no number is subnormal and nothing overflows.
 
     log2(1 + f) = s Q(s**2) with s = f / (2 + f).
     """
@@ -138,7 +138,7 @@ def _log2_parts(x: Expr) -> tuple[Expr, Expr]:
     distance = mantissa - base
     divisor = mantissa + base
     s = distance / divisor
-    # distance - s divisor, with what the divisor lost
+    # distance - s divisor, including the rounding error of the divisor
     lost = mantissa - (divisor - base)
     s_low = (fma(-s, divisor, distance) - s * lost) / divisor
     square = s * s
@@ -163,7 +163,7 @@ def _times(a: Expr, a_low: Expr, b: Expr, b_low: Expr | float) -> tuple[Expr, Ex
 
 
 def _plus(a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """A sum and what rounding it lost (Knuth)."""
+    """A sum and its rounding error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)

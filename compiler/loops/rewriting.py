@@ -1,4 +1,4 @@
-"""Tensor expressions from others: parts replaced, or read at other indices."""
+"""Transformation of tensor expressions: replacing parts, or reading at other indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright.compiler.loops.index import Affine, Axis
 
 
 def rebuild(node: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The node with every direct operand changed; the target of a Tee stays."""
+    """The node with every direct operand changed; the target of a Tee is unchanged."""
     match node:
         case Op(operation=operation, args=args):
             return Op(operation, tuple(change(a) for a in args))
@@ -60,9 +60,9 @@ def substitute(expr: Expr, known: Mapping[Expr, Expr]) -> Expr:
 
 
 def _from_leaves(expr: Expr, memo: dict[Expr, Expr], change: Callable[[Expr], Expr]) -> Expr:
-    """Rebuild what `memo` does not hold, operands first, with each rebuilt node changed.
+    """Rebuild the nodes that `memo` does not hold, operands first, with each rebuilt node changed.
 
-    Without recursion: a chain of activations is hundreds of operations deep.
+    It does not recurse, because a chain of activations is hundreds of operations deep.
     """
     pending = [expr]
     while pending:

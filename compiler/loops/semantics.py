@@ -1,7 +1,7 @@
-"""What every operation means, as NumPy: the reference that generated code is held against.
+"""Semantics of every operation in NumPy: the reference for generated code.
 
-Values are NumPy scalars or arrays of the expression's type. float16 and bfloat16 are computed as
-their own NumPy type and as float32.
+Values are NumPy scalars or arrays of the expression's type. float16 is computed in its own NumPy
+type, bfloat16 in float32.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Array = np.ndarray[Any, Any]
 
 
 def compute_type(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type that values of this type are computed in: float32 for bfloat16."""
+    """The NumPy type in which values of this type are computed: float32 for bfloat16."""
     return np.dtype(np.float32) if dtype is DType.BFLOAT16 else dtype.numpy
 
 
 def from_memory(raw: Array, dtype: DType) -> Array:
-    """Stored elements as values to compute with: bfloat16's raw bits become float32."""
+    """Stored elements as values for computation: bfloat16's raw bits become float32."""
     if dtype is DType.BFLOAT16:
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw
@@ -66,15 +66,15 @@ def evaluate_expression(
 
     Args:
         expr: the expression.
-        read: gives the value of a load.
+        read: returns the value of a load.
         accumulators: the value of each `Accumulator`, by number.
-        index: gives the value of an `IndexValue`.
-        write: stores what a `Tee` stores on the way.
+        index: returns the value of an `IndexValue`.
+        write: stores the value of a `Tee`.
         fused: whether FMA rounds once, or twice as on a target without the instruction.
         incoming: the value of each `Incoming`, by number.
 
     Raises:
-        ValueError: if the expression has a node that the arguments give no value to.
+        ValueError: if the expression has a node for which the arguments have no value.
     """
     memo: dict[Expr, Array] = {}
 
@@ -120,8 +120,8 @@ def apply(
 ) -> Array:
     """One operation on values of one type; the result has that type too.
 
-    `constants` says which operands are constants. If one is, MAX and MIN let a NaN pass; otherwise
-    they give the second operand if either is NaN.
+    `constants` says which operands are constants. If one is, MAX and MIN propagate a NaN; otherwise
+    they return the second operand if either is NaN.
     """
     with np.errstate(all="ignore"):
         return _apply(operation, args, constants, fused)
@@ -181,8 +181,8 @@ def _apply(
 
 
 def cast(value: Array, dtype: DType) -> Array:
-    """Conversion as C does it; a float that the integer type cannot hold saturates, and NaN gives
-    the lowest integer: what ONNX Runtime quantises it to, and what NumPy makes of it on x86."""
+    """Conversion as in C. A float out of the integer type's range saturates, and NaN becomes the
+    lowest integer, as in ONNX Runtime's quantisation, and in NumPy on x86."""
     target = compute_type(dtype)
     value = np.asarray(value)
     if dtype is DType.BOOL:
@@ -200,14 +200,14 @@ def cast(value: Array, dtype: DType) -> Array:
 
 
 def items_of(expr: Expr) -> tuple[Expr, ...]:
-    """The items of a tuple; any other expression is its own only item."""
+    """The items of a tuple; any other expression is its own single item."""
     return expr.values if isinstance(expr, Items) else (expr,)
 
 
 def join(
     combiner: Combiner | Fold, first: Sequence[Array], second: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """Join two partial results of a reduction, item by item of their tuples."""
+    """Combine two partial results of a reduction, item by item of their tuples."""
     if isinstance(combiner, Fold):
         unread = _no_load
         return tuple(
@@ -222,14 +222,14 @@ def _no_load(load: Load) -> Array:
 
 
 def neutral_items(combiner: Combiner | Fold, dtype: DType) -> tuple[Array, ...]:
-    """The tuple that a reduction starts from."""
+    """The initial tuple of a reduction."""
     if isinstance(combiner, Fold):
         return tuple(np.asarray(c.value, compute_type(c.type)) for c in combiner.neutral)
     return (neutral(combiner, dtype),)
 
 
 def apply_combiner(combiner: Combiner, values: Array) -> Array:
-    """Join the partial results along the last axis, which stays with length 1."""
+    """Combine the partial results along the last axis, which stays with length 1."""
     match combiner:
         case Combiner.SUM:
             joined = np.sum(values, axis=-1, keepdims=True, dtype=values.dtype)
@@ -245,7 +245,7 @@ def apply_combiner(combiner: Combiner, values: Array) -> Array:
 
 
 def neutral(combiner: Combiner, dtype: DType) -> Array:
-    """The value that a reduction starts from."""
+    """The initial value of a reduction."""
     target = compute_type(dtype)
     if combiner in (Combiner.SUM, Combiner.PRODUCT):
         return np.asarray(0 if combiner is Combiner.SUM else 1, target)
@@ -320,7 +320,7 @@ def _fma_double(x: Array, y: Array, z: Array) -> Array:
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """A float64 as two of 26 bits."""
+    """A float64 as two numbers of 26 bits."""
     large = x * 134217729.0
     high = large - (large - x)
     return high, x - high

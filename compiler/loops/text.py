@@ -237,7 +237,7 @@ class _Printer:
 
 
 def quoted(name: str) -> str:
-    """A name as it is where the grammar allows it, else as a JSON string."""
+    """A name unchanged if the grammar allows it, else as a JSON string."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.~]*", name) and name not in RESERVED
     return name if plain else json.dumps(name)
 
@@ -261,7 +261,7 @@ def _suffix(dtype: DType) -> str:
 
 
 def _expressions(compute: Compute) -> tuple[Expr, ...]:
-    """Everything that a Compute evaluates, in the order of its text."""
+    """All expressions that a Compute evaluates, in the order of its text."""
     fold = compute.combiner.joined if isinstance(compute.combiner, Fold) else ()
     init = () if compute.init is None else (compute.init,)
     stores = (e for store in compute.stores for e in (store.target, store.value))

@@ -74,15 +74,15 @@ def _odd(x: Expr, function: Callable[[_Turned], Expr]) -> Expr:
 def _quarter_turns(
     parts: Sequence[Expr], width: int, reach: int, bits: int, scale: int
 ) -> tuple[Expr, Expr]:
-    """n (but for multiples of 4) and r of sum(parts) 2**scale = (n + r) pi / 2.
+    """n (except for multiples of 4) and r of sum(parts) 2**scale = (n + r) pi / 2.
 
-    Payne and Hanek 1983, without a table that is read at run time: 2/pi is cut into pieces of
+    Payne and Hanek 1983, without a table that is read at run time. 2/pi is divided into pieces of
     `width` bits, so that a product with a part is exact, and so are its remainder by 4 and sums of
-    those that are not small (for two parts of one size with two bits to spare). For each
-    argument up to 2**reach all but a few of the products are multiples of 4, or next to nothing;
-    what is left is added from the largest on, which loses no more than the last bit of r. `bits` of
-    2/pi are enough: 2**-62 is as close as a float64 comes to a multiple of pi / 2, and 54 more bits
-    are its last place (float32: 2**-30, and 30 bits).
+    those that are not small (for two parts of one size with two bits to spare). For each argument
+    up to 2**reach, all but a few of the products are multiples of 4, or negligible. The remaining
+    ones are added from the largest on, which loses no more than the last bit of r. `bits` of 2/pi
+    are enough: a float64 is never closer than 2**-62 to a multiple of pi / 2, and 54 more bits are
+    its last place (float32: 2**-30, and 30 bits).
     """
     products: list[tuple[int, Expr]] = []
     for position, piece in enumerate(_two_over_pi(width, bits, scale)):
@@ -146,7 +146,7 @@ _HALF_PI_LOW = 6.123233995736766e-17
 
 
 def _sine(turned: _Turned, quarter_turns: int) -> Expr:
-    """The sine of the argument and so many quarter turns."""
+    """The sine of the argument plus this number of quarter turns."""
     turns = turned.n + float(quarter_turns) if quarter_turns else turned.n
     quadrant = fma(op(Operation.FLOOR, turns * 0.25), -4.0, turns)
     odd = op(Operation.OR, equal(quadrant, 1.0), equal(quadrant, 3.0))

@@ -1,7 +1,8 @@
-"""Run a loop nest on NumPy arrays: slowly, and so plainly that this defines what the IR means.
+"""Interpreter of loop nests on NumPy arrays: slow, and so simple that it defines the IR's
+semantics.
 
-Tests compare both sides with it: a schedule's nest must compute what the operators say, and
-generated code must compute what its nest says.
+Tests compare both sides with it: a schedule's nest must compute the operators' results, and
+generated code must compute its nest's results.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def run_nest(
 
     Args:
         nest: the kernel.
-        buffers: one for each of `nest.buffers`, in its physical form: 1-D, of `tensor.bytes`, as
-            `pack_tensor` makes it.
-        sizes: of the open dimensions, by name.
+        buffers: one for each of `nest.buffers`, in its physical form: 1-D, of `tensor.bytes`, from
+            `pack_tensor`.
+        sizes: of the dynamic dimensions, by name.
 
     Raises:
-        ValueError: if a buffer has another size or type, or if the nest reads or writes outside of
-            a tensor where it must not.
+        ValueError: if a buffer has another size or type, or if the nest reads or writes outside a
+            tensor where it must not.
     """
     nest = nest.at(sizes or {})
     for tensor, buffer in zip(nest.buffers, buffers, strict=True):
@@ -100,7 +101,7 @@ def physical_offsets(tensor: Tensor, index: Sequence[Array] | Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What an axis stands for: `width` values from `start`."""
+    """The current range of an axis: `width` values from `start`."""
 
     start: int
     width: int
@@ -111,7 +112,7 @@ _Environment = dict[Axis, _Span]
 
 @dataclass(slots=True)
 class _Machine:
-    """Memory by name; register tensors come into being when something is stored to them."""
+    """Memory by name; register tensors are created by their first store."""
 
     memory: dict[str, Array]
     constants: dict[Tensor, Array] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class _Execution:
             self._store(store.target, self._evaluate(store.value, here, result), here)
 
     def _reduce(self, combiner: Combiner | Fold, values: Mapping[Axis, Array]) -> tuple[Array, ...]:
-        """The body combined over the reduction's points, those out of bounds left out."""
+        """The body combined over the reduction's points, except those out of bounds."""
         compute = self.compute
         inside = np.asarray(True)
         halo_counts = not compute.skip_padding or combiner is Combiner.SUM
@@ -237,7 +238,7 @@ class _Execution:
         return index
 
     def _inside(self, load: Load, values: Mapping[Axis, Array], *, halo: bool) -> Array:
-        """Where a load lies within its tensor (and its halo)."""
+        """A mask of the points at which a load lies within its tensor (and its halo)."""
         result = np.asarray(True)
         if load.tensor.space is Space.REGISTER:
             return result
@@ -291,8 +292,8 @@ def _grids(
 def _points(axis: Axis, levels: Sequence[Tile], compute: Compute, width: int) -> Array:
     """The values of an axis that a Compute visits: its tile, split level by level.
 
-    At the innermost level an axis stands for the start of its tile, unless it runs along the lanes
-    or through a packed element.
+    At the innermost level an axis has the start of its tile, unless it runs along the lanes or
+    through a packed element.
     """
     spans = [_Span(0, width)]
     for tile in levels:
@@ -336,7 +337,7 @@ def _value(index: Affine, values: Mapping[Axis, Array]) -> Array:
 
 
 def _undefined(tensor: Tensor) -> Any:
-    """Memory that nothing has written yet: NaN, so that a read of it shows in the result."""
+    """Memory that has not been written yet: NaN, so that a read of it shows in the result."""
     count = tensor.bytes // tensor.dtype.bytes
     if tensor.dtype is DType.BFLOAT16:
         return np.full(count, 0x7FC0, np.uint16)

@@ -1,4 +1,4 @@
-"""A parser of the text form of loop nests, which `compiler.loops.text` writes."""
+"""Parser for the text form of a loop nest; `compiler.loops.text` writes it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ from tilewright.compiler.sizes import Dimension
 
 
 def parse_nest(text: str) -> LoopNest:
-    """Read what `print_nest` wrote.
+    """Read the output of `print_nest`.
 
     Raises:
-        NestSyntaxError: naming the line that does not follow the grammar, or that uses a name
-            which nothing declares.
+        NestSyntaxError: naming the line that violates the grammar, or that uses an undeclared name.
     """
     lines = [
         Line(number, len(raw) - len(raw.lstrip(" ")), raw.strip())
@@ -304,7 +303,7 @@ class _Parser:
         return FloorDiv(axis, divisor)
 
     def _number(self, tokens: Tokens) -> int:
-        """A number in an index: a size stands in braces."""
+        """A number in an index; sizes are in braces."""
         if not tokens.accept("{"):
             return tokens.integer()
         size = tokens.size(self.sizes)
@@ -414,7 +413,7 @@ class _Parser:
 
 
 class _ComputeFields:
-    """What the clauses of a Compute have said so far."""
+    """The clauses of a Compute parsed so far."""
 
     def __init__(self) -> None:
         self.stores: list[Store] = []
@@ -432,6 +431,6 @@ class _ComputeFields:
 
 
 def _plain(handle: str) -> str:
-    """The name behind a handle: `x~2` is the second axis or tensor with the name `x`."""
+    """The name of a handle: `x~2` is the second axis or tensor with the name `x`."""
     name, mark, number = handle.rpartition("~")
     return name if mark and number.isdecimal() else handle

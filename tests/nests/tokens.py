@@ -14,7 +14,7 @@ from tilewright.compiler.sizes import Dimension, parse_size
 
 
 class NestSyntaxError(CompilerError):
-    """The text is not that of a loop nest; the message names the line."""
+    """The text is not a valid loop nest; the message names the line."""
 
 
 _TOKEN = re.compile(
@@ -72,7 +72,7 @@ class Tokens:
         return value
 
     def accept(self, value: str) -> bool:
-        """Whether the next token is this one (a quoted string never is); if so, step over it."""
+        """Whether the next token is this one (a quoted string never is); if so, skip it."""
         matches = self.peek() == value and self.kind() != "string"
         self.at += matches
         return matches
@@ -98,7 +98,8 @@ class Tokens:
         return sign * int(text)
 
     def size(self, known: Mapping[str, Dimension]) -> int:
-        """An integer, or an expression over open dimensions, to where no operator follows."""
+        """An integer, or an expression over dynamic dimensions, which ends where no operator
+        follows."""
         if not known:
             return self.integer()
         first = self.at

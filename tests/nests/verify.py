@@ -1,7 +1,7 @@
-"""Checks that a loop nest is well-formed. Each names its offender.
+"""Checks that a loop nest is well-formed. Each names its violation.
 
-They say nothing about speed, and they do not prove that the lowering can handle a nest: whether
-tiles align with a layout is found out there.
+They do not judge speed, and they do not prove that the lowering supports a nest: the lowering
+itself checks whether tiles align with a layout.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def verify_nest(nest: LoopNest) -> None:
     """Run every check.
 
     Raises:
-        ScheduleError: by the first check that fails, naming what it found.
+        ScheduleError: from the first check that fails, naming the violation.
     """
     for check in CHECKS:
         check(nest)
 
 
 def check_names(nest: LoopNest) -> None:
-    """Buffers and scratch have names of their own, and every tensor of a nest is declared."""
+    """Check that buffers and scratch have unique names, and every tensor of a nest is declared."""
     names = [tensor.name for tensor in (*nest.buffers, *nest.scratch)]
     for name in names:
         if names.count(name) > 1:
@@ -69,8 +69,8 @@ def check_names(nest: LoopNest) -> None:
 
 
 def check_roles(nest: LoopNest) -> None:
-    """Inputs, weights and constants are only read; threads share one buffer at most, of which
-    programs have one place."""
+    """Check that inputs, weights and constants are only read, and that threads share at most one
+    buffer, for which programs have one place."""
     for load, is_write in _accesses(nest):
         tensor = load.tensor
         if is_write and (
@@ -89,8 +89,8 @@ def check_roles(nest: LoopNest) -> None:
 
 
 def check_bindings(nest: LoopNest) -> None:
-    """Parallel loops are at the top of their stage, with nothing but others beside them, or all
-    that is in another parallel loop over another axis."""
+    """Check that parallel loops are at the top of their stage, next to parallel loops only, or the
+    only content of another parallel loop over another axis."""
     for stage in nest.stages:
         shared = {isinstance(n, For) and n.binding is not Binding.SERIAL for n in stage.body}
         allowed = list(stage.body) if len(shared) == 1 else []
@@ -109,7 +109,7 @@ def check_bindings(nest: LoopNest) -> None:
 
 
 def _other_loop(loop: For) -> tuple[For, ...]:
-    """The loop over another axis that is all of a loop's body."""
+    """The loop over another axis that is the only content of a loop."""
     match loop.body:
         case (For() as inner,) if inner.axis != loop.axis:
             return (inner,)
@@ -118,7 +118,7 @@ def _other_loop(loop: For) -> tuple[For, ...]:
 
 
 def check_steps(nest: LoopNest) -> None:
-    """Steps are positive."""
+    """Check that steps are positive."""
     for node in _all_nodes(nest):
         tiles = (
             ((node.axis, node.step),)
@@ -131,7 +131,7 @@ def check_steps(nest: LoopNest) -> None:
 
 
 def check_sizes(nest: LoopNest) -> None:
-    """An open dimension has one range, and nothing is shorter than 0 at any size."""
+    """Check that a dynamic dimension has one range, and no extent is negative at any size."""
     names = [dimension.name for dimension in nest.sizes]
     for name in names:
         if names.count(name) > 1:
@@ -145,7 +145,7 @@ def check_sizes(nest: LoopNest) -> None:
 
 
 def check_axes(nest: LoopNest) -> None:
-    """Every axis of an index is opened by a loop around it, or by its Compute."""
+    """Check that every axis of an index is opened by a surrounding loop, or by its Compute."""
     for stage in nest.stages:
         for node in stage.body:
             _check_axes(node, frozenset())
@@ -178,7 +178,8 @@ def _check_index(index: Affine, opened: frozenset[Axis] | set[Axis], where: str)
 
 
 def check_ranks(nest: LoopNest) -> None:
-    """A load has one index for each axis of its tensor; indirect dimensions exist."""
+    """Check that a load has one index for each axis of its tensor, and indirect dimensions
+    exist."""
     for load, _ in _accesses(nest):
         rank = len(load.tensor.shape)
         if len(load.index) != rank:
@@ -191,7 +192,8 @@ def check_ranks(nest: LoopNest) -> None:
 
 
 def check_expressions(nest: LoopNest) -> None:
-    """No reductions inside expressions, operand counts and types fit, stores keep their type."""
+    """Check that expressions have no reductions, operand counts and types fit, and stores keep
+    their type."""
     for node in _all_nodes(nest):
         if not isinstance(node, Compute):
             continue
@@ -219,7 +221,8 @@ def check_expressions(nest: LoopNest) -> None:
 
 
 def _check_tuple(compute: Compute) -> None:
-    """A fold's parts have one type for each item; everything that reads items fits them."""
+    """Check that a fold's parts have one type for each item, and match everything that reads
+    items."""
     name, combiner = _target_name(compute), compute.combiner
     types: tuple[DType, ...] = (compute.body.dtype,)
     if isinstance(combiner, Fold):
@@ -301,7 +304,8 @@ def arity(operation: Operation) -> int:
 
 
 def check_computes(nest: LoopNest) -> None:
-    """Partial axes are unrolled reduction axes; a map has no reduction; there is a store."""
+    """Check that partial axes are unrolled reduction axes, a map has no reduction, and there is a
+    store."""
     for node in _all_nodes(nest):
         if not isinstance(node, Compute):
             continue
@@ -328,8 +332,8 @@ def check_computes(nest: LoopNest) -> None:
 
 
 def _check_dot(compute: Compute, axis: Axis, unrolled: bool, written: bool) -> None:
-    """Tiles of an unrolled reduction axis that fill 32 or 64 bits with products of two loads, or of
-    an axis of a map that fill them with elements of one load.
+    """Check the tiles of `dot`: of an unrolled reduction axis, they fill 32 or 64 bits with
+    products of two loads; of an axis of a map, they fill them with elements of one load.
 
     Only the last tile of the axis may be narrower.
     """
@@ -355,7 +359,7 @@ def _check_dot(compute: Compute, axis: Axis, unrolled: bool, written: bool) -> N
 
 
 def _check_matrices(compute: Compute, rows: Axis, written: bool) -> None:
-    """Rows, lanes and the sum are all that is unrolled, and sums start at zero."""
+    """Check that only rows, lanes and the sum are unrolled, and sums start at zero."""
     name = _target_name(compute)
     unrolled = {tile.axis: tile.step for tile in compute.unroll}
     depths = [tile.step for tile in compute.reduce if tile.axis == compute.dot]
@@ -370,7 +374,8 @@ def _check_matrices(compute: Compute, rows: Axis, written: bool) -> None:
 
 
 def _check_moved_groups(compute: Compute, axis: Axis, moved: bool) -> None:
-    """Groups are moved as they are: from one load to elements of its type, each lane's together."""
+    """Check that groups are moved unchanged, from one load to elements of its type, contiguous per
+    lane."""
     body = compute.body
     narrow = isinstance(body, Load) and body.dtype.bytes < 4
     same = all(store.value == Accumulator(body.dtype) for store in compute.stores)
@@ -409,7 +414,7 @@ def _all_nodes(nest: LoopNest) -> Iterator[Node]:
 
 
 def _accesses(nest: LoopNest) -> Iterator[tuple[Load, bool]]:
-    """Every element that a nest touches, and whether it writes it."""
+    """Every element that a nest accesses, and whether it writes it."""
     for node in _all_nodes(nest):
         if not isinstance(node, Compute):
             continue

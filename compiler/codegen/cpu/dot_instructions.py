@@ -1,16 +1,16 @@
 """Groups of narrow elements, multiplied and added to 32-bit accumulators.
 
-An operand is a vector of 32-bit elements, each 4 bytes or 2 elements of 16 bits side by side. The
-family of the target says which instructions there are. Products of integers are exact on every
-target, without saturation on the way:
+An operand is a vector of 32-bit elements, each 4 bytes or 2 adjacent elements of 16 bits. The
+family of the target defines the instructions. Products of integers are exact on every target,
+without intermediate saturation. The first available method is used:
 
 1. an instruction for the two types;
-2. one for bytes of which one operand has the other sign: its low seven bits mean the same in both
-   types, and the eighth the opposite, so that products with that one are subtracted;
+2. one for bytes of which one operand has the other signedness: its low seven bits have the same
+value in both types, and the eighth the opposite, so that products with that one are subtracted;
 3. one for bytes of which one operand has seven bits: the eighth ones are multiplied as ones, and
-   that sum is shifted;
-4. multiplications that widen 16 bits and take a scalar for all lanes (`vwmacc.vx`): elements one
-   by one;
+that sum is shifted;
+4. multiplications that widen 16 bits and take a scalar for all lanes (`vwmacc.vx`): elements one by
+one;
 5. bytes as pairs of 16 bits, the even ones and the odd ones;
 6. pairs, by multiplications that widen vectors (`smlal`) or in plain arithmetic.
 
@@ -71,7 +71,7 @@ def multiply_add(
 def _direct(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """By an instruction for these types, in either order."""
+    """The result by an instruction for these types, in either order."""
     sums, lanes = accumulator.dtype, accumulator.lanes
     assert sums is not None
     found = emitter.target.dot(*types, sums, lanes)
@@ -84,7 +84,7 @@ def _direct(
 def _other_sign(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """By an instruction in which the left operand has the other sign.
+    """The result by an instruction whose left operand has the other signedness.
 
     Bytes whose eighth bit is known to be clear, such as weights of four bits, are the same in both.
     """
@@ -108,7 +108,8 @@ def _other_sign(
 def _seven_bits(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """By an instruction that takes seven bits of the left operand, or of the right one instead."""
+    """The result by an instruction that requires seven bits of the left operand, or of the right
+    one instead."""
     lanes = accumulator.lanes
     for kinds, x, y in ((types, left, right), (types[::-1], right, left)):
         found = emitter.target.dot(DType.UINT8, kinds[1], DType.INT32, lanes, seven_bits=True)
@@ -128,7 +129,7 @@ def _seven_bits(
 
 
 def _shifted(emitter: Emitter, shift: str, value: Value) -> Value:
-    """By seven bits."""
+    """Shift by seven bits."""
     seven = emitter.const(7, DType.INT32, value.lanes)
     return emitter.emit(DType.INT32, value.lanes, f"{shift} {value.type} %s, %s", value, seven)
 
@@ -149,9 +150,10 @@ def _halved(emitter: Emitter, dtype: DType, value: Value, part: int) -> Value:
 def _by_elements(
     emitter: Emitter, types: Types, accumulator: Value, left: Value, right: Value
 ) -> Value | None:
-    """By products of a vector and a scalar of int16; None for types that are not integers.
+    """The result by products of a vector and a scalar of int16; None for types that are not
+    integers.
 
-    Two vectors of groups were interleaved for this: LLVM takes them apart again by itself.
+    Two vectors of groups were interleaved before; LLVM undoes that automatically.
     """
     if types != _PAIRS and not set(types) <= set(_BYTES):
         return None
@@ -168,9 +170,9 @@ def _by_elements(
 
 
 def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
-    """In every lane, in the type of the sums, whose bits are those of a signed one.
+    """Broadcast to the lanes and type of the sums, with the bits of a signed value.
 
-    The scalar is widened there, not before, for that is what LLVM looks for.
+    The scalar is widened after the broadcast, because that is the pattern that LLVM matches.
     """
     assert sums.dtype is not None
     whole = emitter.splat(value, sums.lanes)
@@ -179,7 +181,7 @@ def _extended(emitter: Emitter, value: Value, sums: Value) -> Value:
 
 
 def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
-    """One element of each group as int16; zero where a group that is not full has none."""
+    """One element of each group as int16; zero for missing elements of a partial group."""
     if group.lanes == 1:
         parts = emitter.parts.get(group.name)
         if parts is not None and place >= len(parts):
@@ -194,7 +196,7 @@ def _element(emitter: Emitter, dtype: DType, group: Value, place: int) -> Value:
     if dtype.bytes == 1:
         group = _halved(emitter, dtype, group, place % 2)
         place //= 2
-    # A shuffle, for LLVM would widen what is truncated from the whole group instead.
+    # A shuffle, because LLVM would widen a value truncated from the whole group.
     pairs = type_text(DType.INT16, 2 * group.lanes)
     halves = emitter.emit(
         DType.INT16, 2 * group.lanes, f"bitcast {group.type} %s to {pairs}", group
@@ -257,7 +259,7 @@ def _call(
     packed = type_text(operand, elements)
     takes_lanes, alike = emitter.target.lane_factors > 1, instruction.left is instruction.right
     if takes_lanes and alike and left.lanes == 1:
-        left, right = right, left  # a lane is a factor in the last place alone
+        left, right = right, left  # only the last operand can be a lane
     arguments = [_widened(emitter, accumulator, width)] if instruction.accumulates else []
     for value in (left, right):
         wide = _widened(emitter, _spread(emitter, value, lanes), width)
@@ -273,8 +275,9 @@ def _call(
 
 
 def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """A scalar in every lane. Where a lane may be a factor, one that is loaded alone goes through a
-    register of floats: else LLVM loads it into all lanes, which takes an address without offset."""
+    """A scalar in every lane. If a lane may be a factor, a scalar that is loaded alone goes through
+    a float register: otherwise LLVM loads it into all lanes, which needs an address without an
+    offset."""
     alone = value.lanes == 1 < lanes and value.const is None and value.name not in emitter.taken
     if not alone or emitter.target.lane_factors == 1:
         return emitter.splat(value, lanes)
@@ -287,7 +290,7 @@ def _spread(emitter: Emitter, value: Value, lanes: int) -> Value:
 
 
 def _widened(emitter: Emitter, value: Value, lanes: int) -> Value:
-    """The vector with more lanes, whatever is in them; a scalar in all of them."""
+    """The vector with more lanes, whose content is arbitrary; a scalar in all of them."""
     if value.lanes in (1, lanes):
         return emitter.splat(value, lanes)
     return emitter.shuffle(value, None, [min(i, value.lanes - 1) for i in range(lanes)])
