@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.graphs import random_inputs
+from tests.plan_reader import read_plan
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
@@ -107,7 +108,7 @@ def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
     assert all(v in written for v in plan.graph.outputs)
     arrays = plan.constants()
     text = json.dumps(plan.to_json())
-    again = GraphPlan.from_json(json.loads(text), arrays)
+    again = read_plan(json.loads(text), arrays)
     assert again.graph == plan.graph and again.steps == plan.steps
     assert dict(again.placements) == dict(plan.placements) and again == plan
     return plan

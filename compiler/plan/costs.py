@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from typing import Any
 
 from tilewright.compiler import ops
 from tilewright.compiler.graph.ir import Graph, Node
@@ -20,6 +19,7 @@ from tilewright.compiler.plan.memory import plan_memory
 from tilewright.compiler.plan.plan import GraphPlan, ViewStep, bodies_of
 from tilewright.compiler.plan.product_types import TypeShare, type_shares
 from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.runtime.codec import JsonValue
 
 FLOPS_PER_BYTE = 8.0
 """The weight of traffic against arithmetic: a core's vector units do 32 to 128 operations in the
@@ -157,7 +157,7 @@ class TaskSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanSummary:
+class PlanSummary(JsonValue):
     """The data that `tilewright show graph` displays for a model."""
 
     name: str
@@ -183,12 +183,6 @@ class PlanSummary:
     tasks: tuple[TaskSummary, ...]
     products: tuple[TypeShare, ...] = ()
     """The multiply-accumulates by the types of their factors; a loop's body counts once."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`."""
-        import dataclasses
-
-        return dataclasses.asdict(self)
 
 
 def plan_summary(plan: GraphPlan) -> PlanSummary:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.graph.ir import Graph, Node
-from tilewright.compiler.graph.text import digest, parse_graph, print_graph
-from tilewright.compiler.loops.layout import Layout
+from tilewright.compiler.graph.text import digest, print_graph
 from tilewright.compiler.ops.control import branch_slots, loop_form
 from tilewright.compiler.ops.labels import labels_of, list_of
 from tilewright.compiler.plan.intervals import pieces
@@ -24,10 +22,8 @@ from tilewright.compiler.sizes import (
     at,
     is_open,
     open_size,
-    parse_size,
     replaced,
     typical_sizes,
-    with_dimensions,
 )
 
 PLAN_SCHEMA = 2
@@ -323,11 +319,12 @@ class GraphPlan:
         return list(parts.items())
 
     def constants(self) -> Mapping[str, np.ndarray]:
-        """All constants by digest, including those in bodies, as needed by `from_json`."""
+        """All constants by digest, including those in bodies."""
         return {digest(a): a for graph in self.graph.walk() for a in graph.constants.values()}
 
     def to_json(self, *, digests: bool = True) -> dict[str, Any]:
-        """Plain data for `json`; constants larger than a few elements are named by digest.
+        """Plain data for `json`; constants larger than a few elements are named by digest. The
+        tests read it back (`tests/plan_reader.py`).
 
         `digests` is passed on to `print_graph`.
         """
@@ -388,84 +385,12 @@ class GraphPlan:
             ),
         }
 
-    @staticmethod
-    def from_json(
-        data: Mapping[str, Any], constants: Mapping[str, np.ndarray] | None = None
-    ) -> GraphPlan:
-        """Read the output of `to_json`; `constants` resolves the digests in the graph's text.
-
-        Raises:
-            ArtifactError: if the data has another version or is incomplete.
-        """
-        if data.get("schema") != PLAN_SCHEMA:
-            raise ArtifactError(f"graph plan: schema {data.get('schema')}, expected {PLAN_SCHEMA}")
-        try:
-            workloads = {key: Workload.parse(text) for key, text in data["workloads"].items()}
-            graph = parse_graph(data["graph"], constants)
-            steps: list[Step] = []
-            known = {dimension.name: dimension for dimension in graph.dimensions}
-            rooms = {name: RoomDimension(name, 0) for name in _rooms(data)}
-            graph = with_dimensions(graph, {known[n]: r for n, r in rooms.items() if n in known})
-            known |= rooms
-
-            def whole(size: int | str) -> int:
-                return parse_size(size, known) if isinstance(size, str) else int(size)
-
-            for step in data["steps"]:
-                if "bodies" in step:
-                    node = graph.producer(step["output"])
-                    if node is None or len(node.bodies) != len(step["bodies"]):
-                        raise ValueError(f"no node with bodies makes '{step['output']}'")
-                    plans = [GraphPlan.from_json(body, constants) for body in step["bodies"]]
-                    steps.append(control_step(node, plans[:: 1 if node.op == "loop" else -1]))
-                elif "view" in step:
-                    offsets = tuple(map(whole, step["offsets"]))
-                    steps.append(ViewStep(tuple(step["view"]), step["output"], offsets))
-                elif "refusal" in step:
-                    steps.append(RefusalStep(str(step["refusal"]), step["output"]))
-                elif "native" in step:
-                    parameters = tuple(map(whole, step["parameters"]))
-                    inputs = tuple(step["inputs"])
-                    steps.append(NativeStep(step["native"], parameters, inputs, step["output"]))
-                else:
-                    inputs, sizes = tuple(step["inputs"]), tuple(step.get("sizes", ()))
-                    workload = workloads[step["kernel"]]
-                    if len(sizes) != len(workload.dimensions) or not set(sizes) <= set(known):
-                        raise ValueError(f"sizes {sizes} of the kernel of '{step['output']}'")
-                    steps.append(KernelStep(workload, inputs, step["output"], sizes))
-            placements = {
-                value: Placement(
-                    Layout.parse(place["layout"]),
-                    tuple((int(before), int(after)) for before, after in place["halo"]),
-                )
-                for value, place in data["placements"].items()
-            }
-            growing = tuple(
-                Growth(
-                    str(each["input"]),
-                    str(each["output"]),
-                    int(each["axis"]),
-                    whole(each["before"]),
-                    whole(each["after"]),
-                    rooms[each["room"]],
-                )
-                for each in data.get("growing", ())
-            )
-            return GraphPlan(graph, tuple(steps), placements, growing)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"graph plan: malformed: {error}") from error
-
 
 _EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
 
 
 def _size_to_json(size: int) -> int | str:
     return str(size) if is_open(size) else size
-
-
-def _rooms(data: Mapping[str, Any]) -> list[str]:
-    """The names of the rooms in a plan's JSON form."""
-    return [str(each["room"]) for each in data.get("growing", ())]
 
 
 def _growth_to_json(growth: Growth) -> dict[str, Any]:

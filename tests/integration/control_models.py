@@ -11,6 +11,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
+from tests.plan_reader import read_plan
 from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.text import parse_graph, print_graph
@@ -90,7 +91,7 @@ def checked(
         assert parse_graph(text, arrays) == each
         assert print_graph(parse_graph(text, arrays)) == text
     plan = driver.make_plan(optimised, Mode())
-    assert GraphPlan.from_json(plan.to_json(), plan.constants()) == plan
+    assert read_plan(plan.to_json(), plan.constants()) == plan
     return executable
 
 

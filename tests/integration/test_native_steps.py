@@ -15,13 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
+from tests.plan_reader import read_plan
 from tilewright.compiler import driver
 from tilewright.compiler.driver import compile_whole
 from tilewright.compiler.errors import InvalidModelError, UnsupportedOperatorError
 from tilewright.compiler.graph.text import digest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.program import NativeCall
@@ -101,7 +101,7 @@ def test_native_steps_have_no_task_and_a_json_form() -> None:
     assert len(plan.natives) == 5
     assert sum(count for _, count in plan.tasks()) == len(plan.kernels)
     constants = {digest(array): array for array in plan.graph.constants.values()}
-    assert GraphPlan.from_json(plan.to_json(), constants) == plan
+    assert read_plan(plan.to_json(), constants) == plan
     agree(run_graph(graph, image()), runtime(detector(), image()))
 
 

@@ -15,13 +15,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks.decoders import CACHES, DECODERS, first_states, state_names
+from tests.plan_reader import read_plan
 from tests.states import only_changed
 from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.context import RunContext
@@ -352,7 +352,7 @@ def test_an_artifact_of_ranges_keeps_growing_caches_in_place(tmp_path: Path) -> 
     plan = driver.make_plan(
         driver.optimise(driver.load_graph(model, dims), Mode(target)), Mode(target)
     )
-    assert GraphPlan.from_json(plan.to_json(), plan.constants()).growing == plan.growing
+    assert read_plan(plan.to_json(), plan.constants()).growing == plan.growing
     builder, ports = ProgramBuilder(None, Mode(target)), model_ports(model.graph)
     artifacts.save_artifact({(): plan}, builder, tmp_path / "artifact", ports)
     given = [feeds(5, 0, "growing"), *(feeds(1, past, "growing") for past in range(5, 14))]

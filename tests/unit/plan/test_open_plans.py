@@ -19,6 +19,7 @@ from benchmarks.convolutional import mobilenet_v2, yolo_nano
 from benchmarks.decoders import gpt2_decoder, llama_decoder
 from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
 from tests.integration import control_models
+from tests.plan_reader import read_plan
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
@@ -209,7 +210,7 @@ def test_views_lie_where_they_would_at_each_size(name: str) -> None:
 def test_plans_read_back(name: str) -> None:
     plan = planned(name)
     data = json.loads(json.dumps(plan.to_json()))
-    assert GraphPlan.from_json(data, plan.constants()) == plan
+    assert read_plan(data, plan.constants()) == plan
 
 
 def test_buffers_never_overlap_while_they_live(name: str) -> None:

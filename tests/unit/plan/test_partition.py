@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import Maker
+from tests.plan_reader import read_plan
 from tests.plans import check_memory, planned
 from tilewright.compiler.errors import ArtifactError
 from tilewright.compiler.graph.ir import Graph
@@ -192,6 +193,6 @@ def test_same_bytes() -> None:
 def test_malformed_json() -> None:
     data = planned(tower()).to_json()
     with pytest.raises(ArtifactError):
-        GraphPlan.from_json({**data, "schema": 99})
+        read_plan({**data, "schema": 99})
     with pytest.raises(ArtifactError):
-        GraphPlan.from_json({"schema": data["schema"]})
+        read_plan({"schema": data["schema"]})
