@@ -150,7 +150,8 @@ class Operator:
     `native` to NATIVE, which have no tensor expression; `terms` to CONTRACTION. `control` belongs
     to CONTROL and replaces the reference; these operators have no tensor expression either.
     `commutative`: its operands may be exchanged. `idempotent`: applied to its own result, it
-    changes nothing. `jumps`: its float results are discontinuous.
+    changes nothing. `jumps`: its float results are discontinuous. `sums`: whether a NATIVE operator
+    adds up elements, by the attributes of a node; its float results are then continuous.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Operator:
     commutative: bool = False
     idempotent: bool = False
     jumps: bool = False
+    sums: Callable[[Attrs], bool] | None = None
 
 
 def get(name: str) -> Operator:

@@ -9,6 +9,7 @@ producers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -280,7 +281,11 @@ def _onnx_tensor_scatter(node: OnnxNode) -> str:
     return rows_replaced(node, past, starts, update, dim, circular=mode == "circular")
 
 
-OPERATORS = (native("scatter", _infer, _reference, _work),)
+def _sums(attrs: Attrs) -> bool:
+    return word(attrs, "reduction", "none") == "add"
+
+
+OPERATORS = (replace(native("scatter", _infer, _reference, _work), sums=_sums),)
 
 RULES = (
     OnnxRule("ScatterElements", _onnx_scatter_elements),

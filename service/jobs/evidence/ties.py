@@ -227,11 +227,11 @@ class _Mover:
         if self._narrow is not None and operator.kind in PRODUCTS:
             share = HALF_MOVED_BY[self._narrow]
         by = share * result
-        if operator.kind in SUMS or _scatters_sums(node):
+        if operator.kind in SUMS or _adds_up(node):
             sizes = np.where(np.isfinite(result), np.abs(result), 0.0)
             by = max(share, SUM_MOVED_BY) * by_channel(sizes)
         floats = all(each.dtype.kind == "f" for each in operands)
-        if (operator.kind is OpKind.CONTRACTION and floats) or _scatters_sums(node):
+        if (operator.kind is OpKind.CONTRACTION and floats) or _adds_up(node):
             if node.output not in self._terms:
                 magnitudes = [np.abs(each) if each.dtype.kind == "f" else each for each in operands]
                 sums = operator.reference(magnitudes, node.attrs)
@@ -263,7 +263,7 @@ def _jumps(graph: Graph, node: Node) -> bool:
     floats = any(
         graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
     )
-    if not floats or node.bodies or node.op == "field" or _scatters_sums(node):
+    if not floats or node.bodies or node.op == "field" or _adds_up(node):
         return False
     operator = ops.get(node.op)
     return (
@@ -271,9 +271,10 @@ def _jumps(graph: Graph, node: Node) -> bool:
     )
 
 
-def _scatters_sums(node: Node) -> bool:
-    """Whether a node adds up what it scatters. Native functions choose, but for this one."""
-    return node.op == "scatter" and node.attr("reduction", "none") == "add"
+def _adds_up(node: Node) -> bool:
+    """Whether a node runs a native function that adds up elements. Other ones choose."""
+    sums = ops.get(node.op).sums
+    return sums is not None and sums(node.attrs)
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
