@@ -18,11 +18,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.errors import CompilerError, InvalidInputError, InvalidModelError
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, ranges_text
-from tilewright.compiler.sizes import Dimension
+from tilewright.compiler.sizes import Dimension, OpenSizeError
 from tilewright.compiler.sizes.ranges import default_range
 
 P = TypeVar("P")
@@ -255,8 +255,10 @@ class DataCut(Generic[P]):
         steps: required multiples of ranges, by name.
         made: the stages, by the facts that they serve.
         reason: why no program serves ranges of sizes; empty as long as one may.
-        refused: ranges that no program serves, with the errors: each of their sizes may have a
-            program.
+        asked: ranges that no program serves, each with the condition that it leaves undecided. Each
+            of their sizes may have a program.
+        refused: ranges in which the model contradicts itself, with the contradiction. Each of their
+            sizes may have a program.
         own: sizes that get their own programs, within the range of another program or not.
         served: the facts for which an artifact has stages; None if others can be compiled.
         whole: whether each stage is the whole model, without a cut behind it.
@@ -268,7 +270,8 @@ class DataCut(Generic[P]):
     steps: dict[str, int] = field(default_factory=dict)
     made: dict[Facts, DataStage[P]] = field(default_factory=dict)
     reason: str = ""
-    refused: dict[Facts, CompilerError] = field(default_factory=dict)
+    asked: dict[Facts, OpenSizeError] = field(default_factory=dict)
+    refused: dict[Facts, InvalidModelError] = field(default_factory=dict)
     own: frozenset[Facts] = frozenset()
     served: tuple[Facts, ...] | None = None
     whole: bool = False
@@ -277,8 +280,7 @@ class DataCut(Generic[P]):
     @property
     def reasons(self) -> list[str]:
         """The reasons why accepted sizes have their own programs."""
-        undecided = (e for e in self.refused.values() if not isinstance(e, InvalidModelError))
-        return [*filter(None, [self.reason]), *map(str, undecided)]
+        return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
     def facts(self, values: Mapping[str, Array]) -> Facts:
         """The facts of the stage that serves these values, or of the stage to compile for them."""
@@ -298,7 +300,7 @@ class DataCut(Generic[P]):
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)
-        return exact if facts in self.refused else facts
+        return exact if facts in self.asked or facts in self.refused else facts
 
     def walk(self) -> Iterator[DataCut[P]]:
         """This cut and all later ones, each before its successors."""

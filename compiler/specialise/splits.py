@@ -15,7 +15,7 @@ from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMe
 from tilewright.compiler.profile import agreeing_size, nearest_size
 from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Make
 from tilewright.compiler.sizes import Dimension, OpenSizeError, at, dimensions, is_open
-from tilewright.compiler.sizes.ranges import narrowings, turning_point
+from tilewright.compiler.sizes.ranges import attempted, narrowings, turning_point
 
 P = TypeVar("P")
 
@@ -54,23 +54,38 @@ def make_stage(
         CompilerError: if a stage for one combination of sizes does not compile.
     """
     try:
-        stage = compiled()
+        found = attempted(compiled)
     except OutOfMemoryError:
         raise
     except CompilerError as error:
         if not facts.open:
             raise
-        if isinstance(error, OpenSizeError) and _split(cut, facts, exact, error):
-            return None
-        if cut.whole and isinstance(error, OpenSizeError | InvalidModelError):
-            cut.refused[facts] = error
-        else:
-            cut.reason = str(error)
+        cut.reason = str(error)
+        return None
+    if isinstance(found, OpenSizeError | InvalidModelError):
+        if not facts.open:
+            raise found
+        _note(cut, facts, exact, found)
         return None
     while not cut.whole and len(cut.made) >= PROGRAMS_LIMIT:
         del cut.made[next(iter(cut.made))]
-    cut.made[facts] = stage
-    return stage
+    cut.made[facts] = found
+    return found
+
+
+def _note(
+    cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError | InvalidModelError
+) -> None:
+    """Split the ranges that have no program, or note why they have none."""
+    match error:
+        case OpenSizeError() if _split(cut, facts, exact, error):
+            pass
+        case _ if not cut.whole:
+            cut.reason = str(error)
+        case OpenSizeError():
+            cut.asked[facts] = error
+        case InvalidModelError():
+            cut.refused[facts] = error
 
 
 def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None:
@@ -112,14 +127,13 @@ def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int
     for name, ends in cut.ends.items():
         for end in ends:
             yield {**sizes, name: end - 1 if sizes[name] >= end else end}
-    for facts, error in cut.refused.items():
-        if isinstance(error, OpenSizeError):
-            ranges = {d.name: d for d in facts.open}
-            for found in narrowings(ranges, error)[:MOST_ANSWERS]:
-                yield {**sizes, **{n: nearest_size(d, sizes[n]) for n, d in found.items()}}
-            agreeing = agreeing_size(error, {name: sizes[name] for name in ranges})
-            if agreeing is not None:
-                yield {**sizes, agreeing[0]: agreeing[1]}
+    for facts, question in cut.asked.items():
+        ranges = {d.name: d for d in facts.open}
+        for found in narrowings(ranges, question)[:MOST_ANSWERS]:
+            yield {**sizes, **{n: nearest_size(d, sizes[n]) for n, d in found.items()}}
+        agreeing = agreeing_size(question, {name: sizes[name] for name in ranges})
+        if agreeing is not None:
+            yield {**sizes, agreeing[0]: agreeing[1]}
 
 
 def _split(cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError) -> bool:

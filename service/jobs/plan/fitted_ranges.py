@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tilewright.compiler.errors import CompilerError, InvalidModelError
 from tilewright.compiler.profile import agreeing_size, nearest_size
 from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions
 from tilewright.compiler.sizes.hinted_ranges import Shares
-from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, narrowings
+from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, narrowings
 
 FACTORS = 6
 """A refused hint is doubled and halved so often."""
+
+
+Attempt = Callable[[Mapping[str, int | Dimension]], object]
+"""Imports the model at sizes and at ranges."""
 
 
 @dataclass(slots=True)
@@ -103,9 +108,7 @@ class FittedRanges:
         ]
         return [{**self.sizes, **row} for row in cycled]
 
-    def take_other_sizes(
-        self, error: InvalidModelError, attempt: Callable[[Mapping[str, int | Dimension]], object]
-    ) -> None:
+    def take_other_sizes(self, error: InvalidModelError, attempt: Attempt) -> None:
         """Replace the hint that a model refuses by a size that it takes.
 
         Args:
@@ -119,9 +122,8 @@ class FittedRanges:
         for name in [n for n in self.sizes if n in self.defaults]:
             for size in self._other_sizes(name, attempt):
                 tried.setdefault(name, []).append(size)
-                refusal = _refusal(attempt, {**self.sizes, name: size})
-                if refusal is not None and not isinstance(refusal, OpenSizeError):
-                    continue  # it is not a question about a dimension that is open
+                if not _is_taken(attempt, {**self.sizes, name: size}):
+                    continue
                 self.notes.append(
                     f"{name}={size}, since the model refuses {self.sizes[name]}: {error}"
                 )
@@ -135,15 +137,13 @@ class FittedRanges:
             ) from error
         raise error
 
-    def _other_sizes(
-        self, name: str, attempt: Callable[[Mapping[str, int | Dimension]], object]
-    ) -> Iterator[int]:
+    def _other_sizes(self, name: str, attempt: Attempt) -> Iterator[int]:
         """The size that an operator needs if the others have theirs, then sizes near the hint."""
         ranged, own = self.defaults[name], self.sizes[name]
         seen = {own}
-        refusal = _refusal(attempt, {**self.sizes, name: ranged})
-        if isinstance(refusal, OpenSizeError):
-            found = agreeing_size(refusal, {name: own})
+        question = _question(attempt, {**self.sizes, name: ranged})
+        if question is not None:
+            found = agreeing_size(question, {name: own})
             if found is not None and found[1] not in seen:
                 seen.add(found[1])
                 yield found[1]
@@ -155,13 +155,19 @@ class FittedRanges:
                     yield size
 
 
-def _refusal(
-    attempt: Callable[[Mapping[str, int | Dimension]], object],
-    sizes: Mapping[str, int | Dimension],
-) -> CompilerError | None:
-    """The error of an attempt at sizes and ranges; None if it succeeds."""
+def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
+    """Whether a model takes these sizes; it may ask about a dimension that is open."""
     try:
-        attempt(sizes)
-    except CompilerError as error:
-        return error
-    return None
+        found = attempted(partial(attempt, sizes))
+    except CompilerError:
+        return False
+    return not isinstance(found, InvalidModelError)
+
+
+def _question(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> OpenSizeError | None:
+    """The question that an attempt at sizes and ranges ends with; None if it has another end."""
+    try:
+        found = attempted(partial(attempt, sizes))
+    except CompilerError:
+        return None
+    return found if isinstance(found, OpenSizeError) else None
