@@ -13,7 +13,7 @@ from tilewright.compiler.ops.computed import counting, grid, table
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_open, same_extents
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
@@ -22,7 +22,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     depths = node.static(1, "depth")
     if depths is None or depths.size != 1 or depths.item() < 1:
         raise node.invalid("depth (input 1) is no positive number")
-    if node.shape(values) != (2,):
+    if not same_extents(node.shape(values), (2,)):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
     # ONNX allows a float depth, too; a dynamic one cannot be converted to a number
     depth = depths.item() if is_open(depths.item()) else int(depths.item())

@@ -15,7 +15,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import BYTES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import exact_quotient
+from tilewright.compiler.sizes import exact_quotient, same_extents
 
 WIDE = DType.FLOAT32
 
@@ -31,13 +31,17 @@ def _along(node: OnnxNode, parameter: str, x: str, block: int) -> str:
         raise node.invalid(f"axis {axis} is out of range for rank {rank}")
     dim = axis % rank
     if not block:
-        if given != (shape[dim],):
+        if not same_extents(given, (shape[dim],)):
             raise node.invalid(
                 f"a scale or zero point {show(given)} for axis {dim} of {show(shape)}"
             )
         return node.reshape(parameter, (shape[dim], *(1,) * (rank - 1 - dim)))
     wanted = (*shape[:dim], -(-shape[dim] // block), *shape[dim + 1 :])
-    if given != wanted:
+    if given != wanted and not (
+        len(given) == rank
+        and same_extents((*given[:dim], *given[dim + 1 :]), (*shape[:dim], *shape[dim + 1 :]))
+        and (given[dim] - 1) * block < shape[dim] <= given[dim] * block
+    ):
         raise node.invalid(f"a scale or zero point {show(given)}, not {show(wanted)}")
     split = node.reshape(parameter, (*given[: dim + 1], 1, *given[dim + 1 :]))
     full = (*given[: dim + 1], block, *given[dim + 1 :])

@@ -22,7 +22,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import HALVES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open, same_extents
+from tilewright.compiler.sizes import equal, is_open, same_extents
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows per step), and
@@ -265,7 +265,7 @@ def _recurrent(
     known = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in known or len(known[direction]) != directions:
         raise node.invalid(f"direction '{direction}' for {directions} directions")
-    if weights.width != width:
+    if not equal(weights.width, width):
         raise node.invalid(f"weights for {weights.width} features, input {show(node.shape(x))}")
     _activations(node, names, directions)  # raises before anything is emitted
     ends = _ends(node, length, batch)

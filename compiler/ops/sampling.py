@@ -21,7 +21,7 @@ from tilewright.compiler.ops.moves import window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import same_extents
+from tilewright.compiler.sizes import equal, same_extents
 
 _CUBIC = -0.75
 """The coefficient of cubic convolution that GridSample fixes."""
@@ -166,7 +166,8 @@ def _onnx_grid_sample(node: OnnxNode) -> str:
     x, grid = node.input(0), node.input(1)
     shape, given = node.shape(x), node.shape(grid)
     rank = len(shape) - 2
-    if rank < 1 or len(given) != rank + 2 or given[-1] != rank or given[0] != shape[0]:
+    fits = rank >= 1 and len(given) == rank + 2 and equal(given[-1], rank)
+    if not fits or not equal(given[0], shape[0]):
         raise node.invalid(f"grid {show(given)} for an input of {show(shape)}")
     names = {"bilinear": "linear", "bicubic": "cubic"}
     stated = node.word("mode", "linear")

@@ -16,7 +16,7 @@ from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.text import parse_graph, print_graph
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.sizes import Dimension, OpenSizeError, at
+from tilewright.compiler.sizes import Dimension, OpenSizeError, at, is_open
 
 BATCH = Dimension("batch", 1, 8)
 SEQUENCE = Dimension("sequence", 1, 64)
@@ -439,3 +439,44 @@ def test_positions_that_are_kept_within_a_table_are_taken() -> None:
     graph = import_model(proto, {"n": Dimension("n", 1, 99)})
     for n in (1, 14, 15, 16, 99):
         agrees(proto, graph, {"n": n})
+
+
+A, B = Dimension("a", 1, 8), Dimension("b", 1, 8)
+PARAMETERS: dict[str, tuple[dict[str, Sequence[int | str]], Node, dict[str, Any]]] = {
+    "GridSample": (
+        {"x": ["a", 1, 4, 4], "g": ["b", 3, 3, 2]}, ("GridSample", ["x", "g"], "y", {}), {}
+    ),
+    "QuantizeLinear": (
+        {"x": [2, "a"], "s": ["b"]}, ("QuantizeLinear", ["x", "s"], "y", {"axis": 1}), {}
+    ),
+    "RNN": (
+        {"x": [5, 1, "a"], "w": [1, 3, "b"]},
+        ("RNN", ["x", "w", "r"], "y", {"hidden_size": 3}),
+        {"r": np.zeros((1, 3, 3), np.float32)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_dimensions_of_parameters_that_must_agree_become_one(name: str) -> None:
+    inputs, node, constants = PARAMETERS[name]
+    graph = import_model(model(inputs, [node], **constants), {"a": A, "b": B})
+    assert len(graph.dimensions) == 1
+
+
+FIXED: dict[str, tuple[dict[str, Sequence[int | str]], Node, dict[str, Any]]] = {
+    "coordinates of GridSample": (
+        {"x": [2, 1, 4, 4], "g": [2, 3, 3, "b"]}, ("GridSample", ["x", "g"], "y", {}), {}
+    ),
+    "OneHot": (
+        {"ids": [3], "v": ["b"]}, ("OneHot", ["ids", "depth", "v"], "y", {}), {"depth": INT(4)}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_parameter_that_may_have_the_fixed_size_is_asked_about(name: str) -> None:
+    inputs, node, constants = FIXED[name]
+    with pytest.raises(OpenSizeError) as caught:
+        import_model(model(inputs, [node], **constants), {"b": B})
+    assert is_open(caught.value.unequal)

@@ -33,7 +33,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import BYTES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import equal
+from tilewright.compiler.sizes import equal, same_extents
 
 _FILTER = -10000.0
 """Default value that is added to the score of a hidden key."""
@@ -88,7 +88,7 @@ def _attention(node: OnnxNode) -> list[str]:
     if len(shape) != 3 or len(width) != 2 or not equal(shape[2], width[0]):
         raise node.invalid(f"weights {show(width)} for {show(shape)}")
     sizes = node.ints("qkv_hidden_sizes") or (width[1] // 3,) * 3
-    if len(sizes) != 3 or sum(sizes) != width[1] or min(sizes) < 1:
+    if len(sizes) != 3 or not equal(sum(sizes), width[1]) or min(sizes) < 1:
         raise node.invalid(f"{list(sizes)} are not the widths of Q, K and V in {show(width)}")
     projected = node.call("MatMul", x, weights)
     if (bias := node.optional(2)) is not None:
@@ -116,7 +116,7 @@ def _of_projected(
     )
     past, before = node.optional(places.past), 0
     if past is not None:
-        if len(node.shape(past)) != 5 or node.shape(past)[0] != 2:
+        if len(node.shape(past)) != 5 or not equal(node.shape(past)[0], 2):
             raise node.invalid(f"past is {show(node.shape(past))}, not two of four dimensions")
         cached = (node.reshape(part(node, past, 0, at, 1), node.shape(past)[1:]) for at in range(2))
         key, value = (
@@ -186,7 +186,7 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
     start, made = 0, []
     for each, what in zip(parts, ("the query", "the key", "the value"), strict=True):
         if len(node.shape(each)) == 4 and each is not query:
-            if node.shape(each)[1] != heads:
+            if not equal(node.shape(each)[1], heads):
                 raise node.invalid(f"{what} is {show(node.shape(each))}, not of {heads} heads")
             made.append(each)
             continue
@@ -203,7 +203,7 @@ def _projected(node: OnnxNode, heads: int) -> tuple[str, str, str]:
 def _unpacked(node: OnnxNode, value: str, heads: int, count: int) -> list[str]:
     """(batch, rows, heads, count, size) as `count` values (batch, rows, heads * size)."""
     shape = node.shape(value)
-    if len(shape) != 5 or shape[2:4] != (heads, count):
+    if len(shape) != 5 or not same_extents(shape[2:4], (heads, count)):
         raise node.invalid(f"{show(shape)} does not hold {count} operands of {heads} heads")
     flat = (*shape[:2], heads * shape[4])
     return [node.reshape(part(node, value, 3, at, 1), flat) for at in range(count)]

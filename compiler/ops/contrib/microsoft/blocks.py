@@ -13,7 +13,7 @@ from tilewright.compiler.ops.contrib.microsoft.bytes import DOMAIN
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import equal
+from tilewright.compiler.sizes import equal, same_extents
 
 _INT8 = 4
 """The accuracy level at which activations may be quantised."""
@@ -67,7 +67,7 @@ def _matmul_nbits(node: OnnxNode) -> str:
     result = node.reshape(result, (*kind.shape[:-1], columns))
     bias = node.optional(5)
     if bias is not None:
-        if node.shape(bias) != (columns,):
+        if not same_extents(node.shape(bias), (columns,)):
             raise node.invalid(f"a bias {show(node.shape(bias))} for N={columns}")
         result = node.call("Add", result, cast_to(node, bias, DType.FLOAT32))
     return cast_to(node, result, kind.dtype)
@@ -119,8 +119,9 @@ def _quantised(node: OnnxNode, rows: str, packing: Packing) -> list[str]:
 def _per_block(node: OnnxNode, position: int, what: str, shape: tuple[int, ...]) -> str:
     """A float for each block, as float32."""
     value = node.input(position)
-    if node.type(value).elements != shape[0] * shape[1] or not node.type(value).dtype.is_float:
-        raise node.invalid(f"{what} are {node.type(value)}, not floats of {show(shape)}")
+    kind = node.type(value)
+    if not equal(kind.elements, shape[0] * shape[1]) or not kind.dtype.is_float:
+        raise node.invalid(f"{what} are {kind}, not floats of {show(shape)}")
     return cast_to(node, node.reshape(value, shape), DType.FLOAT32)
 
 
@@ -201,7 +202,7 @@ def _gather_block_quantized(node: OnnxNode) -> str:
         raise node.unsupported("blocks along another axis than the last one")
     size = kind.shape[-1] * 8 // packing.bits
     blocks = (*kind.shape[:-1], -(-size // packing.block))
-    if node.shape(scales) != blocks or not node.type(scales).dtype.is_float:
+    if not same_extents(node.shape(scales), blocks) or not node.type(scales).dtype.is_float:
         raise node.invalid(f"scales are {node.type(scales)}, not floats of {show(blocks)}")
 
     def gathered(value: str) -> str:
@@ -212,7 +213,7 @@ def _gather_block_quantized(node: OnnxNode) -> str:
     zeros = node.optional(3)
     if zeros is not None:
         wanted = (*blocks[:-1], -(-blocks[-1] * packing.bits // 8))
-        if node.type(zeros).dtype is not DType.UINT8 or node.shape(zeros) != wanted:
+        if node.type(zeros).dtype is not DType.UINT8 or not same_extents(node.shape(zeros), wanted):
             raise node.invalid(f"zero points are {node.type(zeros)}, not uint8 of {show(wanted)}")
         found = _cut(node, _unpacked(node, gathered(zeros), packing), blocks[-1])
         centre = cast_to(node, _repeated(node, found, packing, size), DType.INT32)

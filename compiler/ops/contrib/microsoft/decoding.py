@@ -21,6 +21,7 @@ from tilewright.compiler.ops.moves import part, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import equal
 
 _FILTER = -10000.0
 """Default value that is added to the score of a hidden key."""
@@ -38,7 +39,7 @@ def _masked_attention(node: OnnxNode) -> list[str]:
         raise node.unsupported("beams")
     heads = node.integer("num_heads")
     query, key, value = _projected(node, heads)
-    if node.shape(query)[2] != 1:
+    if not equal(node.shape(query)[2], 1):
         raise node.invalid(f"{node.shape(query)[2]} queries, not one")
     cached = both(node, 5, 6, "past key and value")
     if cached[0] is None or cached[1] is None:
@@ -72,7 +73,7 @@ def _with_mask(node: OnnxNode, attention: MaskedAttention, length: int) -> Maske
     if given is None:
         return attention
     shape, batch = node.shape(given), node.shape(attention.query)[0]
-    if len(shape) != 2 or shape[0] != batch or shape[1] > length:
+    if len(shape) != 2 or not equal(shape[0], batch) or shape[1] > length:
         raise node.invalid(f"mask {show(shape)} for {length} keys of {batch} rows")
     whole = window(node, cast_to(node, given, DType.INT32), {1: (0, length)})
     seen = node.call("Greater", whole, node.scalar(0, DType.INT32))
@@ -107,7 +108,8 @@ def _repeated_ngrams(node: OnnxNode) -> str:
     """
     ids, scores = node.input(0), node.input(1)
     size, shape = node.integer("ngram_size"), node.shape(ids)
-    if len(shape) != 2 or len(node.shape(scores)) != 2 or shape[0] != node.shape(scores)[0]:
+    fits = len(shape) == len(node.shape(scores)) == 2
+    if not fits or not equal(shape[0], node.shape(scores)[0]):
         raise node.invalid(f"tokens {show(shape)} for scores {show(node.shape(scores))}")
     if size < 1:
         raise node.invalid(f"ngram_size is {size}")

@@ -14,6 +14,7 @@ from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 _QUICK = 1.702
 """The alpha for which x * sigmoid(alpha * x) best approximates GELU."""
@@ -49,8 +50,9 @@ def _skipped(node: OnnxNode, bias: int) -> str:
     """input + skip + bias; a skip of lower rank is broadcast over the batch."""
     x, skip = node.input(0), node.input(1)
     shape, other = node.shape(x), node.shape(skip)
-    fits = len(other) <= len(shape) and shape[len(shape) - len(other) + 1 :] == other[1:]
-    if not fits or other[:1] not in (shape[len(shape) - len(other) :][:1], (1,)):
+    own = shape[max(len(shape) - len(other), 0) :]
+    wanted = (1, *own[1:]) if other[:1] == (1,) else own
+    if not same_extents(other, wanted):
         raise node.invalid(f"a skip {show(other)} for an input {show(shape)}")
     return _sum(node, node.call("Add", x, skip), bias)
 

@@ -182,7 +182,7 @@ def _group_query_attention(node: OnnxNode) -> list[str]:
             to_memory(np.zeros(heads), node.type(query).dtype), node.type(query).dtype
         )
     if sink is not None:
-        if node.shape(sink) != (heads,):
+        if not same_extents(node.shape(sink), (heads,)):
             raise node.invalid(f"head_sink {show(node.shape(sink))} for {heads} heads")
         made = made.with_sink(sink)
     return kept_outputs(node, made.emit(), *present)

@@ -12,6 +12,7 @@ from tilewright.compiler.ops.computed import filled
 from tilewright.compiler.ops.moves import transposed, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 
 def split_heads(node: OnnxNode, value: str, heads: int, what: str) -> str:
@@ -108,7 +109,7 @@ def joined(node: OnnxNode, past: str | None, rows: str, what: str) -> str:
     if past is None:
         return rows
     shape, new = node.shape(past), node.shape(rows)
-    if len(shape) != 4 or (*shape[:2], shape[3]) != (*new[:2], new[3]):
+    if len(shape) != 4 or not same_extents((*shape[:2], shape[3]), (*new[:2], new[3])):
         raise node.invalid(f"{what} is {show(shape)} before {show(new)}")
     return rows if shape[2] == 0 else node.emit("concat", [past, rows], axis=2)
 

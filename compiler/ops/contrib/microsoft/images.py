@@ -11,6 +11,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import BYTES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 
 def _image(node: OnnxNode, value: str) -> tuple[int, ...]:
@@ -63,13 +64,14 @@ def _skip_group_norm(node: OnnxNode) -> list[str]:
     last = node.integer("channels_last", 1) != 0
     channels = shape[3 if last else 1]
     row = (shape[0], 1, 1, channels) if last else (shape[0], channels, 1, 1)
-    if other == (shape[0], channels):
+    is_row = other[1:3] == (1, 1) if last else other[2:] == (1, 1)
+    if len(other) == 2 and same_extents(other, (shape[0], channels)):
         skip = node.reshape(skip, row)
-    elif other not in (shape, row):
+    elif not same_extents(other, row if is_row else shape):
         raise node.invalid(f"a skip {show(other)} for {show(shape)}")
     total = node.call("Add", x, skip)
     if (bias := node.optional(4)) is not None:
-        if node.shape(bias) != (channels,):
+        if not same_extents(node.shape(bias), (channels,)):
             raise node.invalid(f"a bias {show(node.shape(bias))} for {channels} channels")
         total = node.call("Add", total, node.reshape(bias, (1, *row[1:])))
     made = [_normalised(node, total, node.input(1), node.input(2)), total]

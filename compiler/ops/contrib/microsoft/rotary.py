@@ -12,6 +12,7 @@ from tilewright.compiler.ops.moves import part
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
+from tilewright.compiler.sizes import same_extents
 
 
 def positions(node: OnnxNode, first: str | None, batch: int, rows: int) -> str:
@@ -38,7 +39,8 @@ def rotated(
     """
     batch, heads, rows, size = node.shape(value)
     shape = node.shape(tables[0])
-    if len(shape) != 2 or node.shape(tables[1]) != shape or not 0 < 2 * shape[1] <= size:
+    fits = len(shape) == 2 and same_extents(node.shape(tables[1]), shape)
+    if not fits or not 0 < 2 * shape[1] <= size:
         raise node.invalid(
             f"cosines {show(shape)} and sines {show(node.shape(tables[1]))} for heads of {size}"
         )
@@ -89,7 +91,9 @@ def _rotary_embedding(node: OnnxNode) -> str:
     batch, _, rows, _ = node.shape(heads)
     if len(node.shape(where)) == 1:
         where = positions(node, where, batch, rows)
-    if node.shape(where) not in ((batch, rows), (1, rows)) or len(node.shape(node.input(1))) > 2:
+    given = node.shape(where)
+    wanted = (1 if given[:1] == (1,) else batch, rows)
+    if not same_extents(given, wanted) or len(node.shape(node.input(1))) > 2:
         raise node.invalid(f"positions {show(node.shape(where))} for {show((batch, rows))}")
     interleaved = node.integer("interleaved", 0) != 0
     turned = rotated(node, heads, where, tables, interleaved=interleaved)
