@@ -68,9 +68,10 @@ def tune(
         CompilerError: if the model or the budget is wrong.
     """
     from tilewright.service.jobs.device.local_device import LocalDevice
-    from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.pipeline.job_spec import JobSpec
     from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
     from tilewright.service.jobs.process.builders import open_builder
+    from tilewright.service.options import JobOptions
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage
     from tilewright.tuner.cancel import CancelToken
@@ -79,9 +80,11 @@ def tune(
     storage = open_storage(settings)
     beside = Timings()
     builder = open_builder(settings, beside)
-    budget = JobBudget(trials=1_000_000, seconds=seconds, stop_gain=0.0)
+    budget = JobOptions(trials=1_000_000, seconds=seconds, stop_gain=0.0)
     model = models.build(name).SerializeToString()
-    spec = JobSpec(model, Mode(resolve_target(target), threads, precision=precision), budget=budget)
+    spec = JobSpec(
+        model, Mode(resolve_target(target), threads, precision=precision), options=budget
+    )
     run_name = f"{name}-{precision}-{target}"
     try:
         with LocalDevice() as device:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_args
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.limits import Numerics, Precision
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.native import check_threads
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 
-NUMERICS = ("fast", "strict", "loose")
+NUMERICS: tuple[str, ...] = get_args(Numerics)
 
-PRECISIONS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+PRECISIONS = tuple(map(DType, get_args(Precision)))
 """Types in which values between products are stored, and in which products are computed."""
 
 

@@ -335,6 +335,11 @@ def _content(content: tuple[str, Mapping[str, Any]], schemas: Mapping[str, Any])
     return kind if media == "application/json" and kind else code(media)
 
 
+def _number(value: float) -> str:
+    """A bound: an integer with all its digits, or else the shortest number that reads back."""
+    return f"{value:.19g}" if value == int(value) else repr(value)
+
+
 def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     """A JSON schema in words, with its bounds; objects are linked if they are on the page."""
     if "$ref" in schema:
@@ -348,7 +353,7 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
     if "const" in schema:
         return code(schema["const"])
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[key]:.19g}" for key, sign in signs.items() if key in schema]
+    bounds = [f"{sign} {_number(schema[key])}" for key, sign in signs.items() if key in schema]
     match schema.get("type"):
         case "array":
             inner = _type(schema["items"], schemas) if "items" in schema else ""

@@ -25,8 +25,8 @@ from tilewright.compiler.frontend.model_file import write_model
 from tilewright.compiler.package import run_module
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.specialise.store import KeptModels, own_folder
-from tilewright.service.cli.mode_options import mode_words
 from tilewright.service.jobs.knowledge.known_model import KnownModel
+from tilewright.service.options import ModeOptions, stated_words
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
@@ -101,10 +101,8 @@ class BackgroundTuner:
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
         """What tunes the model of a file, alone in its folder, as the options have it."""
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
-        words += ["tune", str(path)]
-        words += ["--seconds", str(self.seconds), "--trials", str(self.trials)]
-        words += mode_words(options.mode)
-        for name, size in options.dims.items():
-            shown = as_hinted(name, size).text
-            words += ["--dim", f"{name}={shown}"]
+        budget = {"seconds": self.seconds, "trials": self.trials}
+        dims = {name: as_hinted(name, size).text for name, size in options.dims.items()}
+        mode = ModeOptions.of(options.mode).to_json()
+        words += ["tune", str(path), *stated_words({**budget, **mode, "dims": dims})]
         return ["nice", "-n", str(self.niceness), *words]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.compiler.package import run_module
 from tilewright.compiler.runtime.artifact import load_artifact
+from tilewright.service.options import stated_words
 from tilewright.tuner.options import TuningError
 
 if TYPE_CHECKING:
@@ -20,12 +20,9 @@ def tune(
     output: str | Path,
     *,
     seconds: float | None = 60.0,
-    trials: int = 1000,
     target: str = "host",
     threads: int = 1,
-    dims: Mapping[str, int | str] | None = None,
-    numerics: str = "fast",
-    precision: str = "float32",
+    **options: Any,
 ) -> Model:
     """Tune a model on this machine and load the result: `tilewright tune MODEL -o OUTPUT`.
 
@@ -37,19 +34,18 @@ def tune(
         model: an ONNX file.
         output: the folder for the artifact; it may hold an older artifact, and nothing else.
         seconds: the budget of the whole job; None: only `trials` limit it.
-        trials: the most candidates that are measured.
-        dims: a size or range for named dimensions, such as 8 or "1..64@8".
-        target, threads, numerics, precision: as of `tilewright.compile_model`.
+        target: the name of a target; a machine tunes for those that it runs.
+        threads: threads of a run.
+        options: other options of a job: `trials`, `dims` (a size or range for named dimensions,
+            such as 8 or "1..64@8"), `numerics`, `precision`, `stop_gain`, ...
 
     Raises:
         TuningError: with the command's message, if it fails.
+        OptionError: if an option is unknown or outside its bounds.
     """
     command = [*run_module("service.cli"), "tune", str(model), "--output", str(output), "--json"]
-    command += ["--trials", str(trials), "--threads", str(threads), "--target", target]
-    command += ["--numerics", numerics, "--precision", precision]
-    command += [] if seconds is None else ["--seconds", str(seconds)]
-    for name, size in (dims or {}).items():
-        command += ["--dim", f"{name}={size}"]
+    stated = {"seconds": seconds, "threads": threads, **options}
+    command += ["--target", target, *stated_words(stated)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"tune ended with {done.returncode}"]

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.targets.device import DeviceFacts
 
-DEFAULT_STOP_GAIN = 0.005
-"""The `stop_gain` of users who choose none. Nobody notices half a percent, and most runs get there
-long before their trials are spent."""
-
 
 class TuningError(CompilerError):
     """A tuning run was asked for something impossible: a negative budget, an unknown strategy."""

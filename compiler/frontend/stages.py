@@ -27,13 +27,13 @@ from tilewright.compiler.frontend.model_file import ReadModel
 from tilewright.compiler.frontend.old_opsets import domain_of
 from tilewright.compiler.frontend.order import reads
 from tilewright.compiler.frontend.tensors import element_type
+from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
 from tilewright.compiler.runtime.ports import OpenPorts
 from tilewright.compiler.runtime.stages import Crossing, Facts, Reads
 from tilewright.compiler.sizes import Dimension, bounds, is_open
-from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 
 DECIDING_ELEMENTS = 64
 """Values with more elements cannot determine shapes."""

@@ -39,7 +39,7 @@ from dataclasses import MISSING
 from enum import Enum
 from functools import cache
 from itertools import repeat
-from typing import Any, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from tilewright.compiler.runtime.codec_source import (
     Codec,
@@ -212,6 +212,8 @@ def _codec(annotation: Any) -> Codec:
         return _mapping(_codec(arguments[0]), _codec(arguments[1]), length)
     if origin in (Union, types.UnionType):
         return _union(arguments)
+    if origin is Literal:
+        return _constants(arguments)
     if origin is Any:
         return Codec(lambda data, _: data, None, "True")
     if isinstance(origin, type) and issubclass(origin, Enum):
@@ -323,6 +325,17 @@ def _enumeration(kind: type[Enum]) -> Codec:
     return Codec(read, operator.attrgetter("value"))
 
 
+def _constants(known: tuple[str, ...]) -> Codec:
+    """One of several texts."""
+
+    def read(data: Any, _: Any) -> Any:
+        if type(data) is not str or data not in known:
+            raise expected(f"one of {', '.join(known)}", data)
+        return data
+
+    return Codec(read)
+
+
 def _items(kind: type, one: Codec, length: Length) -> Codec:
     """A list of items of one type, read as a tuple or a set."""
 
@@ -390,28 +403,41 @@ def _fixed_tuple(parts: list[Codec]) -> Codec:
 
 
 def _union(kinds: tuple[Any, ...]) -> Codec:
-    """None or another type, scalars of several types, or classes that one field distinguishes."""
+    """None or another type, scalars of several types and a tuple, or classes that one field
+    distinguishes."""
     if type(None) in kinds:
         others = [kind for kind in kinds if kind is not type(None)]
         return _optional(_codec(functools.reduce(operator.or_, others)))
     if all(dataclasses.is_dataclass(kind) for kind in kinds):
         return _tagged(kinds)
-    scalars = {_scalar(kind): _codec(kind) for kind in kinds}
+    known = {_told_apart(kind): _codec(kind) for kind in kinds}
 
     def read(data: Any, scope: Any) -> Any:
-        found = scalars.get(type(data))
+        found = known.get(list if type(data) is tuple else type(data))
         if found is None:
-            raise expected(" or ".join(_WORDS[kind] for kind in scalars), data)
+            raise expected(" or ".join(_WORDS[kind] for kind in known), data)
         return found.read(data, scope)
 
-    return Codec(read, None, " or ".join(f"({each.is_own_form})" for each in scalars.values()))
+    if (items := known.get(list)) is None:
+        tests = [each.is_own_form for each in known.values()]
+        return Codec(read, None, " or ".join(f"({each})" for each in tests) if all(tests) else "")
+    put = typing.cast(Callable[[Any], Any], items.write)
+    return Codec(read, lambda value: put(value) if type(value) is tuple else value)
 
 
-_WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+}
 
 
-def _scalar(annotation: Any) -> type:
+def _told_apart(annotation: Any) -> type:
+    """The type of JSON that a type is read from."""
     kind = get_args(annotation)[0] if _is_annotated(annotation) else annotation
+    kind = list if get_origin(kind) is tuple else kind
     if kind not in _WORDS:
         raise TypeError(f"{annotation} cannot be told apart from the other types of its union")
     return typing.cast(type, kind)

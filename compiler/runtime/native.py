@@ -15,15 +15,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from tilewright.compiler.errors import InvalidArgumentError
+from tilewright.compiler.limits import MAX_THREADS
 from tilewright.compiler.runtime.native_build import build_native
 from tilewright.compiler.targets.families import family_of
 
 LIBRARY_ABI = 2
 """TW_ABI_VERSION of the C runtime. It differs from the kernels' `ABI_VERSION`: programs are encoded
 for the library each time they are loaded, so that artifacts outlive its versions."""
-
-MAX_THREADS = 256
-"""Maximum number of threads per run: TW_MAX_THREADS of the C runtime."""
 
 
 class _Arguments(ctypes.Structure):

@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Sequence
 
 from tilewright.compiler.errors import InvalidArgumentError
-from tilewright.compiler.runtime.native import MAX_THREADS, native
+from tilewright.compiler.limits import MAX_THREADS
+from tilewright.compiler.runtime.native import native
 
 
 def bind_workers(processors: Sequence[int]) -> None:

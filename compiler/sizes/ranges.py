@@ -12,6 +12,7 @@ from operator import index
 from typing import TypeAlias, TypeVar
 
 from tilewright.compiler.errors import CompilerError, InvalidArgumentError, InvalidModelError
+from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.sizes import (
     Dimension,
     OpenSizeError,
@@ -26,9 +27,6 @@ T = TypeVar("T")
 
 SizeRange: TypeAlias = "int | str | range | Dimension"
 """One size, or a range: as text, as Python's `range` (without its end), or as a Dimension."""
-
-LARGEST_SIZE = 1 << 40
-"""Maximum size of a dimension."""
 
 DEFAULT_LAST = 4096
 """Last size of a dynamic dimension without a stated range. The first is 1, or 0 for the length of a

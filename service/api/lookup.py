@@ -85,7 +85,8 @@ async def _lookup(
     served: RecordCache, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
 ) -> bytes:
     """The records are bytes already."""
-    found = await served.find((target, body.threads, body.numerics), {each.key for each in wanted})
+    threads, numerics = body.mode_options.threads, body.mode_options.numerics
+    found = await served.find((target, threads, numerics), {each.key for each in wanted})
     records = [found[each.key] or b"null" for each in wanted]
     entries = [
         b'{"workload_key":"%s","name":%s,"count":%d,"record":%s}'
@@ -95,8 +96,8 @@ async def _lookup(
     known = sum(record != b"null" for record in records)
     return b'{"target_key":%s,"threads":%d,"numerics":%s,"known":%d,"schedules":[%s]}' % (
         _text(target),
-        body.threads,
-        _text(body.numerics),
+        threads,
+        _text(numerics),
         known,
         b",".join(entries),
     )

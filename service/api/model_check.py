@@ -39,7 +39,7 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         CompilerError: what is wrong, in one sentence.
     """
-    first = plan_first_program(spec.request, spec.sizes)
+    first = plan_first_program(spec.request, spec.options.sizes)
     spec.check_deliverable(first)
     check_draws([first])
-    open_ports([first], pad=spec.pad)
+    open_ports([first], pad=spec.options.pad)

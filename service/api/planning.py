@@ -35,7 +35,7 @@ from tilewright.service.api.planning_child import (
     SamplesCheck,
 )
 from tilewright.service.api.turns import TooManyError, Turns
-from tilewright.service.jobs.inputs.given_files import SamplesFile, shown_name, stored_digests
+from tilewright.service.jobs.inputs.given_files import SamplesFile, shown_name
 from tilewright.service.jobs.plan.bounded_planning import memory_limit
 from tilewright.service.settings import Settings
 
@@ -83,7 +83,7 @@ class Planning:
             path = await stack.enter_async_context(self._local(check.digest))
             samples = [
                 SamplesFile(shown_name(digest), await stack.enter_async_context(each))
-                for digest in stored_digests(check.options)
+                for digest in check.spec(b"").options.samples
                 for each in [self._local(digest)]
             ]
             asked = replace(

@@ -88,8 +88,8 @@ class JobCheck:
     def run(self) -> None:
         model = _model(self.path, self.digest)
         spec = self.spec(model)
-        files = GivenFiles(self.samples, self.options.get("values"), self.samples_bytes)
-        check_job(replace(spec, given=files.read(model, spec.sizes)))
+        files = GivenFiles(self.samples, spec.options.values, self.samples_bytes)
+        check_job(replace(spec, given=files.read(model, spec.options.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
     def run(self) -> ModelGraph:
         spec = self.check.spec(_model(self.check.path, self.check.digest))
-        return model_graph(plan_first_program(spec.request, spec.sizes))
+        return model_graph(plan_first_program(spec.request, spec.options.sizes))
 
 
 @dataclass(frozen=True, slots=True)

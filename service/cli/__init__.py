@@ -102,6 +102,7 @@ def _known(error: Exception) -> str | None:
         "tilewright.db.errors.DatabaseError",
         "tilewright.service.client.errors.ClientError",
         "tilewright.service.cli.common.UserError",
+        "tilewright.service.option_texts.OptionError",
     }:
         return str(error)
     if isinstance(error, FileNotFoundError) and error.filename:

@@ -16,15 +16,15 @@ from tilewright.service.cli.common import (
     UserError,
     existing_file,
     load_settings,
-    parse_dims,
-    parse_ranges,
 )
 from tilewright.service.cli.feeds import Feed, feeds_of
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, sampled_hints
 from tilewright.service.cli.local import known_facts, opened, served_facts, tell_served
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.options import DEFAULTS
 from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.option_texts import parse_dims, parse_ranges, parse_values
+from tilewright.service.options import ModeOptions
 from tilewright.service.units import milliseconds, speedup
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def bench(
     if (samples is not None or value) and source is None:
         raise UserError(f"'{model}' is an artifact: --onnx says which model the samples are for")
     dims = {name: [size] for name, size in ranges.items()}
-    given = given_inputs(source or model, samples, value, dims)
+    given = given_inputs(source or model, samples, parse_values(value), dims)
     sampled = {} if model.is_dir() else sampled_hints(model, given, dims)
     stated = {**sampled, **ranges}
     with (

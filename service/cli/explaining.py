@@ -19,12 +19,13 @@ from tilewright.service.cli.common import (
     dump_observer,
     existing_file,
     load_settings,
-    parse_ranges,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.options import DEFAULTS
 from tilewright.service.cli.terminal import complain, console, say, say_json
+from tilewright.service.option_texts import parse_ranges, parse_values
+from tilewright.service.options import ModeOptions
 
 if TYPE_CHECKING:
     from tilewright.service.jobs.report.explain import KernelReport, ModelReport
@@ -83,7 +84,7 @@ def show_kernels(
     storage = open_storage(load_settings())
     try:
         dims = {name: (size,) for name, size in parse_ranges(dim).items()}
-        given = given_inputs(model, samples, value, dims)
+        given = given_inputs(model, samples, parse_values(value), dims)
         with device_for(on, target, storage, given) as (device, compiled_for):
             request = ModelRequest(
                 existing_file(model),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.service.cli.common import UserError, existing_file
+from tilewright.service.cli.common import existing_file
 
 if TYPE_CHECKING:
     from tilewright.service.client import Client
@@ -32,18 +32,17 @@ ValuesOption = Annotated[
 def given_inputs(
     model: Path,
     samples: Path | None,
-    values: list[str] | None,
+    values: Mapping[str, float],
     dims: Mapping[str, Sequence[int | str]],
 ) -> GivenInputs:
     """The real inputs that the options name.
 
     Args:
         model: an ONNX file.
-        samples, values: what the options say.
+        samples, values: what the options state.
         dims: of --dim; a dimension with one integer has it in each sample.
 
     Raises:
-        UserError: if a value is no number.
         InvalidArgumentError: if it names no input, or one that cannot hold it.
         QuantizeError: naming the file, and the array in it, that is wrong.
     """
@@ -54,7 +53,7 @@ def given_inputs(
     if samples is None and not values:
         return NONE_GIVEN
     inputs = inputs_at(existing_file(model), dims)
-    numbered = checked_values(_numbers(values), inputs)
+    numbered = checked_values(values, inputs)
     found = () if samples is None else tuple(read_each(samples, inputs, numbered))
     return GivenInputs(found, numbered)
 
@@ -92,18 +91,3 @@ def upload_samples(client: Client, given: GivenInputs) -> list[str]:
         numbered = enumerate(given.samples)
         save_arrays(file, ((f"{n}/{name}", a) for n, each in numbered for name, a in each.items()))
         return [client.upload_samples(file).digest]
-
-
-def _numbers(listed: list[str] | None) -> dict[str, int | float]:
-    """{"sr": 16000} from ["sr=16000"]. Raises UserError."""
-    found: dict[str, int | float] = {}
-    for text in listed or ():
-        name, _, number = text.rpartition("=")
-        try:
-            found[name] = int(number)
-        except ValueError:
-            try:
-                found[name] = float(number)
-            except ValueError as error:
-                raise UserError(f"--value '{text}': expected NAME=NUMBER") from error
-    return found

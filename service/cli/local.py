@@ -13,22 +13,19 @@ from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
     ModelPath,
-    PadOption,
     RangesOption,
-    SizesOption,
     TargetOption,
     TimingsOption,
     UserError,
-    WeightLimitOption,
     check_printing,
     dump_observer,
     existing_file,
     load_settings,
-    parse_ranges,
-    parse_sizes,
 )
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
+from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, check_artifact
 from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.option_texts import parse_ranges
+from tilewright.service.options import JobOptions, ModeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -126,9 +123,7 @@ def compile_(
     ],
     target: TargetOption = "host",
     mode: ModeOptions = DEFAULTS,
-    dim: SizesOption = None,
-    pad: PadOption = False,
-    weight_limit: WeightLimitOption = None,
+    options: JobOptions = JOB_DEFAULTS,
     format_: Annotated[
         Format | None,
         typer.Option(
@@ -178,12 +173,12 @@ def compile_(
         raise UserError("--name is for --format c and wasm")
     if weights is not None and format_ is not Format.C:
         raise UserError("--weights is for --format c")
-    if format_ is not Format.ARTIFACT and pad:
+    if format_ is not Format.ARTIFACT and options.pad:
         raise UserError(f"--pad is for artifacts, not for --format {format_.value}")
     recorder = Timings()
     kernels = KernelCache()
     plans = plan_programs(
-        request, parse_sizes(dim), dump_observer(dump_after), recorder, kernels=kernels
+        request, options.sizes, dump_observer(dump_after), recorder, kernels=kernels
     )
     if format_ is not Format.ARTIFACT and plans[0].stages is not None:
         raise UserError(
@@ -208,15 +203,15 @@ def compile_(
             plans,
             settled.schedules,
             output,
-            weight_limit,
-            pad=pad,
+            options.weight_limit,
+            pad=options.pad,
             timings=recorder,
             kernels=kernels,
         )
         packed = max(each.program.weight_bytes for each in compiled)
         made = f"artifact: {output}"
     else:
-        one = build_for_c(plans[0], settled.schedules, weight_limit, recorder)
+        one = build_for_c(plans[0], settled.schedules, options.weight_limit, recorder)
         packed = one.program.weight_bytes
         place = weights or WeightsIn.SECTION
         made = _written_for_c(one, output, model, format_, name, place, mode.threads)
@@ -437,7 +432,7 @@ def opened(
         # an artifact needs neither the compiler nor the database
         from tilewright.compiler.runtime.artifact import load_artifact
 
-        mode.check_artifact(model)
+        check_artifact(mode, model)
         sizes, _ = artifact_sizes(model, dims)
         yield load_artifact(model, threads=mode.threads, sizes=sizes or None), None
         return

@@ -14,13 +14,14 @@ from tilewright.service.cli.common import (
     UserError,
     existing_file,
     load_settings,
-    parse_ranges,
 )
 from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
 from tilewright.service.cli.local import artifact_sizes, opened
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
 from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.options import DEFAULTS, check_artifact
 from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.option_texts import parse_ranges, parse_values
+from tilewright.service.options import ModeOptions
 from tilewright.service.units import microseconds, milliseconds, threads_text
 
 if TYPE_CHECKING:
@@ -65,13 +66,13 @@ def show_time(
     if model.is_dir():
         if on is not None:
             raise UserError("--on profiles a model with what the database knows, not an artifact")
-        mode.check_artifact(model)
+        check_artifact(mode, model)
         if samples is not None or value:
             raise UserError("--samples and --value are for a model, not for an artifact")
         found = _of_artifact(model, mode.threads, parse_ranges(dim))
     else:
         dims = {name: (size,) for name, size in parse_ranges(dim).items()}
-        given = given_inputs(model, samples, value, dims)
+        given = given_inputs(model, samples, parse_values(value), dims)
         found = _of_model(model, mode, dims, on, given)
     if trace is not None:
         trace.write_text(json.dumps(traces(found)), encoding="utf-8")

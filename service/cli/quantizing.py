@@ -11,14 +11,15 @@ from tilewright.service.cli.common import (
     DimsOption,
     JsonOption,
     ModelPath,
-    ThreadsOption,
     UserError,
     existing_file,
     load_settings,
-    parse_dims,
 )
 from tilewright.service.cli.on_device import OnOption, device_for
+from tilewright.service.cli.options import DEFAULTS
 from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.option_texts import parse_dims
+from tilewright.service.options import ModeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ def quantize(
     layout: Annotated[
         str | None, typer.Option("--layout", help="Of images: nchw or nhwc; nchw")
     ] = None,
-    threads: ThreadsOption = 1,
+    mode: ModeOptions = DEFAULTS,
     dim: DimsOption = None,
     as_json: JsonOption = False,
     on: OnOption = None,
@@ -93,7 +94,6 @@ def quantize(
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """
-    from tilewright.compiler.mode import Mode
     from tilewright.service.cli.quantize_view import report_view
     from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.evidence.end_to_end import settle
@@ -133,9 +133,7 @@ def quantize(
             telling(None if as_json else out) as tell,
         ):
             made, report = quantize_model(
-                QuantizeWork(
-                    model, method, samples, device, Mode(target, threads), limit, serve, tell
-                )
+                QuantizeWork(model, method, samples, device, mode.mode(target), limit, serve, tell)
             )
     except NothingToQuantizeError as error:
         save_model(load_whole(model), output)

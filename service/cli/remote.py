@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,34 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.service.cli.common import (
-    STOP_GAIN,
     JsonOption,
     ModelPath,
-    PadOption,
     RangesOption,
-    SecondsOption,
-    SeedOption,
     ServerOption,
-    SizesOption,
-    StopGainOption,
-    StrategyOption,
-    TargetMsOption,
     TargetOption,
     TokenOption,
-    TrialsOption,
-    UnconstrainedOption,
     UserError,
     VerboseOption,
-    WeightLimitOption,
     connect,
     existing_file,
-    parse_ranges,
-    parse_share,
-    parse_sizes,
 )
-from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs, upload_samples
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
+from tilewright.service.cli.given import SamplesOption, given_inputs, upload_samples
+from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS
 from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.option_texts import parse_ranges
+from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
 from tilewright.service.sentences import with_reason
 from tilewright.service.units import duration
 
@@ -64,25 +53,9 @@ def submit(
     token: TokenOption = None,
     target: TargetOption = "host",
     mode: ModeOptions = DEFAULTS,
-    trials: TrialsOption = 1000,
-    seconds: SecondsOption = None,
-    dim: SizesOption = None,
+    options: JobOptions = JOB_DEFAULTS,
     samples: SamplesOption = None,
-    value: ValuesOption = None,
-    pad: PadOption = False,
-    weight_limit: WeightLimitOption = None,
-    seed: SeedOption = 0,
-    stop_gain: StopGainOption = STOP_GAIN,
-    target_ms: TargetMsOption = None,
-    strategy: StrategyOption = None,
-    unconstrained: UnconstrainedOption = False,
-    priority: Annotated[
-        int, typer.Option("--priority", min=-100, max=100, help="Among your jobs: highest first")
-    ] = 0,
-    wait: Annotated[
-        float | None,
-        typer.Option("--wait", min=0, help="Most seconds to wait for a worker"),
-    ] = None,
+    queue: QueueOptions = QUEUE_DEFAULTS,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
@@ -96,32 +69,17 @@ def submit(
     """
     from tilewright.service.api.schemas.jobs import JobRequest
 
-    dims = parse_sizes(dim)
-    given = given_inputs(existing_file(model), samples, value, dims)
+    given = given_inputs(existing_file(model), samples, options.values, options.sizes)
     _check_free(output)
     out = console(as_json)
     with connect(server, token) as client:
         uploaded = upload_model(client, model)
+        options = replace(
+            options, samples=tuple(upload_samples(client, given)), values=dict(given.values)
+        )
+        stated = {**mode.to_json(), **options.to_json(), **queue.to_json()}
         job = client.submit(
-            JobRequest(
-                model=uploaded.digest,
-                target=target,
-                **mode.values(),
-                trials=trials,
-                seconds=seconds,
-                dims={name: list(listed) for name, listed in dims.items()},
-                samples=upload_samples(client, given),
-                values=dict(given.values),
-                pad=pad,
-                weight_limit=weight_limit,
-                seed=seed,
-                stop_gain=parse_share("--stop-gain", stop_gain),
-                target_ms=target_ms,
-                strategy=strategy,
-                unconstrained=unconstrained,
-                priority=priority,
-                wait_seconds=wait,
-            )
+            JobRequest.model_validate({**stated, "model": uploaded.digest, "target": target})
         )
         out.print(f"job {job.id}", soft_wrap=True)
         if detach:
@@ -395,7 +353,7 @@ def find_records(
             uploaded = upload_model(client, existing_file(path))
             wanted = {"model": uploaded.digest, "dims": parse_ranges(dim)}
         found = client.lookup(
-            LookupRequest.model_validate({**wanted, "target": target, **mode.values()})
+            LookupRequest.model_validate({**wanted, "target": target, **mode.to_json()})
         )
         answer = None
         if is_key:

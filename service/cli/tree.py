@@ -32,7 +32,7 @@ from tilewright.service.cli import (
     top,
     tuning,
 )
-from tilewright.service.cli.mode_options import with_mode
+from tilewright.service.cli.options import with_options
 
 Command = Callable[..., None]
 
@@ -51,19 +51,19 @@ class CommandGroup:
 
 
 TREE: Mapping[str, Command | CommandGroup] = {
-    "compile": with_mode(local.compile_),
-    "run": with_mode(local.run),
-    "bench": with_mode(bench.bench),
-    "tune": with_mode(tuning.tune),
-    "quantize": quantizing.quantize,
+    "compile": with_options(local.compile_, options=("dims", "pad", "weight_limit")),
+    "run": with_options(local.run),
+    "bench": with_options(bench.bench),
+    "tune": with_options(tuning.tune),
+    "quantize": with_options(quantizing.quantize, mode=("threads",)),
     "diff": diffing.diff,
     "doctor": doctor.doctor,
     "show": CommandGroup(
         "A model's graph, kernels and run time; operators; targets.",
         {
-            "graph": with_mode(local.show_graph, without=("threads",)),
-            "kernels": with_mode(explaining.show_kernels),
-            "time": with_mode(profiling.show_time),
+            "graph": with_options(local.show_graph, mode=("numerics", "precision")),
+            "kernels": with_options(explaining.show_kernels),
+            "time": with_options(profiling.show_time),
             "operators": operators.show_operators,
             "targets": targets.show_targets,
         },
@@ -71,7 +71,7 @@ TREE: Mapping[str, Command | CommandGroup] = {
     "job": CommandGroup(
         "Tuning jobs of a service: submit, follow, control, fetch.",
         {
-            "submit": with_mode(remote.submit),
+            "submit": with_options(remote.submit),
             "list": remote.list_jobs,
             "show": remote.show_job,
             "watch": remote.watch_job,
@@ -95,7 +95,7 @@ TREE: Mapping[str, Command | CommandGroup] = {
     "record": CommandGroup(
         "Tuning records: find, withdraw, exchange.",
         {
-            "find": with_mode(remote.find_records),
+            "find": with_options(remote.find_records),
             "list": records.list_records,
             "withdraw": records.withdraw,
             "export": records.export,

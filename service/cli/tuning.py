@@ -10,49 +10,27 @@ from typing import Annotated
 import typer
 
 from tilewright.service.cli.common import (
-    STOP_GAIN,
     JsonOption,
     ModelPath,
-    PadOption,
-    SecondsOption,
-    SeedOption,
-    SizesOption,
-    StopGainOption,
-    StrategyOption,
-    TargetMsOption,
     TargetOption,
     TimingsOption,
-    TrialsOption,
-    UnconstrainedOption,
     UserError,
     VerboseOption,
-    WeightLimitOption,
     existing_file,
     load_settings,
-    parse_share,
-    parse_sizes,
 )
-from tilewright.service.cli.given import SamplesOption, ValuesOption, given_inputs
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions
+from tilewright.service.cli.given import SamplesOption, given_inputs
+from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS
 from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.options import JobOptions, ModeOptions
 
 
 def tune(
     model: ModelPath,
-    trials: TrialsOption = 1000,
-    seconds: SecondsOption = None,
     target: TargetOption = "host",
     mode: ModeOptions = DEFAULTS,
-    dim: SizesOption = None,
+    options: JobOptions = JOB_DEFAULTS,
     samples: SamplesOption = None,
-    value: ValuesOption = None,
-    pad: PadOption = False,
-    weight_limit: WeightLimitOption = None,
-    seed: SeedOption = 0,
-    stop_gain: StopGainOption = STOP_GAIN,
-    target_ms: TargetMsOption = None,
-    strategy: StrategyOption = None,
-    unconstrained: UnconstrainedOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
@@ -76,27 +54,16 @@ def tune(
     from tilewright.service.jobs.evidence.peer import onnxruntime_times
     from tilewright.service.jobs.knowledge.cost_models import describe, train_due
     from tilewright.service.jobs.pipeline.incomplete import untuned
-    from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+    from tilewright.service.jobs.pipeline.job_spec import JobSpec
     from tilewright.service.jobs.pipeline.run_job import JobContext, run_job
     from tilewright.service.jobs.process.builders import open_builder
     from tilewright.service.storage import open_storage
     from tilewright.tuner.cancel import AnyToken, CancelToken
 
     began = monotonic()
-    gain = parse_share("--stop-gain", stop_gain)
-    budget = JobBudget(trials, seconds, seed, gain, target_ms, strategy, unconstrained)
     chosen = resolve_target(target)
-    dims = parse_sizes(dim)
-    given = given_inputs(existing_file(model), samples, value, dims)
-    spec = JobSpec(
-        model,
-        mode.mode(chosen),
-        dims,
-        pad,
-        weight_limit,
-        budget,
-        given=given,
-    )
+    given = given_inputs(existing_file(model), samples, options.values, options.sizes)
+    spec = JobSpec(model, mode.mode(chosen), options, given=given)
     if output is not None:
         check_destination(output)  # now, and not after an hour of tuning
     settings = load_settings()
@@ -128,13 +95,13 @@ def tune(
                     deliver_cancelled=True,
                     stop=AnyToken(()),  # Ctrl-C after the tuning ends the command itself
                 )
-            nothing = None if outcome.cancelled else untuned(outcome, budget, storage, job_id)
+            nothing = None if outcome.cancelled else untuned(outcome, options, storage, job_id)
     finally:
         builder.close()
     note = "" if nothing is None else nothing.note
     report = {**outcome.report(), "note": note}
     made = output if outcome.verification is not None else None
-    if made is not None and not outcome.cancelled and not budget.is_late(monotonic() - began):
+    if made is not None and not outcome.cancelled and not options.is_late(monotonic() - began):
         report["peers"] = onnxruntime_times(model, made, outcome.latencies, mode.threads, given)
     tell(out, report, made)
     if not outcome.cancelled:

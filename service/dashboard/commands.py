@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
 
 from tilewright.service.api.schemas.jobs import JobView
-from tilewright.service.cli.mode_options import ModeOptions
+from tilewright.service.options import stated_words
 from tilewright.service.sentences import one_sentence
-
-_NUMBERS = {
-    "trials": "--trials",
-    "seconds": "--seconds",
-    "weight_limit": "--weight-limit",
-    "seed": "--seed",
-    "stop_gain": "--stop-gain",
-    "target_ms": "--target-ms",
-}
-_USUAL = {"seed": 0, "stop_gain": 0.005}
 
 
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
@@ -51,22 +38,15 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
 
 
 def _submission(job: JobView) -> list[str]:
-    options: Mapping[str, Any] = job.options
     name = one_sentence(job.model_name) or "model.onnx"
     words = [f"./{name}" if name.startswith("-") else name, "--target", one_sentence(job.target)]
-    words += ["--threads", str(job.threads), "--numerics", str(job.numerics)]
-    for each in fields(ModeOptions):
-        if options.get(each.name, each.default) != each.default:
-            words += [f"--{each.name}", str(options[each.name])]
-    for option, flag in _NUMBERS.items():
-        value = options.get(option)
-        if value is not None and value != _USUAL.get(option):
-            words += [flag, str(value)]
-    for dimension, sizes in (options.get("dims") or {}).items():
-        listed = sizes if isinstance(sizes, list) else [sizes]
-        listed = sorted(listed, key=lambda size: isinstance(size, str))  # hints of a range go last
-        words += ["--dim", f"{dimension}={','.join(map(str, listed))}"]
-    if options.get("strategy"):
-        words += ["--strategy", str(options["strategy"])]
-    words += [f"--{flag}" for flag in ("pad", "unconstrained") if options.get(flag)]
+    # the columns of a job, and the options that it stores
+    stored = {
+        "threads": job.threads,
+        "numerics": job.numerics,
+        "priority": job.priority,
+        "wait_seconds": job.wait_seconds,
+        **job.options,
+    }
+    words += stated_words(stored)
     return [shlex.quote(word) for word in words]

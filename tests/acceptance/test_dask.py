@@ -20,9 +20,10 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
 from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.options import JobOptions
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Progress
 from tilewright.tuner.measure.builder import ProcessBuilder
@@ -95,7 +96,9 @@ def test_a_job_outlives_a_worker_and_then_the_scheduler(
         )
         outcome = run_job(
             JobSpec(
-                model(), Mode(resolve_target("x86-64-v3")), budget=JobBudget(TRIALS, stop_gain=0.0)
+                model(),
+                Mode(resolve_target("x86-64-v3")),
+                options=JobOptions(TRIALS, stop_gain=0.0),
             ),
             FakeDevice([0.9] * 8, runner=FakeQueue(seconds)),
             JobContext(storage, builder),

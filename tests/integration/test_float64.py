@@ -13,8 +13,9 @@ from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.verify import compare, tolerance_for
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.options import JobOptions
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -41,7 +42,7 @@ def test_a_product_is_tuned(tmp_path: Path) -> None:
     try:
         with LocalDevice() as device:
             outcome = run_job(
-                JobSpec(model.SerializeToString(), budget=JobBudget(8)),
+                JobSpec(model.SerializeToString(), options=JobOptions(8)),
                 device,
                 JobContext(storage, builder),
                 JobWatcher(),

@@ -15,10 +15,11 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
+from tilewright.service.options import JobOptions
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -76,7 +77,7 @@ def test_there_is_no_room_where_kernels_are_measured_at_sizes_of_the_model() -> 
 def test_a_model_with_a_growing_cache_is_tuned_by_default(tmp_path: Path) -> None:
     storage: Storage = open_storage(Settings(data_folder=tmp_path / "data"))
     builder = ProcessBuilder(1)
-    spec = JobSpec(growing(), Mode(), budget=JobBudget(4, 1.0))
+    spec = JobSpec(growing(), Mode(), options=JobOptions(4, 1.0))
     try:
         with LocalDevice() as device:
             outcome = run_job(

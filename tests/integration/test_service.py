@@ -21,9 +21,10 @@ from tilewright.service.archive import unpack
 from tilewright.service.cli import run as run_cli
 from tilewright.service.client import Client, ClientError
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
 from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.options import JobOptions
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
@@ -210,7 +211,7 @@ def check_the_same_as_at_home(job: JobView, phases: list[str | None], folder: Pa
     """`tilewright tune` takes the same steps to the same answer, but for what was measured."""
     home = open_storage(Settings(data_folder=folder / "home", database_url=""))
     model, watcher = folder / "mlp.onnx", Phases()
-    spec = JobSpec(model, sizes={"batch": (4,)}, budget=JobBudget(16))
+    spec = JobSpec(model, options=JobOptions(16, dims={"batch": (4,)}))
     builder = ProcessBuilder(1)
     try:
         with LocalDevice() as device:

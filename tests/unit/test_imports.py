@@ -26,7 +26,7 @@ ABOVE = {
 }
 
 _JSON = {"runtime.codec", "runtime.codec_source", "runtime.json_form"}
-_BASE = {"errors", "dtypes", "memo", "runtime.labels", "sizes", "timings"} | _JSON
+_BASE = {"errors", "limits", "dtypes", "memo", "runtime.labels", "sizes", "timings"} | _JSON
 _BASE |= {"targets.core_kinds", "targets.device", "targets.families", "targets.target"}
 _IR = _BASE | {"graph", "loops"}
 # What a part of the compiler may import besides itself: a folder, or a module of one. The rows are
@@ -39,7 +39,8 @@ INSIDE: dict[str, set[str]] = {
     "mode": _BASE | {"runtime", "targets.host"},
     "package": set(),
     "timings": set(),
-    "sizes": {"errors", "memo"},
+    "limits": set(),
+    "sizes": {"errors", "limits", "memo"},
     "profile": {"runtime", "sizes"},
     "targets": set(),
     "targets.core_kinds": set(),
@@ -85,7 +86,8 @@ INSIDE: dict[str, set[str]] = {
     "runtime.codec_source": _JSON,
     "runtime.json_form": set(),
     "runtime.labels": _JSON,
-    "runtime": {"errors", "dtypes", "sizes", "loops", "targets.detection", "targets.families"},
+    "runtime": {"errors", "dtypes", "limits", "sizes", "loops"}
+    | {"targets.detection", "targets.families"},
     "program": set(),
     # one candidate from schedule to object: it meets a workload, never a graph plan
     "program.build": _IR | {"mode", "plan.workload", "schedule", "codegen", "runtime"},

@@ -20,11 +20,12 @@ from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.service.api.planning_child import WorkloadsQuestion
 from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.api.schemas.lookups import LookupRequest
-from tilewright.service.api.schemas.modes import ModeRequest
-from tilewright.service.cli.mode_options import DEFAULTS, ModeOptions, mode_words, with_mode
+from tilewright.service.api.schemas.options import ModeRequest
+from tilewright.service.cli.options import DEFAULTS, with_options
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
+from tilewright.service.options import ModeOptions, UserOption, option_words
 
 TARGET = resolve_target("x86-64-v3")
 
@@ -123,7 +124,7 @@ def test_a_new_option_reaches_templates_and_caches_by_itself(
 class WiderOptions(ModeOptions):
     """The options of such a mode."""
 
-    unrolled: Annotated[bool, typer.Option("--unrolled")] = False
+    unrolled: Annotated[bool, UserOption("Unroll", "--unrolled")] = False
 
 
 def test_a_new_option_reaches_a_command_by_itself() -> None:
@@ -131,10 +132,10 @@ def test_a_new_option_reaches_a_command_by_itself() -> None:
 
     def command(model: str, mode: WiderOptions = WiderOptions(), verbose: bool = False) -> None:
         assert (model, verbose) == ("m", True)
-        seen.append(Wider(TARGET, **mode.values()))
+        seen.append(Wider(TARGET, **mode.to_json()))
 
     own = typer.Typer()
-    own.command()(with_mode(command))
+    own.command()(with_options(command))
     words = ["m", "--threads", "2", "--precision", "bfloat16", "--unrolled", "--verbose"]
     own(words, standalone_mode=False)
     assert seen == [Wider(TARGET, 2, precision="bfloat16", unrolled=True)]
@@ -148,7 +149,7 @@ def test_requests_and_command_lines_state_every_field_of_a_mode() -> None:
     bodies = (JobRequest(model="0" * 64, **given), LookupRequest(model="0" * 64, **given))
     assert [body.mode(TARGET) for body in bodies] == [mode, mode]
     assert DEFAULTS.mode(TARGET, in_place=False) == Mode(TARGET, in_place=False)
-    assert mode_words(mode) == [
+    assert option_words(ModeOptions.of(mode)) == [
         *("--threads", "2", "--numerics", "strict", "--precision", "bfloat16")
     ]
 

@@ -16,9 +16,7 @@ TWINS = {
     # Each intermediate representation calls what it is made of a node; codegen never sees a graph.
     "Node": "a node of a graph; a loop or a computation of a nest",
     # A typer option is an enumeration, an OpenAPI field the same three words.
-    "Numerics": "the numerics mode, as an option and as a field",
     "Size": "an extent that is known at run time; a number of bytes or elements that travels",
-    "Precision": "of a model's kernels, as an option and as a field",
     # Users of the client call its results what they are.
     "Job": "a row of the database; what the client answers",
     "Task": "what trials are spent on; what the client answers of it",

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, Length, Via, pairs
-from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.measure.statistics import Comparison, Interval, undisturbed
 

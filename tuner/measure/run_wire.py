@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self, assert_never
 
+from tilewright.compiler.limits import MAX_THREADS
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Matching
-from tilewright.compiler.runtime.native import MAX_THREADS
 from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.tuner.measure.model_runs import INPUT_SEED
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol

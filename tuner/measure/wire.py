@@ -19,9 +19,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
+from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Via
-from tilewright.compiler.sizes.ranges import LARGEST_SIZE
 from tilewright.tuner.measure.measurement import Measurement, Phase, Positive, RecordKey, Sizes
 
 PROTOCOL = 7

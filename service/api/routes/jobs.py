@@ -29,6 +29,7 @@ from tilewright.service.api.schemas.jobs import JobRequest, JobView, NestView, T
 from tilewright.service.api.views import job_view, task_view
 from tilewright.service.jobs.device.job_target import JobTarget, mode_of, resolve_job_target
 from tilewright.service.jobs.device.waiting import Workforce, match_jobs
+from tilewright.service.jobs.pipeline.job_spec import tune_options
 from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.jobs.report.nests import stored_nest
 from tilewright.tuner.measure.measurement import Status
@@ -50,13 +51,13 @@ async def checked_job(
         limiter.take(Limited.JOBS)
         model = storage.models.get(body.model, token.sees)
         # touched: a sweep must not remove them before the job holds them
-        touched = storage.models.touch_samples(body.samples, token.sees)
-        for digest in set(body.samples) - set(touched):
+        options = body.job_options
+        touched = storage.models.touch_samples(options.samples, token.sees)
+        for digest in set(options.samples) - set(touched):
             raise NotFoundError("samples", digest)
         job_target = resolve_job_target(body.target, storage)
-        target, options = job_target.target, body.options()
-        check = JobCheck(model.digest, body.mode(target), options)
-        check.spec(b"").budget.options()  # what is wrong without a look at the model
+        tune_options(options)  # what is wrong without a look at the model
+        check = JobCheck(model.digest, body.mode(job_target.target), body.stored())
         return check, job_target
 
     check, job_target = await run_in_threadpool(found)
@@ -78,7 +79,7 @@ def create_job(
 
     While no worker that could measure it is alive the job waits for one: `reason` says what helps.
     """
-    target = job_target.target
+    target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # "host" and a worker's name are resolved here, and nowhere else
     storage.workloads.put_target(target.key, target.name, target.to_json())
     workforce = Workforce.of(storage)
@@ -88,12 +89,12 @@ def create_job(
         body.target,
         target_key=target.key,
         worker_id=job_target.worker_id,
-        threads=body.threads,
-        numerics=body.numerics,
-        options=body.options(),
-        samples=body.samples,
-        priority=body.priority,
-        wait_seconds=body.wait_seconds,
+        threads=mode.threads,
+        numerics=mode.numerics,
+        options=body.stored(),
+        samples=body.job_options.samples,
+        priority=queue.priority,
+        wait_seconds=queue.wait_seconds,
         waits=None if served else workforce.reason(target.key, job_target.worker_id),
         owner=token.id,
         max_open=settings.max_open_jobs,

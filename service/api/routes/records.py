@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from tilewright.compiler.limits import MAX_THREADS, Numerics
 from tilewright.compiler.mode import Mode
 from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
@@ -29,7 +30,7 @@ from tilewright.service.api.record_views import (
 )
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.resource_views import without_jobs_of_others
-from tilewright.service.api.schemas.fields import Digest, Numerics
+from tilewright.service.api.schemas.fields import Digest, Threads
 from tilewright.service.api.schemas.records import (
     AnswerView,
     CoverageView,
@@ -62,7 +63,7 @@ TargetQuery = Annotated[
 NamedQuery = Annotated[
     str | None, Query(max_length=200, description="A part of the workload's name, such as conv 3x3")
 ]
-ThreadsQuery = Annotated[int | None, Query(ge=1, le=256)]
+ThreadsQuery = Annotated[int | None, Query(ge=1, le=MAX_THREADS)]
 
 _LINE = '{"record": {"workload_key": "9f86..."}, "key": "11qY...", "signature": "q83v..."}\n'
 
@@ -204,7 +205,7 @@ def explain_schedule(
     token: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: JobTargetQuery,
-    threads: Annotated[int, Query(ge=1, le=256)] = 1,
+    threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:
     """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from tilewright.compiler.limits import Numerics
 from tilewright.db.errors import NotFoundError
 from tilewright.service.api.answers import KnownAnswers, LookupRoute
 from tilewright.service.api.conditional import NOT_MODIFIED, JsonAnswer
@@ -14,7 +15,7 @@ from tilewright.service.api.errors import invalid
 from tilewright.service.api.limiter import get_limiter
 from tilewright.service.api.lookup import lookup_model, lookup_workloads, stands, target_key
 from tilewright.service.api.refusals import refuses
-from tilewright.service.api.schemas.fields import Digest, Numerics
+from tilewright.service.api.schemas.fields import Digest, Threads
 from tilewright.service.api.schemas.lookups import LookupRequest, LookupView, RecordView
 
 router = APIRouter(tags=["schedules"], route_class=LookupRoute)
@@ -29,7 +30,7 @@ async def get_schedule(
     _: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: JobTargetQuery,
-    threads: Annotated[int, Query(ge=1, le=256)] = 1,
+    threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> Response:
     """The best schedule of a workload on a target, with the measurement behind it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from tilewright.compiler.limits import LARGEST_SIZE, MAX_THREADS
 from tilewright.compiler.targets.target import known_targets
 
 # Examples for the description of the interface.
@@ -47,11 +48,10 @@ Digest = Annotated[
     Field(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal", examples=[SHOWN_KEY]),
 ]
 
-Numerics = Literal["fast", "strict", "loose"]
-Precision = Literal["float32", "bfloat16", "float16"]
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 
 
-Size = Annotated[int, Field(ge=1, le=1 << 40)]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 
 
 SizeRange = Annotated[str, Field(max_length=400, examples=["1..512@32:0.5,128:0.3"])]

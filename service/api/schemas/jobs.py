@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
@@ -17,14 +17,13 @@ from tilewright.service.api.schemas.fields import (
     NumericsName,
     ScheduleJson,
     Seconds,
-    Size,
-    SizeRange,
     Time,
 )
-from tilewright.service.api.schemas.modes import ModeRequest
+from tilewright.service.api.schemas.options import ModeRequest
+from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
 
 
-class JobRequest(ModeRequest):
+class JobRequest(ModeRequest, options=(JobOptions, QueueOptions)):
     """Tune a model. The job ends at the first limit that it meets."""
 
     model_config = shown(model=SHOWN_KEY, target=SHOWN_TARGET, trials=500, dims={"batch": 1})
@@ -37,65 +36,11 @@ class JobRequest(ModeRequest):
         description="A target by name or key, `host` (the service's machine), or a worker by name "
         "or id, which alone measures then",
     )
-    trials: int = Field(1000, ge=0, le=10_000_000, description="Most candidates to measure")
-    seconds: float | None = Field(
-        None, gt=0, le=30 * 86400, allow_inf_nan=False, description="Most time to tune"
-    )
-    dims: dict[
-        str,
-        Size | SizeRange | Annotated[list[Size | SizeRange], Field(min_length=1, max_length=64)],
-    ] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="Sizes of the model's named dimensions: one, a range such as 1..512, or a list "
-        "of them that the artifact serves. Size hints, at which kernels are measured, follow a "
-        "range, each with the share of runs that have it: 1..512@32:0.5,128:0.3. Hints alone, "
-        "@128, keep the default range, which is 1..4096",
-        examples=[{"batch": 1, "sequence": "1..512@32:0.5,128:0.3"}],
-    )
-    samples: list[Digest] = Field(
-        default_factory=list,
-        max_length=64,
-        description="Uploaded files of samples: their sizes are size hints, and programs are "
-        "verified, raced and timed on them",
-    )
-    values: dict[str, Annotated[int | float, Field(ge=-(2**63), lt=2**64, allow_inf_nan=False)]] = (
-        Field(
-            default_factory=dict,
-            max_length=64,
-            description="Numbers that fill inputs, by name, such as a sampling rate",
-            examples=[{"sr": 16000}],
-        )
-    )
-    pad: bool = Field(False, description="Pad inputs up to the artifact's next sizes")
-    weight_limit: int | None = Field(
-        None, ge=1, le=1 << 62, description="Most bytes of packed weights; expansions give way"
-    )
-    seed: int = Field(0, ge=0, le=(1 << 63) - 1)
-    stop_gain: float = Field(
-        0.005,
-        ge=0,
-        lt=1,
-        allow_inf_nan=False,
-        description="End when less than this share is expected of another minute; 0: never",
-    )
-    target_ms: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="End when the kernels add up to no more"
-    )
-    strategy: str | None = Field(None, max_length=100, description="Search strategy")
-    unconstrained: bool = Field(
-        False, description="Search all that lowers, whatever is known of the target"
-    )
-    priority: int = Field(
-        0, ge=-100, le=100, description="Among jobs of owners who have as many running"
-    )
-    wait_seconds: float | None = Field(
-        None,
-        ge=0,
-        le=365 * 86400,
-        allow_inf_nan=False,
-        description="Most time to wait for a worker; then the job ends with what is known",
-    )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            """A type checker does not see the fields that are generated from options."""
 
     @field_validator("dims")
     @classmethod
@@ -110,11 +55,19 @@ class JobRequest(ModeRequest):
             for name, sizes in dims.items()
         }
 
-    def options(self) -> dict[str, Any]:
-        """The options that have no place of their own in a job."""
-        own = {"model", "target", "threads", "numerics", "priority", "wait_seconds"}
-        left_out = {name for name in ("samples", "values") if not getattr(self, name)}
-        return self.model_dump(mode="json", exclude=own | left_out)
+    @property
+    def job_options(self) -> JobOptions:
+        return JobOptions.from_json(self.stated(JobOptions))
+
+    @property
+    def queue_options(self) -> QueueOptions:
+        return QueueOptions.from_json(self.stated(QueueOptions))
+
+    def stored(self) -> dict[str, Any]:
+        """The options that a job stores as JSON: those without a column of their own."""
+        options = {**self.stated(ModeOptions), **self.stated(JobOptions)}
+        left_out = {name for name in ("samples", "values") if not options[name]}
+        return {n: v for n, v in options.items() if n not in left_out | {"threads", "numerics"}}
 
 
 class ProgressView(View):

@@ -19,7 +19,7 @@ from tilewright.service.api.schemas.fields import (
     SizeRange,
     Version,
 )
-from tilewright.service.api.schemas.modes import ModeRequest
+from tilewright.service.api.schemas.options import ModeRequest
 
 
 class IntervalView(View):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -80,11 +80,6 @@ class GivenFiles:
 def shown_name(digest: str) -> str:
     """What messages call an uploaded file."""
     return f"samples {digest[:12]}"
-
-
-def stored_digests(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files of samples that the options of a job name."""
-    return tuple(options.get("samples", ()))
 
 
 def read_samples_file(file: SamplesFile, limit_bytes: int) -> dict[str, np.ndarray]:

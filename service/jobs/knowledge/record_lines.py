@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.compiler.limits import MAX_THREADS
 from tilewright.compiler.mode import NUMERICS
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
@@ -105,7 +106,7 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
         raise ValueError("the workload's text is not canonical")
     target = Target.from_json(content["target"])
     threads, numerics = content["threads"], content["numerics"]
-    if type(threads) is not int or not 1 <= threads <= 256 or numerics not in NUMERICS:
+    if type(threads) is not int or not 1 <= threads <= MAX_THREADS or numerics not in NUMERICS:
         raise ValueError("threads or numerics")
     record = TuningRecord(
         RecordKey(workload.key, target.key, threads, numerics),

@@ -17,8 +17,9 @@ from typing import Protocol
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask
-from tilewright.service.jobs.pipeline.job_spec import LEAST_SECONDS, JobBudget
+from tilewright.service.jobs.pipeline.job_spec import LEAST_SECONDS
 from tilewright.service.jobs.process.job_lease import JobLease
+from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Finished
 from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.tasks import Task

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.service.jobs.pipeline.run_job import JobOutcome
+from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Ended
 from tilewright.tuner.measure.measurement import Status
 

@@ -27,7 +27,6 @@ from tilewright.service.jobs.inputs.given_files import (
     GivenFiles,
     SamplesFile,
     shown_name,
-    stored_digests,
 )
 from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 from tilewright.service.jobs.knowledge.shared_tasks import SharedTasks
@@ -40,6 +39,7 @@ from tilewright.service.jobs.plan.bounded_planning import given_bounded
 from tilewright.service.jobs.plan.planning import ModelRequest
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tilewright.service.jobs.process.job_lease import JobLease
+from tilewright.service.options import JobOptions
 from tilewright.tuner.events import Ended, Event, Finished, Recorded
 
 log = structlog.get_logger("tilewright.tuner")
@@ -128,11 +128,11 @@ class JobRun:
             job.options,
         )
         spec = replace(spec, given=self._given(spec))
-        budget = replace(spec.budget, seconds=_seconds_left(job, storage))
+        options = replace(spec.options, seconds=_seconds_left(job, spec.options, storage))
         alone = self._is_alone()
         if alone:  # what is known makes an artifact, and nothing else is left to do
             storage.leases.cancel(job_id=job.id)
-            budget = replace(budget, trials=0)
+            options = replace(options, trials=0)
         reporter = JobReporter(storage, hold, job)
         with (
             LeasedDevice(
@@ -153,7 +153,7 @@ class JobRun:
             folder = Path(temporary) / "artifact"
             try:
                 outcome = run_job(
-                    replace(spec, budget=budget),
+                    replace(spec, options=options),
                     device,
                     self._context,
                     reporter,
@@ -170,7 +170,7 @@ class JobRun:
             digest = store_artifact(folder, storage)
         if alone:
             outcome = replace(outcome, finished=replace(outcome.finished, ended=Ended.ABSENT))
-        nothing = untuned(outcome, spec.budget, storage, job.id)
+        nothing = untuned(outcome, spec.options, storage, job.id)
         note = "" if nothing is None else nothing.note
         if alone and nothing is not None:
             note = f"no worker came in time: {job.reason}"
@@ -189,13 +189,13 @@ class JobRun:
 
     def _given(self, spec: JobSpec) -> GivenInputs:
         """The real inputs that the job is given."""
-        options, shop = self.job.options, self._context
+        options, shop = spec.options, self._context
         with ExitStack() as stack:
             files = tuple(
                 SamplesFile(shown_name(each), stack.enter_context(self._storage.blobs.local(each)))
-                for each in stored_digests(options)
+                for each in options.samples
             )
-            given = GivenFiles(files, options.get("values"), shop.samples_bytes)
+            given = GivenFiles(files, options.values, shop.samples_bytes)
             try:
                 return given_bounded(spec, given, shop.planning, self._lease.stop)
             except JobCancelled:
@@ -288,10 +288,9 @@ def _target_of(job: Job, storage: Storage) -> Target:
     return Target.from_json(description)
 
 
-def _seconds_left(job: Job, storage: Storage) -> float | None:
+def _seconds_left(job: Job, options: JobOptions, storage: Storage) -> float | None:
     """Seconds left of the job's time, which also runs while no tuner is up."""
-    seconds = job.options.get("seconds")
-    if seconds is None:
+    if options.seconds is None:
         return None
     started = job.started_at or storage.clock()
-    return max(LEAST_SECONDS, float(seconds) - (storage.clock() - started))
+    return max(LEAST_SECONDS, options.seconds - (storage.clock() - started))

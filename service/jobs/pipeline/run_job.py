@@ -31,7 +31,7 @@ from tilewright.service.jobs.knowledge.revalidation import revalidate
 from tilewright.service.jobs.knowledge.shared_tasks import UNSHARED, Sharing
 from tilewright.service.jobs.pipeline.delivery import check_tools, deliver
 from tilewright.service.jobs.pipeline.fallback import deliver_verified
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec, tune_options
 from tilewright.service.jobs.pipeline.latency import Latency, latencies
 from tilewright.service.jobs.pipeline.phases import phase_seconds
 from tilewright.service.jobs.pipeline.tracker import Tracker
@@ -49,6 +49,7 @@ from tilewright.service.jobs.plan.planning import Planned, model_digest
 from tilewright.service.jobs.plan.stage_planning import plan_programs
 from tilewright.service.jobs.report.bounds import bounds_within
 from tilewright.service.jobs.report.shown_sizes import range_lines
+from tilewright.service.options import JobBudget
 from tilewright.service.units import finite
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Event, Finished
@@ -236,7 +237,7 @@ def _run(
     sharing: Sharing,
     stop: Stop,
 ) -> JobOutcome:
-    storage, timings, limit = job_context.storage, job_context.timings, spec.weight_limit_bytes
+    storage, timings, limit = job_context.storage, job_context.timings, spec.options.weight_limit
     watcher.phase("planning")
     for planned in plans:
         save_texts(planned, storage)
@@ -249,7 +250,7 @@ def _run(
         confirmed = again.doubt(tasks)
     if not all_known(tasks, storage):
         job_context.builder.start()
-    tracker = Tracker(tasks, spec.budget.trials)
+    tracker = Tracker(tasks, spec.options.trials)
     watcher.tasks(tracker)
 
     def tuned(tasks: list[Task], budget: JobBudget) -> Finished:
@@ -264,7 +265,7 @@ def _run(
             on_event=lambda event: watcher.event(event, tracker),
             token=token,
             references=references,
-            bounds=bounds_within(spec.budget.seconds, tasks, device),
+            bounds=bounds_within(spec.options.seconds, tasks, device),
             timings=job_context.loop,
             beside=job_context.beside,
         )
@@ -274,7 +275,7 @@ def _run(
         return finished
 
     with timings.stage("tune"):
-        finished = sharing.tune(tasks, spec.budget.after(monotonic() - began), tuned)
+        finished = sharing.tune(tasks, spec.options.after(monotonic() - began), tuned)
     outcome = JobOutcome(plans, tracker, finished, device)
     watcher.tuned(outcome)
     references.close()  # nothing is measured any more
@@ -320,7 +321,7 @@ def _run(
             served.schedules,
             output,
             limit,
-            pad=spec.pad,
+            pad=spec.options.pad,
             timings=timings,
             kernels=job_context.kernels,
             check=verify,
@@ -339,7 +340,7 @@ def _run(
         delivery,
         bound,
         job_id=job_id,
-        more_seconds=spec.budget.more_seconds,
+        more_seconds=spec.options.more_seconds,
     )
     if right is not settled:
         timed = latencies(right, device, job_context.kernels, limit)
@@ -351,13 +352,15 @@ def _run(
 def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
     timings = job_context.timings
-    spec.budget.options()  # refuses what is impossible before anything is read
+    tune_options(spec.options)  # refuses what is impossible before anything is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
         if job_context.planning is not None:
             plans = plan_bounded(spec, job_context.planning, stop, timings)
         else:
-            plans = plan_programs(spec.request, spec.sizes, None, timings, job_context.kernels)
+            plans = plan_programs(
+                spec.request, spec.options.sizes, None, timings, job_context.kernels
+            )
             check_draws(plans)
         known = spec.digest if digest is None else digest.result()
     # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
@@ -365,8 +368,8 @@ def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, 
     with timings.stage("check plans"):
         spec.check_deliverable(plans[0])
         check_tools(plans[0].target)
-        open_ports(plans, pad=spec.pad)
+        open_ports(plans, pad=spec.options.pad)
         check_ranges(plans, job_context.kernels)
-        if spec.weight_limit_bytes is not None:
-            check_weight_limit(plans, spec.weight_limit_bytes, job_context.kernels)
+        if spec.options.weight_limit is not None:
+            check_weight_limit(plans, spec.options.weight_limit, job_context.kernels)
     return tuple(replace(p, request=replace(p.request, digest=known)) for p in plans)

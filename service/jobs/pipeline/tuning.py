@@ -19,9 +19,10 @@ from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.evidence.schedule_reviews import records_of
 from tilewright.service.jobs.knowledge.cost_models import base_model
 from tilewright.service.jobs.knowledge.families import records_of_relatives
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
+from tilewright.service.jobs.pipeline.job_spec import tune_options
 from tilewright.service.jobs.plan.planned_ports import open_ports
 from tilewright.service.jobs.plan.planning import Planned
+from tilewright.service.options import JobBudget
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished, Started
 from tilewright.tuner.loop import tune
@@ -54,7 +55,7 @@ def tune_tasks(
     """
     facts = device.facts
     options = replace(
-        budget.options(),
+        tune_options(budget),
         base_model=b""
         if all_known(tasks, storage)
         else base_model(storage, tasks[0].mode.target.key),

@@ -69,7 +69,7 @@ def plan_bounded(
 def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
     """What the child does. The model itself does not come back."""
     timings = Timings()
-    plans = plan_programs(spec.request, spec.sizes, None, timings)
+    plans = plan_programs(spec.request, spec.options.sizes, None, timings)
     check_draws(plans)  # it computes what the model says
     return tuple(map(without_model, plans)), timings.stages
 
@@ -93,8 +93,8 @@ def given_bounded(
         JobCancelled: if `stop` ended the child.
     """
     if limits is None or not (files.files or files.values):
-        return files.read(spec.model, spec.sizes)
-    found = bounded.run(files.read, (spec.model, spec.sizes), limits, stop)
+        return files.read(spec.model, spec.options.sizes)
+    found = bounded.run(files.read, (spec.model, spec.options.sizes), limits, stop)
     if isinstance(found, NoAnswer):
         raise not_planned(found, limits)
     return found

@@ -109,7 +109,7 @@ def parameters(callback: Any) -> dict[str, Any]:
             continue
         kind, info = given
         facts = {
-            "type": getattr(kind, "__name__", str(kind)),
+            "type": str(kind) if get_args(kind) else getattr(kind, "__name__", str(kind)),
             "least": info.min,
             "most": info.max,
             "metavar": info.metavar,

@@ -15,8 +15,8 @@ from examples.demo_view import (
     task_table,
     verdict,
 )
+from tilewright.compiler.mode import NUMERICS
 from tilewright.service.api.schemas.jobs import ProgressView, TaskView
-from tilewright.service.cli.mode_options import Numerics
 
 PROGRESS = ProgressView(
     phase="tuning",
@@ -94,7 +94,7 @@ def test_the_verdict_says_gain_numerics_and_distance() -> None:
         assert part in text
     text = verdict("net", end_to_end("tuned", 0.959), "fast", 0.8, 2.3e-6, 1.02)
     assert "own race; -2.0% in this one" in text
-    for numerics in Numerics:
+    for numerics in NUMERICS:
         assert f"'{numerics}'" in verdict("net", None, numerics, None, None)
 
 

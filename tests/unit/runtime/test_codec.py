@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given
@@ -246,6 +246,30 @@ def test_unions_may_be_recursive_and_are_told_apart_by_their_first_fields() -> N
     data["inner"][1]["inner"][1] = {"root": []}  # type: ignore[index]
     with pytest.raises(MalformedError, match=r"Node: inner\[1\].inner\[1\]: expected one of the"):
         decode(Node, data, {"1": 1, "2": 2})
+
+
+@dataclass(frozen=True, slots=True)
+class Choices(JsonValue):
+    kind: Literal["one", "several"]
+    sizes: Mapping[str, int | str | Annotated[tuple[int | str, ...], Length(1, 3)]]
+    text: int | Annotated[str, Length(most=3)] = 0
+
+
+def test_texts_of_a_choice_and_lists_beside_scalars() -> None:
+    value = Choices("several", {"a": 3, "b": (1, "x"), "c": "y"}, "abc")
+    written = value.to_json()
+    assert written["sizes"] == {"a": 3, "b": [1, "x"], "c": "y"}
+    assert Choices.from_json(json.loads(json.dumps(written))) == value
+    for change, problem in (
+        ({"kind": "none"}, "kind: expected one of one, several, got 'none'"),
+        ({"kind": 1}, "kind: expected one of one, several, got 1"),
+        ({"sizes": {"a": []}}, "sizes.a: 0 items, expected at least 1"),
+        ({"sizes": {"a": 0.5}}, "sizes.a: expected an integer or a text or a list, got 0.5"),
+        ({"sizes": {"a": [0.5]}}, r"sizes.a\[0\]: expected an integer or a text, got 0.5"),
+        ({"text": "abcd"}, "text: 4 characters, expected at most 3"),
+    ):
+        with pytest.raises(MalformedError, match=problem):
+            Choices.from_json({**written, **change})
 
 
 def test_an_error_in_a_deeply_nested_value_is_found_at_once() -> None:

@@ -18,8 +18,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service.cli.bench import Peer
-from tilewright.service.cli.mode_options import ModeOptions
 from tilewright.service.jobs.report.comparison import PEERS, Timing, openvino_run, race
+from tilewright.service.options import ModeOptions
 
 __all__ = ["data_folder", "model"]  # fixtures
 

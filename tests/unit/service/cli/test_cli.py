@@ -10,7 +10,6 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import onnx
@@ -204,7 +203,7 @@ def test_a_late_command_does_what_its_artifact_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Another engine is not timed."""
-    monkeypatch.setattr("tilewright.service.jobs.pipeline.job_spec.LATE_SECONDS", -100.0)
+    monkeypatch.setattr("tilewright.service.options.LATE_SECONDS", -100.0)
     assert run("tune", model, "--dim", "batch=2", "--seconds", "1", "-o", tmp_path / "a") == 0
     said = capsys.readouterr().out
     assert "artifact: " in said and "ONNX Runtime" not in said
@@ -411,18 +410,16 @@ def test_a_mistake_is_one_sentence(
 
 
 def test_limits_are_those_of_the_runtime_and_the_service() -> None:
-    from tilewright.compiler.mode import NUMERICS
-    from tilewright.compiler.runtime.native import MAX_THREADS
-    from tilewright.service.api.schemas.fields import Numerics
+    from tilewright.compiler.limits import LARGEST_SIZE, MAX_THREADS
+    from tilewright.compiler.runtime import native
     from tilewright.service.api.schemas.jobs import JobRequest
-    from tilewright.service.cli import common, mode_options
 
-    assert common.MAX_THREADS == MAX_THREADS
-    assert tuple(mode_options.Numerics) == get_args(Numerics) == NUMERICS
-    limits = {"threads": MAX_THREADS, "dims": {"n": common.MAX_DIMENSION}}
+    header = (Path(native.__file__).parent / "native/tilewright.h").read_text()
+    assert f"#define TW_MAX_THREADS {MAX_THREADS}\n" in header
+    limits = {"threads": MAX_THREADS, "dims": {"n": LARGEST_SIZE}}
     request = JobRequest.model_validate({"model": "0" * 64, **limits})
-    assert request.threads == MAX_THREADS
-    for wrong in ({"threads": MAX_THREADS + 1}, {"dims": {"n": common.MAX_DIMENSION + 1}}):
+    assert request.mode_options.threads == MAX_THREADS
+    for wrong in ({"threads": MAX_THREADS + 1}, {"dims": {"n": LARGEST_SIZE + 1}}):
         with pytest.raises(ValueError, match="less than or equal"):
             JobRequest.model_validate({"model": "0" * 64, **wrong})
 
@@ -464,6 +461,9 @@ def test_commands_import_what_they_need_when_they_run() -> None:
                     "service.sentences",
                     "service.units",
                     "service.console",
+                    "service.option_texts",
+                    "service.options",
+                    "compiler.runtime.json_form",
                 )
                 assert not ours or light, (path.name, node.module)
 

@@ -24,7 +24,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
 from tilewright.service.cli import remote
 from tilewright.service.cli import run as run_cli
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
+from tilewright.service.options import JobBudget
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64

@@ -103,7 +103,7 @@ def _readers() -> set[int]:
 
 def test_a_plan_from_a_child_is_the_same() -> None:
     spec, timings = _spec(model_bytes()), Timings()
-    (here,) = plan_programs(spec.request, spec.sizes)
+    (here,) = plan_programs(spec.request, spec.options.sizes)
     (there,) = plan_bounded(spec, LIMITS, CancelToken(), timings)
     assert there.request == here.request
     assert str(there.graph) == str(here.graph)

@@ -33,8 +33,8 @@ from tilewright.service.jobs.knowledge.cost_models import (
     train_due,
 )
 from tilewright.service.jobs.pipeline import tuning
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.service.jobs.pipeline.tuning import tune_tasks
+from tilewright.service.options import JobBudget
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.cost_model import xgboost
 from tilewright.tuner.cost_model.metrics import Scores

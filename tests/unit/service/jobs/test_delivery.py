@@ -27,8 +27,9 @@ from tilewright.db.storage import Storage
 from tilewright.service.api.model_check import check_job
 from tilewright.service.jobs.device.device import Checked, DeviceError, Loadable
 from tilewright.service.jobs.evidence.certificate import WrongProgramError
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobWatcher, run_job
+from tilewright.service.options import JobOptions
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
 
@@ -64,8 +65,8 @@ def spec(**more: Any) -> JobSpec:
         [numpy_helper.from_array(WEIGHT, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    given = {"sizes": {"rows": ("1..8",)}, "budget": JobBudget(4), **more}
-    return JobSpec(model.SerializeToString(), Mode(resolve_target("wasm32")), **given)
+    options = JobOptions(4, **{"dims": {"rows": "1..8"}, **more})
+    return JobSpec(model.SerializeToString(), Mode(resolve_target("wasm32")), options)
 
 
 @dataclass
@@ -117,15 +118,18 @@ def test_a_module_that_crashes_on_the_device_is_not_handed_over(
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"sizes": {"rows": (2, 4)}}, "one size or one range of each dimension, and 'rows' has"),
+        ({"dims": {"rows": (2, 4)}}, "one size or one range of each dimension, and 'rows' has"),
         ({"pad": True}, "a module for 'wasm32' pads no inputs"),
-        ({"model": chosen_rows().SerializeToString(), "sizes": {}}, "runs in stages"),
+        ({"dims": {}}, "runs in stages"),
     ],
     ids=["sizes", "pad", "stages"],
 )
 def test_what_no_module_holds_is_refused_when_it_is_sent(more: dict[str, Any], words: str) -> None:
+    wanted = spec(**more)
+    if not wanted.options.dims:
+        wanted = replace(wanted, model=chosen_rows().SerializeToString())
     with pytest.raises(InvalidArgumentError, match=words):
-        check_job(replace(spec(), **more))
+        check_job(wanted)
 
 
 def test_a_tuner_without_zig_says_so_before_it_tunes(

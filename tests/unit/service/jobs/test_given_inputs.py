@@ -15,7 +15,6 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.program import Port
-from tilewright.service.cli.common import UserError
 from tilewright.service.cli.given import given_inputs
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.evidence.verification import _draw
@@ -23,6 +22,7 @@ from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs,
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes
 from tilewright.service.jobs.plan.stage_planning import plan_first_program
 from tilewright.service.jobs.report.comparison import onnxruntime_run
+from tilewright.service.option_texts import OptionError, parse_values
 from tilewright.service.quantize.errors import QuantizeError
 from tilewright.tuner.measure.model_runs import INPUT_SEED
 
@@ -70,7 +70,7 @@ def samples(tmp_path: Path) -> Path:
 def test_sizes_of_samples_are_hints_and_their_values_are_verified(
     model: Path, samples: Path
 ) -> None:
-    given = given_inputs(model, samples, ["sr=16000"], {})
+    given = given_inputs(model, samples, parse_values(["sr=16000"]), {})
     planned = plan_first_sizes(ModelRequest(model, given=given), {})
     assert planned.open is not None and planned.open.stated
     assert dict(planned.sizes) == {"batch": 1, "frames": 24}
@@ -140,7 +140,7 @@ def test_a_model_that_is_cut_has_a_range_that_holds_hints_and_samples() -> None:
 
 
 def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -> None:
-    given = given_inputs(model, samples, ["sr=8000"], {})
+    given = given_inputs(model, samples, parse_values(["sr=8000"]), {})
     seen: list[Any] = []
 
     class Executable:
@@ -163,10 +163,10 @@ def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -
 def test_what_is_given_must_be_what_the_model_takes(
     model: Path, samples: Path, tmp_path: Path
 ) -> None:
-    assert given_inputs(tmp_path, None, None, {}) is NONE_GIVEN
+    assert given_inputs(tmp_path, None, {}, {}) is NONE_GIVEN
     for text in ("sr=loud", "sr", "=1x"):
-        with pytest.raises(UserError, match=f"--value '{text}': expected NAME=NUMBER"):
-            given_inputs(model, samples, [text], {})
+        with pytest.raises(OptionError, match=f"--value '{text}': expected NAME=NUMBER"):
+            parse_values([text])
     for text, message in (
         ("rate=1", "a value is for 'rate', the inputs are 'x', 'sr'"),
         ("sr=9223372036854775808", "input 'sr': it holds int64"),
@@ -175,13 +175,13 @@ def test_what_is_given_must_be_what_the_model_takes(
         ("sr=nan", "input 'sr': it holds int64"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
-            given_inputs(model, samples, [text], {})
+            given_inputs(model, samples, parse_values([text]), {})
     with pytest.raises(QuantizeError, match="no array for input 'sr'"):
-        given_inputs(model, samples, None, {})
+        given_inputs(model, samples, {}, {})
     with pytest.raises(QuantizeError, match=r"'x' has shape \(1, 24\)"):
-        given_inputs(model, samples, ["sr=1"], {"frames": [12]})
+        given_inputs(model, samples, parse_values(["sr=1"]), {"frames": [12]})
     with pytest.raises(QuantizeError, match="no such file"):
-        given_inputs(model, tmp_path / "none", ["sr=1"], {})
+        given_inputs(model, tmp_path / "none", parse_values(["sr=1"]), {})
 
 
 def test_samples_of_many_sizes_have_the_most_frequent() -> None:

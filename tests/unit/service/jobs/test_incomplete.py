@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.service.jobs.evidence.review import Reviewed
 from tilewright.service.jobs.pipeline.incomplete import untuned
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
+from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Ended, Screened
 from tilewright.tuner.measure.measurement import Status
 

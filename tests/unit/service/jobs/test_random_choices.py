@@ -22,6 +22,7 @@ from tilewright.service.jobs.inputs.random_choices import check_draws, deciding_
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.bounded_planning import plan_bounded
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_first_sizes
+from tilewright.service.options import JobOptions
 from tilewright.tuner.cancel import CancelToken
 
 __all__ = ["data_folder"]  # a fixture
@@ -90,7 +91,7 @@ def test_the_inputs_that_select_a_branch_are_named_before_it_runs() -> None:
 
 def test_the_child_that_plans_for_a_job_refuses_them() -> None:
     """What the model says is computed there, within limits."""
-    spec = JobSpec(selecting(), sizes={"n": ("1..8@4",)})
+    spec = JobSpec(selecting(), options=JobOptions(dims={"n": "1..8@4"}))
     with pytest.raises(CompilerError, match=NAMED):
         plan_bounded(spec, Limits(4 << 30, 60.0), CancelToken())
 

@@ -27,9 +27,10 @@ from tilewright.service.jobs.evidence.certificate import WrongProgramError
 from tilewright.service.jobs.evidence.end_to_end import Served
 from tilewright.service.jobs.evidence.verification import Verification
 from tilewright.service.jobs.pipeline import run_job as run_jobs
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobOutcome, JobWatcher, run_job
 from tilewright.service.jobs.pipeline.tracker import Tracker
+from tilewright.service.options import JobBudget, JobOptions
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished, Started
 from tilewright.tuner.measure.builder import ProcessBuilder
@@ -95,8 +96,8 @@ def device(**more: Any) -> FakeDevice:
 
 
 def spec(target: Target, **more: Any) -> JobSpec:
-    sizes = {"rows": (16,)} | more.pop("sizes", {})
-    return JobSpec(model_bytes(), Mode(target), sizes=sizes, budget=JobBudget(12), **more)
+    dims = {"rows": (16,)} | more.pop("dims", {})
+    return JobSpec(model_bytes(), Mode(target), JobOptions(**{"trials": 12, "dims": dims, **more}))
 
 
 def run(
@@ -166,7 +167,9 @@ def test_long_planning_is_paid_by_the_trials(
     clock = iter([0.0, planned])
     monkeypatch.setattr(run_jobs, "monotonic", lambda: next(clock))
     monkeypatch.setattr(run_jobs, "tune_tasks", tune_tasks)
-    wanted = replace(spec(resolve_target("x86-64-v3")), budget=JobBudget(1, 12.0))
+    wanted = replace(
+        spec(resolve_target("x86-64-v3")), options=JobOptions(1, 12.0, dims={"rows": (16,)})
+    )
     run(wanted, device(), storage, builder)
     assert given == [left]
 
@@ -190,7 +193,9 @@ def test_sizes_beside_the_hints_are_verified_for_a_tenth_of_the_budget(
         return deliver(*arguments, more_seconds=more_seconds, **rest)
 
     monkeypatch.setattr(run_jobs, "deliver_verified", deliver_verified)
-    wanted = replace(spec(resolve_target("x86-64-v3")), budget=JobBudget(1, seconds))
+    wanted = replace(
+        spec(resolve_target("x86-64-v3")), options=JobOptions(1, seconds, dims={"rows": (16,)})
+    )
     run(wanted, device(), storage, builder, output=tmp_path / "a")
     assert given == [more]
 
@@ -198,7 +203,7 @@ def test_sizes_beside_the_hints_are_verified_for_a_tenth_of_the_budget(
 def test_several_sizes_and_padding_go_the_same_way(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path
 ) -> None:
-    wanted = spec(resolve_target("x86-64-v3"), sizes={"rows": (4, 16)}, pad=True)
+    wanted = spec(resolve_target("x86-64-v3"), dims={"rows": (4, 16)}, pad=True)
     outcome = run(wanted, device(), storage, builder, output=tmp_path / "a")
     artifact = read_artifact(tmp_path / "a")
     assert [dict(p.sizes) for p in artifact.programs] == [{"rows": 4}, {"rows": 16}]
@@ -209,7 +214,7 @@ def test_several_sizes_and_padding_go_the_same_way(
 def test_a_weight_limit_that_cannot_be_met_is_said_before_tuning(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path
 ) -> None:
-    wanted = spec(resolve_target("x86-64-v3"), weight_limit_bytes=64)
+    wanted = spec(resolve_target("x86-64-v3"), weight_limit=64)
     watcher, board = Notes(), device()
     with pytest.raises(CompilerError, match="the limit is 64"):
         run(wanted, board, storage, builder, watcher, output=tmp_path / "a")
@@ -230,7 +235,7 @@ def test_a_weight_limit_holds_in_races_too(
 
     monkeypatch.setattr(ProgramBuilder, "__init__", spy)
     board = device()
-    run(spec(resolve_target("x86-64-v3"), weight_limit_bytes=1 << 20), board, storage, builder)
+    run(spec(resolve_target("x86-64-v3"), weight_limit=1 << 20), board, storage, builder)
     assert board.raced and set(limits) == {1 << 20}
 
 

@@ -21,8 +21,9 @@ from tilewright.db.storage import Storage
 from tilewright.service.jobs.evidence.schedule_reviews import DEVICES_DIFFER, SLOWER, contradiction
 from tilewright.service.jobs.pipeline import run_job as run_job_module
 from tilewright.service.jobs.pipeline.incomplete import untuned
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.pipeline.run_job import JobContext, JobOutcome, JobWatcher, run_job
+from tilewright.service.options import JobBudget, JobOptions
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status, trial_id
@@ -107,7 +108,7 @@ def model() -> bytes:
 
 
 def tuned(storage: Storage, builder: ProcessBuilder, device: Any, job_id: str) -> JobOutcome:
-    spec = JobSpec(model(), Mode(TARGET), budget=JobBudget(12))
+    spec = JobSpec(model(), Mode(TARGET), options=JobOptions(12))
     job_context = JobContext(storage, builder)
     return run_job(spec, device, job_context, JobWatcher(), job_id=job_id, token=CancelToken())
 

@@ -31,11 +31,11 @@ from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StaleLeaseError
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.knowledge.shared_tasks import SharedTasks
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
 from tilewright.service.jobs.process.job_lease import JobLease
+from tilewright.service.options import JobBudget
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.events import Finished

@@ -23,12 +23,12 @@ from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.knowledge import shared_tasks
 from tilewright.service.jobs.knowledge.shared_tasks import SharedTasks
 from tilewright.service.jobs.pipeline import job_run
-from tilewright.service.jobs.pipeline.job_spec import JobBudget
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.jobs.process.interrupts import Interrupted
 from tilewright.service.jobs.process.job_lease import JobLease
 from tilewright.service.jobs.process.tuner_process import TunerProcess
+from tilewright.service.options import JobBudget
 from tilewright.service.settings import Settings
 from tilewright.tuner.events import Finished
 from tilewright.tuner.measure.builder import ProcessBuilder

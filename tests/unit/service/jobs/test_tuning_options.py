@@ -18,17 +18,18 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.stores.retention import Retention
 from tilewright.service.api.schemas.jobs import JobRequest
 from tilewright.service.cli import run as run_cli
-from tilewright.service.cli.common import STOP_GAIN, UserError, parse_share, parse_sizes
 from tilewright.service.jobs.pipeline import tuning
-from tilewright.service.jobs.pipeline.job_spec import JobBudget, JobSpec
+from tilewright.service.jobs.pipeline.job_spec import JobSpec, tune_options
 from tilewright.service.jobs.plan.planning import ModelRequest
 from tilewright.service.jobs.report.replaying import load_run
+from tilewright.service.option_texts import OptionError, parse_share, parse_sizes, share_text
+from tilewright.service.options import JobBudget, JobOptions
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner import task_scheduler
 from tilewright.tuner.events import Finished
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tilewright.tuner.options import DEFAULT_STOP_GAIN, TuneOptions, TuningError
+from tilewright.tuner.options import TuneOptions, TuningError
 
 OF_THE_MODEL = {
     *(
@@ -55,12 +56,12 @@ CHOSEN = {
     "target_ms": 1.5,
     "strategy": "random",
     # switches are turned, whichever there are
-    **{field.name: not field.default for field in fields(JobBudget) if field.type == "bool"},
+    **{each.name: not each.default for each in fields(JobBudget) if each.default is False},
 }
 
 
 def _reached(budget: JobBudget) -> dict[str, Any]:
-    options = budget.options()
+    options = tune_options(budget)
     assert options.target_seconds is not None
     same = {name: getattr(options, name) for name in CHOSEN if name != "target_ms"}
     return {**same, "target_ms": 1000 * options.target_seconds}
@@ -77,20 +78,11 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
         precision="bfloat16",
         **CHOSEN,
     )
-    spec = JobSpec.of_options(ModelRequest(b""), job.options())
-    assert _reached(spec.budget) == pytest.approx(CHOSEN)
-    assert spec.sizes == {"n": ("1..64@32:0.5,7",), "m": (4, 5), "k": ("@9",)}
-    assert (spec.pad, spec.weight_limit_bytes) == (True, 1 << 20)
+    spec = JobSpec.of_options(ModelRequest(b""), job.stored())
+    assert _reached(spec.options) == pytest.approx(CHOSEN)
+    assert spec.options.sizes == {"n": ("1..64@32:0.5,7",), "m": (4, 5), "k": ("@9",)}
+    assert (spec.options.pad, spec.options.weight_limit) == (True, 1 << 20)
     assert spec.mode.precision == spec.request.mode.precision == "bfloat16"
-
-
-def test_a_job_that_was_stored_with_shares_keeps_its_hints() -> None:
-    stored = {"dims": {"n": [8, "1..64"]}, "shares": {"n": {"32": 0.5, "7": 1.0}, "m": {"3": 1.0}}}
-    spec = JobSpec.of_options(ModelRequest(b""), stored)
-    assert spec.sizes == {"n": (8, "1..64@32:0.5,7:1.0"), "m": ("@3:1.0",)}
-    assert JobSpec.of_options(ModelRequest(b""), {"dims": {"n": 3}, "shares": {}}).sizes == {
-        "n": (3,)
-    }
 
 
 def test_an_option_that_nobody_knows_fails_the_job() -> None:
@@ -100,17 +92,16 @@ def test_an_option_that_nobody_knows_fails_the_job() -> None:
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
     for words in ("tune", "job submit"):
-        options = set(CHOSEN) | {"dim", "pad", "weight_limit", "precision"}
-        options |= {"samples", "value"}
+        options = set(CHOSEN) | {"dims", "pad", "weight_limit", "precision"}
+        options |= {"samples", "values"}
         assert options <= {each.name for each in COMMANDS[words].params}
 
 
 def test_defaults_are_the_same_wherever_they_are_written() -> None:
     job = JobRequest(model="0" * 64)
-    assert parse_share("--stop-gain", STOP_GAIN) == job.stop_gain == DEFAULT_STOP_GAIN
-    assert JobBudget().stop_gain == DEFAULT_STOP_GAIN
-    assert JobSpec.of_options(ModelRequest(b""), job.options()) == JobSpec(b"")
-    assert JobBudget().options().strategy == TuneOptions().strategy
+    assert job.job_options == JobOptions() and share_text(JobOptions().stop_gain) == "0.5%"
+    assert JobSpec.of_options(ModelRequest(b""), job.stored()) == JobSpec(b"")
+    assert tune_options(JobBudget()).strategy == TuneOptions().strategy
 
 
 @pytest.mark.parametrize(
@@ -130,13 +121,18 @@ def test_hints_go_behind_the_sizes_of_a_dimension() -> None:
         ("n=4,@8", "hints alone beside sizes"),
         ("=@8", "expected NAME=SIZE"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(OptionError, match=message):
             parse_sizes([text])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.005, 0.02, 0.007, 0.123456789, 1 / 3])
+def test_shares_are_written_as_they_are_read(share: float) -> None:
+    assert parse_share("--stop-gain", share_text(share)) == share
 
 
 @pytest.mark.parametrize("text", ["", "%", "half", "100%", "1", "-1%", "nan"])
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(UserError, match="--stop-gain"):
+    with pytest.raises(OptionError, match="--stop-gain"):
         parse_share("--stop-gain", text)
 
 

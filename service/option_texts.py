@@ -1,0 +1,109 @@
+"""Values of options as command lines write them: shares, sizes of dimensions, numbers of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tilewright.compiler.limits import LARGEST_SIZE
+
+
+class OptionError(ValueError):
+    """The text of an option is malformed; the message names the option and the text."""
+
+
+def parse_share(option: str, text: str) -> float:
+    """0.005 from "0.5%" or "0.005". Raises OptionError."""
+    number = text.removesuffix("%")
+    try:
+        share = float(number) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise OptionError(f"{option} '{text}': expected a share such as 0.5% or 0.005, below 1")
+    return share
+
+
+def share_text(share: float) -> str:
+    """ "0.5%" from 0.005; a share that no percentage reads back to is written as a number."""
+    percent = f"{100 * share:g}%"
+    return percent if parse_share("", percent) == share else str(share)
+
+
+def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
+    """{"batch": 1} from ["batch=1"]. Raises OptionError."""
+    dims: dict[str, int] = {}
+    for text in given or ():
+        name, equals, size = text.rpartition("=")
+        number = int(size) if size.isascii() and size.isdecimal() and len(size) < 20 else 0
+        if not equals or not name or not 1 <= number <= LARGEST_SIZE:
+            raise OptionError(
+                f"--dim '{text}': expected NAME=SIZE with a size from 1 to {LARGEST_SIZE}"
+            )
+        if dims.get(name, number) != number:
+            raise OptionError(f"--dim '{text}': '{name}' is {dims[name]} already")
+        dims[name] = number
+    return dims
+
+
+def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
+    """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises OptionError."""
+    from tilewright.compiler.errors import InvalidArgumentError
+    from tilewright.compiler.sizes.hinted_ranges import size_choices
+
+    sizes: dict[str, tuple[int | str, ...]] = {}
+    for text in given or ():
+        name, _, given_sizes = text.rpartition("=")
+        listed, at, hints = given_sizes.partition("@")
+        each: list[int | str] = []
+        *sizes_before, last = listed.split(",")
+        for size in (*sizes_before, f"{last}{at}{hints}"):
+            ranged = name and (".." in size or "@" in size)
+            each.append(size if ranged else parse_dims([f"{name}={size}"])[name])
+        try:
+            chosen = size_choices(name, each)
+        except InvalidArgumentError as error:
+            raise OptionError(f"--dim '{text}': {error}") from error
+        if sizes.get(name, chosen) != chosen:
+            raise OptionError(f"--dim '{text}': '{name}' has sizes already")
+        sizes[name] = chosen
+    return sizes
+
+
+def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str]:
+    """["sequence=128,1..512@8"] from {"sequence": ("1..512@8", 128)}: hints end a text."""
+    found = []
+    for name, choices in sizes.items():
+        listed = [choices] if isinstance(choices, int | str) else choices
+        ordered = sorted(listed, key=lambda size: isinstance(size, str))
+        found.append(f"{name}={','.join(map(str, ordered))}")
+    return found
+
+
+def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
+    """{"sequence": "1..512"} from ["sequence=1..512"]. Raises OptionError."""
+    ranges: dict[str, int | str] = {}
+    for name, choices in parse_sizes(given).items():
+        if len(choices) != 1:
+            raise OptionError(f"--dim '{name}': expected one size or one range, not {len(choices)}")
+        (ranges[name],) = choices
+    return ranges
+
+
+def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
+    """{"sr": 16000} from ["sr=16000"]. Raises OptionError."""
+    found: dict[str, int | float] = {}
+    for text in given or ():
+        name, _, number = text.rpartition("=")
+        try:
+            found[name] = int(number)
+        except ValueError:
+            try:
+                found[name] = float(number)
+            except ValueError as error:
+                raise OptionError(f"--value '{text}': expected NAME=NUMBER") from error
+    return found
+
+
+def value_texts(values: Mapping[str, float]) -> list[str]:
+    """["sr=16000"] from {"sr": 16000}."""
+    return [f"{name}={number}" for name, number in values.items()]

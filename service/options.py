@@ -1,0 +1,378 @@
+"""The options of a job, each defined once: its type, bounds, documentation and command-line flag.
+
+Everything else is generated from the fields of these classes:
+
+- the options of commands, such as `tilewright tune` and `job submit` (`cli.options`);
+- the fields of requests, their validation and their JSON Schema (`api.schemas.options`);
+- the JSON that a job stores, with a strict reader (`JobOptions.from_json`);
+- the words of a command line that states the same (`option_words`), which the dashboard shows.
+
+To add an option, add a field here and use it where jobs run. The module imports neither NumPy nor
+Pydantic, since the help of every command needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+from tilewright.compiler.limits import LARGEST_SIZE, MAX_THREADS, Numerics, Precision
+from tilewright.compiler.runtime.codec import JsonValue
+from tilewright.compiler.runtime.json_form import (
+    Between,
+    JsonForm,
+    Length,
+    MalformedError,
+    Matching,
+)
+from tilewright.service.option_texts import (
+    OptionError,
+    parse_share,
+    parse_sizes,
+    parse_values,
+    share_text,
+    size_texts,
+    value_texts,
+)
+
+if TYPE_CHECKING:
+    from tilewright.compiler.mode import Mode
+    from tilewright.compiler.targets.target import Target
+
+T = TypeVar("T")
+
+DIGEST = "[0-9a-f]{64}"
+"""A SHA-256 in hexadecimal."""
+
+DAY = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """A value that a command line states as text.
+
+    Attributes:
+        metavar: the form of the text, for the help of commands.
+        read: the value; the arguments are the flag and the text, or all texts if it is repeatable.
+            Raises OptionError.
+        write: the text or texts of a value.
+        repeatable: the flag is given once per entry.
+    """
+
+    metavar: str
+    read: Callable[[str, Any], Any]
+    write: Callable[[Any], Any]
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UserOption:
+    """The documentation and the command-line flag of a field.
+
+    Attributes:
+        help: the documentation, for commands and for the description of the REST interface.
+        flag: the option of commands; without one, commands state the value in a way of their own.
+        text: how a command line states the value; None if it is a number, a name or a switch.
+        example: a value for the description of the REST interface.
+    """
+
+    help: str
+    flag: str = ""
+    text: TextForm | None = None
+    example: Any = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """A field of a class of options: its name, its type with all marks, its option, its default."""
+
+    name: str
+    annotation: Any
+    option: UserOption
+    default: Any
+
+
+def option_fields(kind: Any) -> tuple[OptionField, ...]:
+    """The fields of a class of options."""
+    return _option_fields(kind)
+
+
+@cache
+def _option_fields(kind: Any) -> tuple[OptionField, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_described(each, hints[each.name]) for each in fields(kind))
+
+
+def _described(declared: Field[Any], annotation: Any) -> OptionField:
+    (option,) = (mark for mark in annotation.__metadata__ if isinstance(mark, UserOption))
+    made = declared.default_factory
+    default = declared.default if made is MISSING else made()
+    return OptionField(declared.name, annotation, option, default)
+
+
+def given_values(options: Any) -> dict[str, Any]:
+    """The fields of an object of options by name."""
+    return {each.name: getattr(options, each.name) for each in option_fields(type(options))}
+
+
+def option_words(options: Any) -> list[str]:
+    """The words of a command line that state the options, but for those with their defaults."""
+    words: list[str] = []
+    for each in option_fields(type(options)):
+        flag, value = each.option.flag, getattr(options, each.name)
+        if not flag or value == each.default:
+            continue
+        text = each.option.text
+        if value is True:
+            words.append(flag)
+        elif text is None:
+            words += [flag, str(value)]
+        else:
+            for one in text.write(value) if text.repeatable else [text.write(value)]:
+                words += [flag, one]
+    return words
+
+
+def stated_words(stated: Mapping[str, Any]) -> list[str]:
+    """The words of a command line for options of a mode and of a job.
+
+    Raises:
+        OptionError: if an option is unknown or outside its bounds.
+    """
+    left, words = dict(stated), []
+    for kind in (ModeOptions, JobOptions, QueueOptions):
+        own = {each.name: left.pop(each.name) for each in option_fields(kind) if each.name in left}
+        try:
+            words += option_words(kind.from_json(own))
+        except MalformedError as error:
+            raise OptionError(str(error)) from error
+    if left:
+        raise OptionError(f"no such option: {', '.join(left)}")
+    return words
+
+
+def checked(options: JsonValue) -> Any:
+    """Equal options, whose values lie within their bounds. Raises OptionError with the flag."""
+    try:
+        return type(options).from_json(options.to_json())
+    except MalformedError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, MalformedError) else error
+        flags = {each.name: each.option.flag for each in option_fields(type(options))}
+        name = cause.path.partition(".")[0].partition("[")[0]
+        raise OptionError(f"{flags.get(name) or name}: {cause.problem}") from error
+
+
+def _with_form(what: str) -> Callable[[type[T]], type[T]]:
+    """A class of options whose JSON form may lack any field."""
+
+    def declared(kind: type[T]) -> type[T]:
+        names = tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
+        kind.json_form = JsonForm(what, optional=names)  # type: ignore[attr-defined]
+        return kind
+
+    return declared
+
+
+Digest = Annotated[str, Matching(DIGEST)]
+Size = Annotated[int, Between(1, LARGEST_SIZE)]
+SizeText = Annotated[str, Length(most=400)]
+"""A range of sizes and size hints, which `size_choices` reads."""
+
+SHARE_TEXT = TextForm("SHARE", parse_share, share_text)
+
+HINTS = "LOW..HIGH[:STEP][@HINT[:SHARE],...]|@HINT[:SHARE],..."
+
+SIZES_TEXT = TextForm(
+    f"NAME=[SIZE,...,]SIZE|{HINTS}",
+    lambda _, texts: parse_sizes(texts),
+    size_texts,
+    repeatable=True,
+)
+
+VALUES_TEXT = TextForm(
+    "NAME=NUMBER", lambda _, texts: parse_values(texts), value_texts, repeatable=True
+)
+
+
+@_with_form("mode options")
+@dataclass(frozen=True, slots=True)
+class ModeOptions(JsonValue):
+    """The fields of `compiler.mode.Mode` that users state. The target has an option of its own."""
+
+    threads: Annotated[
+        int, Between(1, MAX_THREADS), UserOption("Threads of a run", "--threads")
+    ] = 1
+    numerics: Annotated[
+        Numerics,
+        UserOption("strict: no Winograd, no Strassen; loose: F(6) too", "--numerics"),
+    ] = "fast"
+    precision: Annotated[
+        Precision,
+        UserOption("16 bits for what a float32 model stores and multiplies", "--precision"),
+    ] = "float32"
+
+    @classmethod
+    def of(cls, mode: Mode) -> ModeOptions:
+        """The options that state a mode."""
+        return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
+
+    def mode(self, target: Target, **more: Any) -> Mode:
+        """The mode for a target, with `more` fields that no option states."""
+        from tilewright.compiler.mode import Mode
+
+        return Mode(target, **given_values(self), **more)
+
+
+FIXED_SECONDS = 9.0
+"""The time of the phases before the first trial and after the last one that is not counted against
+a budget. A command may take 1.25 times its budget and 10 s; its process takes one to start."""
+
+LATE_SHARE, LATE_SECONDS = 1.25, 5.0
+"""A command is late after 1.25 times its budget and 5 s."""
+
+MORE_SECONDS = (2.0, 10.0)
+"""Limits of the time for verifying a program for ranges at sizes other than its hints."""
+
+STOP_GAIN = 0.005
+"""The default of `stop_gain`. Nobody notices half a percent, and most runs get there long before
+their trials are spent."""
+
+
+@_with_form("job budget")
+@dataclass(frozen=True, slots=True)
+class JobBudget(JsonValue):
+    """How much a job may cost; it ends at the first limit that it meets."""
+
+    trials: Annotated[
+        int, Between(0, 10_000_000), UserOption("Most candidates to measure", "--trials")
+    ] = 1000
+    seconds: Annotated[
+        Annotated[float, Between(0.001, 30 * DAY)] | None,
+        UserOption("Most time to tune", "--seconds"),
+    ] = None
+    seed: Annotated[int, Between(0, (1 << 63) - 1), UserOption("Seed of the search", "--seed")] = 0
+    stop_gain: Annotated[
+        float,
+        Between(0, 0.99),
+        UserOption(
+            "End when less than this share of the model's time is expected of another minute; "
+            "0: never",
+            "--stop-gain",
+            SHARE_TEXT,
+        ),
+    ] = STOP_GAIN
+    target_ms: Annotated[
+        Annotated[float, Between(1e-6, math.inf)] | None,
+        UserOption("End when the kernels add up to no more", "--target-ms"),
+    ] = None
+    strategy: Annotated[
+        Annotated[str, Length(most=100)] | None, UserOption("Search strategy", "--strategy")
+    ] = None
+    unconstrained: Annotated[
+        bool,
+        UserOption("Search all that lowers, whatever the target's registers", "--unconstrained"),
+    ] = False
+
+    def after(self, spent: float) -> JobBudget:
+        """The budget of the trials after the phases before them took `spent` seconds.
+
+        A user waits for a job and not for its trials. Verification is expected to take as long as
+        planning. The time of both beyond FIXED_SECONDS is taken from the trials, which keep at
+        least half of it.
+        """
+        if self.seconds is None or 2 * spent <= FIXED_SECONDS:
+            return self
+        left = self.seconds - (2 * spent - FIXED_SECONDS)
+        return replace(self, seconds=max(left, self.seconds / 2))
+
+    def is_late(self, spent: float) -> bool:
+        """Whether a command that took `spent` seconds omits the steps that no artifact needs."""
+        return self.seconds is not None and spent > LATE_SHARE * self.seconds + LATE_SECONDS
+
+    @property
+    def more_seconds(self) -> float:
+        """The time for verifying the program at sizes other than its hints: a tenth of the budget,
+        within MORE_SECONDS."""
+        least, most = MORE_SECONDS
+        return most if self.seconds is None else min(max(self.seconds / 10, least), most)
+
+
+@_with_form("job options")
+@dataclass(frozen=True, slots=True)
+class JobOptions(JobBudget):
+    """The options of a job other than its model and its mode."""
+
+    dims: Annotated[
+        Mapping[str, Size | SizeText | Annotated[tuple[Size | SizeText, ...], Length(1, 64)]],
+        Length(most=64),
+        UserOption(
+            "Sizes of the model's named dimensions: one, several that the artifact serves, or a "
+            "range such as 1..512 or 32..640:32 with the size hints at which it is tuned and the "
+            "share of runs that have each, 1..512@32:0.5,128:0.3; hints alone, @128, keep the "
+            "default range, which is 1..4096",
+            "--dim",
+            SIZES_TEXT,
+            {"batch": 1, "sequence": "1..512@32:0.5,128:0.3"},
+        ),
+    ] = field(default_factory=dict)
+    samples: Annotated[
+        tuple[Digest, ...],
+        Length(most=64),
+        UserOption(
+            "Uploaded files of samples: their sizes are size hints, and programs are verified, "
+            "raced and timed on them"
+        ),
+    ] = ()
+    values: Annotated[
+        Mapping[str, Annotated[int | float, Between(-(1 << 63), (1 << 64) - 1)]],
+        Length(most=64),
+        UserOption(
+            "Numbers that fill inputs, by name, such as a sampling rate",
+            "--value",
+            VALUES_TEXT,
+            {"sr": 16000},
+        ),
+    ] = field(default_factory=dict)
+    pad: Annotated[
+        bool, UserOption("Pad inputs with zeros up to the artifact's next sizes", "--pad")
+    ] = False
+    weight_limit: Annotated[
+        Annotated[int, Between(1, 1 << 62)] | None,
+        UserOption(
+            "Most bytes of packed weights; algorithms that expand them give way", "--weight-limit"
+        ),
+    ] = None
+
+    @property
+    def sizes(self) -> dict[str, tuple[int | str, ...]]:
+        """The sizes or ranges of each dimension; the artifact holds all combinations.
+
+        A text is a range of sizes (`1..512`), for which the artifact holds one program, with the
+        size hints at which kernels are measured (`1..512@32:0.5,128:0.3`), or hints alone (`@128`).
+        """
+        return {
+            n: (each,) if isinstance(each, int | str) else each for n, each in self.dims.items()
+        }
+
+
+@_with_form("queue options")
+@dataclass(frozen=True, slots=True)
+class QueueOptions(JsonValue):
+    """The place of a job in the queue of a service."""
+
+    priority: Annotated[
+        int,
+        Between(-100, 100),
+        UserOption(
+            "Among your jobs, and those of owners with as many running: highest first", "--priority"
+        ),
+    ] = 0
+    wait_seconds: Annotated[
+        Annotated[float, Between(0, 365 * DAY)] | None,
+        UserOption(
+            "Most time to wait for a worker; then the job ends with what is known", "--wait"
+        ),
+    ] = None
