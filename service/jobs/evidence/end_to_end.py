@@ -29,14 +29,14 @@ from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
+from tilewright.compiler.schedule.select import untuned_schedule
 from tilewright.db.review_state import Attestation, ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import record_id
 from tilewright.service.jobs.device.device import Device, DeviceError, Variant
 from tilewright.service.jobs.device.loadables import of_compiled
 from tilewright.service.jobs.evidence.race_review import review_race
-from tilewright.service.jobs.knowledge.families import related_records
+from tilewright.service.jobs.knowledge.ladder import Match, find
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.units import finite, speedup
 from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
@@ -159,9 +159,11 @@ def settle(
         CompilerError: if a program does not compile.
     """
     workloads = {w.key: w for each in planned for w, _ in each.workloads}
-    own = _records(planned, workloads, storage)
-    related = _related(planned[0], {k: w for k, w in workloads.items() if k not in own}, storage)
-    found = own | related
+    mode = planned[0].mode
+    wanted = {RecordKey(key, *mode.key): workload for key, workload in workloads.items()}
+    steps = find(wanted, mode, storage, Match.OTHER_NUMBERS, holding=True)
+    found = {key.workload_key: step.stored.record for key, step in steps.items()}
+    own = sum(step.match is Match.EXACT for step in steps.values())
     untuned = {key: workload for each in planned for key, workload in each.untuned.items()}
     tuned = {k: r for k, r in found.items() if _differs(r, planned[0], untuned[k])}
     verdict = _verdict(planned, tuned, storage, device, job_id, kernels, weight_limit_bytes)
@@ -172,7 +174,7 @@ def settle(
         if key in kept
     }
     schedules = FixedSchedules(kept)
-    return Settled(tuple(planned), schedules, verdict, len(own), len(workloads), used, len(related))
+    return Settled(tuple(planned), schedules, verdict, own, len(workloads), used, len(steps) - own)
 
 
 def _verdict(
@@ -233,34 +235,6 @@ def _verdict(
     if job_id:
         storage.ledger.use([known.id], job_id)
     return replace(verdict, attestation=known.attestation)
-
-
-def _records(
-    planned: Sequence[Planned], workloads: Mapping[str, Workload], storage: Storage
-) -> dict[str, TuningRecord]:
-    """The records of a model's workloads, by their keys."""
-    keys = [RecordKey(key, *planned[0].mode.key) for key in workloads]
-    found = storage.records.best_records(keys)
-    return {key.workload_key: record for key, record in found.items()}
-
-
-def _related(
-    first: Planned, workloads: Mapping[str, Workload], storage: Storage
-) -> dict[str, TuningRecord]:
-    """Records of relatives of a model's other workloads, by the workloads' keys.
-
-    A schedule that failed with a workload's own numbers is not taken.
-    """
-    wanted = {RecordKey(key, *first.mode.key): workload for key, workload in workloads.items()}
-    return {
-        key.workload_key: record
-        for key, record in related_records(wanted, storage).items()
-        if record.schedule in schedule_space(wanted[key], first.mode)
-        and not any(
-            trial.schedule == record.schedule and not trial.measurement.ok
-            for trial in storage.records.trials(key)
-        )
-    }
 
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:

@@ -1,9 +1,8 @@
 """The best answer there is for a workload that may never have been tuned, and how sure it is.
 
-In this order: its own record; the record of a workload that differs in numbers alone; that of
-another target with the same instructions; that of the nearest shape; the default. What a schedule
-loses that was tuned for something else is estimated by what such schedules lost where both were
-measured.
+The answer is the first step of the ladder (`service.jobs.knowledge.ladder`), down to the default.
+The loss of a borrowed schedule is estimated from pairs of workloads that were both measured with
+such a schedule.
 """
 
 from __future__ import annotations
@@ -11,20 +10,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.schedule.select import schedule_space, untuned_schedule
-from tilewright.compiler.targets.target import Target
+from tilewright.compiler.schedule.select import untuned_schedule
 from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import StoredRecord
-from tilewright.db.stores.shapes import Relative, distance
-from tilewright.service.jobs.device.job_target import target_names, target_of_key
-from tilewright.service.jobs.knowledge.families import relatives_of, shape_of
+from tilewright.db.stores.shapes import distance
+from tilewright.service.jobs.device.job_target import target_names
+from tilewright.service.jobs.knowledge.ladder import (
+    Match,
+    Near,
+    find,
+    near_records,
+    near_shapes,
+    step_to,
+)
 from tilewright.tuner.measure.measurement import RecordKey
 
 LIKE = 1.5
@@ -33,22 +37,8 @@ LIKE = 1.5
 LEAST_DISTANCE = 0.1
 """Distances below this are alike: a tenth of a doubling of every size."""
 
-MOST_RELATIVES = 60
-"""The nearest shapes that are compared with each other."""
-
-
 MOST_RECORDS = 500
 """Newest records of another target that tell what its schedules lose here."""
-
-
-class Match(StrEnum):
-    """What an answer rests on."""
-
-    EXACT = "exact"
-    OTHER_NUMBERS = "other-numbers"
-    SAME_INSTRUCTIONS = "same-instructions"
-    NEAREST_SHAPE = "nearest-shape"
-    DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,47 +97,40 @@ def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
     if stored is not None:
         return _exact(stored)
     workload = Workload.parse(storage.workloads.workload(workload_key))
-    space = schedule_space(workload, mode)
-    for stored in relatives_of(workload, key, storage):
-        if stored.record.schedule in space:
-            return _other_numbers(stored, storage, key)
-    found = _same_instructions(storage, key, mode.target)
-    if found is not None and found.schedule in space:
-        return found
-    storage.shapes.index(shape_of)
-    # a range is looked for, and found, by its typical sizes
-    fixed = workload.typical()
-    near = storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
+    below, last = Match.OTHER_NUMBERS, Match.SAME_INSTRUCTIONS
+    step = find({key: workload}, mode, storage, last, start=below, holding=False).get(key)
+    if step is not None:
+        if step.match is Match.OTHER_NUMBERS:
+            return _other_numbers(step.stored, storage, key)
+        return _same_instructions(step.stored, storage, key)
+    near = near_shapes(workload, mode, storage)
     default = untuned_schedule(workload, mode)
     times = storage.shapes.times(
         [workload_key, *(each.workload_key for _, each in near)], *mode.key
     )
     fallback = _default(workload_key, default, near, times, storage, mode)
-    records = storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
-    for away, each in near:
-        stored = records.get(RecordKey(each.workload_key, *mode.key))
-        if stored is None or stored.record.schedule not in space:
-            continue
-        losses = _shape_losses(near, records, times, away)
-        worse = (
-            losses.expected is not None
-            and fallback.expected_loss is not None
-            and losses.expected > fallback.expected_loss
-        )
-        if worse:
-            break
-        name = storage.workloads.workload(each.workload_key).splitlines()[1]
-        return Answer(
-            Match.NEAREST_SHAPE,
-            stored.record.schedule,
-            stored,
-            times.get(workload_key, {}).get(stored.record.schedule.digest),
-            losses.expected,
-            losses.pairs,
-            away,
-            f"tuned for another shape ({name}): {losses.sentence()}",
-        )
-    return fallback
+    step = step_to(key, workload, near, mode, storage)
+    if step is None:
+        return fallback
+    losses = _shape_losses(near, near_records(near, mode, storage), times, step.distance)
+    if (
+        losses.expected is not None
+        and fallback.expected_loss is not None
+        and losses.expected > fallback.expected_loss
+    ):
+        return fallback
+    record = step.stored.record
+    name = storage.workloads.workload(record.key.workload_key).splitlines()[1]
+    return Answer(
+        Match.NEAREST_SHAPE,
+        record.schedule,
+        step.stored,
+        times.get(workload_key, {}).get(record.schedule.digest),
+        losses.expected,
+        losses.pairs,
+        step.distance,
+        f"tuned for another shape ({name}): {losses.sentence()}",
+    )
 
 
 def _exact(stored: StoredRecord) -> Answer:
@@ -189,35 +172,21 @@ def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> An
     )
 
 
-def _same_instructions(storage: Storage, key: RecordKey, target: Target) -> Answer | None:
+def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
     """The record of a target for which the same code could be generated."""
-    for other_key, name in target_names(storage).items():
-        if other_key == target.key:
-            continue
-        other = target_of_key(other_key, storage)
-        same = (other.arch, set(other.features), other.vector_bits) == (
-            target.arch,
-            set(target.features),
-            target.vector_bits,
-        )
-        if not same:
-            continue
-        there = RecordKey(key.workload_key, other_key, key.threads, key.numerics)
-        stored = storage.ledger.served([there]).get(there)
-        if stored is None:
-            continue
-        losses = _target_losses(storage, key, other_key)
-        return Answer(
-            Match.SAME_INSTRUCTIONS,
-            stored.record.schedule,
-            stored,
-            None,
-            losses.expected,
-            losses.pairs,
-            0.0,
-            f"tuned for '{name}', which has the same instructions: {losses.sentence()}",
-        )
-    return None
+    other_key = stored.record.key.target_key
+    losses = _target_losses(storage, key, other_key)
+    return Answer(
+        Match.SAME_INSTRUCTIONS,
+        stored.record.schedule,
+        stored,
+        None,
+        losses.expected,
+        losses.pairs,
+        0.0,
+        f"tuned for '{target_names(storage)[other_key]}', which has the same instructions: "
+        f"{losses.sentence()}",
+    )
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
@@ -241,7 +210,7 @@ def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
 
 
 def _shape_losses(
-    near: Sequence[tuple[float, Relative]],
+    near: Near,
     records: Mapping[RecordKey, StoredRecord],
     times: Mapping[str, Mapping[str, float]],
     away: float,
@@ -264,7 +233,7 @@ def _shape_losses(
 def _default(
     workload_key: str,
     default: Schedule,
-    near: Sequence[tuple[float, Relative]],
+    near: Near,
     times: Mapping[str, Mapping[str, float]],
     storage: Storage,
     mode: Mode,

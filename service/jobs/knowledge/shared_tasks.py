@@ -17,11 +17,11 @@ from typing import Protocol
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.db.storage import Storage
 from tilewright.db.stores.open_tasks import OpenTask
+from tilewright.service.jobs.knowledge.ladder import known
 from tilewright.service.jobs.pipeline.job_spec import LEAST_SECONDS
 from tilewright.service.jobs.process.job_lease import JobLease
 from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Finished
-from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
@@ -84,8 +84,8 @@ class SharedTasks:
         others_last, heard = 0, self._clock()
         tuned: set[OpenTask] = set()
         while True:
-            known = self._known(tasks)
-            left = [t for t in tasks if _open_task(t) not in tuned and t.key not in known]
+            done = known(tasks, self._storage)
+            left = [t for t in tasks if _open_task(t) not in tuned and t.key not in done]
             mine = self._take([_open_task(task) for task in left])
             got = [task for task in left if _open_task(task) in mine]
             seconds = None if ends is None else max(LEAST_SECONDS, ends - self._clock())
@@ -128,13 +128,6 @@ class SharedTasks:
 
     def _release(self) -> None:
         self._storage.open_tasks.release(self._hold.claim)
-
-    def _known(self, tasks: Sequence[Task]) -> frozenset[RecordKey]:
-        """The keys whose records hold."""
-        found = self._storage.records.best_records([task.key for task in tasks])
-        return frozenset(
-            task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)
-        )
 
     def _trials_of_others(self, tasks: Sequence[Task]) -> int:
         keys = [task.key for task in tasks]

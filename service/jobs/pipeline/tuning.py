@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewright.compiler.program import artifacts
-from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache, ScheduleSource
 from tilewright.compiler.runtime.artifact import Artifact
@@ -18,7 +17,7 @@ from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.evidence.schedule_reviews import records_of
 from tilewright.service.jobs.knowledge.cost_models import base_model
-from tilewright.service.jobs.knowledge.families import records_of_relatives
+from tilewright.service.jobs.knowledge.ladder import borrowed, known
 from tilewright.service.jobs.pipeline.job_spec import tune_options
 from tilewright.service.jobs.plan.planned_ports import open_ports
 from tilewright.service.jobs.plan.planning import Planned
@@ -85,15 +84,13 @@ def tune_tasks(
         bounds=bounds,
         timings=timings,
         beside=beside,
-        relatives=records_of_relatives(tasks, storage),
+        relatives=borrowed(tasks, storage),
     )
 
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
     """Whether every task has a record that holds: then there is nothing to build, run or learn."""
-    return all(
-        task.is_known(storage.records.best_record(task.key), CODEGEN_VERSION) for task in tasks
-    )
+    return len(known(tasks, storage)) == len({task.key for task in tasks})
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:

@@ -24,9 +24,9 @@ from tilewright.db.stores.shapes import distance
 from tilewright.service.cli import run
 from tilewright.service.cli.view import settled_line
 from tilewright.service.jobs.evidence.end_to_end import settle
-from tilewright.service.jobs.knowledge import families
-from tilewright.service.jobs.knowledge.families import records_of_relatives
-from tilewright.service.jobs.knowledge.nearest import Answer, Match, best_answer
+from tilewright.service.jobs.knowledge import families, ladder
+from tilewright.service.jobs.knowledge.ladder import Match, borrowed
+from tilewright.service.jobs.knowledge.nearest import Answer, best_answer
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.service.jobs.report.workload_facts import workload_name
 from tilewright.tuner.measure.measurement import (
@@ -240,33 +240,33 @@ def test_a_job_takes_over_what_was_found_for_other_numbers(storage: Storage) -> 
     wanted, other = bounded(0.5), bounded(0.25)
     tasks = [make_task(wanted, Mode(TARGET)), make_task(workload(16), Mode(TARGET))]
     know(storage, wanted)
-    assert records_of_relatives(tasks, storage) == {}
+    assert borrowed(tasks, storage) == {}
     found = tune(storage, other, {others(other)[0]: 1e-3})
-    assert records_of_relatives(tasks, storage) == {}, "of another code generation"
+    assert borrowed(tasks, storage) == {}, "of another code generation"
     found = replace(found, codegen_version=CODEGEN_VERSION)
     storage.records.add_record(found)
-    assert records_of_relatives(tasks, storage) == {tasks[0].key: found}
-    assert records_of_relatives([make_task(wanted, Mode(TARGET, 2))], storage) == {}
+    assert borrowed(tasks, storage) == {tasks[0].key: found}
+    assert borrowed([make_task(wanted, Mode(TARGET, 2))], storage) == {}
     mine = tune(storage, wanted, {others(wanted)[1]: 1e-3})
     storage.records.add_record(replace(mine, codegen_version=CODEGEN_VERSION))
-    assert records_of_relatives(tasks, storage) == {}, "it has a record of its own"
+    assert borrowed(tasks, storage) == {}, "it has a record of its own"
 
 
 def test_a_family_is_read_until_a_record_of_it_holds(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many others have its structure and its sizes."""
-    monkeypatch.setattr(families, "MEMBERS_AT_ONCE", 1)
-    monkeypatch.setattr(families, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(ladder, "MEMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(ladder, "MOST_MEMBERS", 2)
     wanted, *relatives = map(bounded, (0.5, 0.1, 0.2, 0.3))
     task = make_task(wanted, Mode(TARGET))
     tune(storage, workload(16, op="Abs"), {others(wanted)[0]: 1e-3})
     for number, one in enumerate(relatives):
         found = tune(storage, one, {others(one)[number]: 1e-3})
-    assert records_of_relatives([task], storage) == {}, "all are of another code generation"
+    assert borrowed([task], storage) == {}, "all are of another code generation"
     found = replace(found, codegen_version=CODEGEN_VERSION)
     storage.records.add_record(found)
-    assert records_of_relatives([task], storage) == {task.key: found}
+    assert borrowed([task], storage) == {task.key: found}
     where = TARGET.key, 1, "fast"
     keys = [one.key for one in reversed(relatives)]  # the newest records first
     for most in (1, 2, 9):
@@ -275,7 +275,7 @@ def test_a_family_is_read_until_a_record_of_it_holds(
     assert storage.shapes.members(wanted.family, TARGET.key, 2, "fast", 9) == []
     for one in relatives[:2]:
         tune(storage, one, {others(one)[9]: 1e-4})
-    assert records_of_relatives([task], storage) == {}, "only the two newest are looked at"
+    assert borrowed([task], storage) == {}, "only the two newest are looked at"
 
 
 def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> None:

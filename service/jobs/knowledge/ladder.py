@@ -1,0 +1,242 @@
+"""The ladder of look-ups: the stored schedule for a workload that promises the most.
+
+The rungs are, in their order: the workload's own record; the record of a workload of its family,
+which differs in numbers alone; that of another target with the same instructions; that of the
+nearest shape; the untuned default. Callers state how far down they go. A schedule of a lower rung
+is borrowed: it must be in the workload's own schedule space, and no trial with the workload's own
+numbers may have failed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.plan.workload import Workload
+from tilewright.compiler.program.build import CODEGEN_VERSION
+from tilewright.compiler.schedule.select import schedule_space
+from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_rows import StoredRecord
+from tilewright.db.stores.shapes import Relative
+from tilewright.service.jobs.device.job_target import target_names, target_of_key
+from tilewright.service.jobs.knowledge.families import shape_of
+from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.tasks import Task
+
+MEMBERS_AT_ONCE = 50
+"""Members of a family whose records are read together."""
+
+MOST_MEMBERS = 500
+"""Members of a family that are looked at: a network of many scales may have thousands."""
+
+MOST_RELATIVES = 60
+"""The nearest shapes that are looked at."""
+
+
+class Match(StrEnum):
+    """A rung: what an answer rests on."""
+
+    EXACT = "exact"
+    OTHER_NUMBERS = "other-numbers"
+    SAME_INSTRUCTIONS = "same-instructions"
+    NEAREST_SHAPE = "nearest-shape"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LadderStep:
+    """The record that was found for a workload.
+
+    Attributes:
+        match: the rung.
+        stored: the record.
+        distance: of the record's workload from the one looked up (`db.stores.shapes.distance`).
+    """
+
+    match: Match
+    stored: StoredRecord
+    distance: float = 0.0
+
+
+Near = Sequence[tuple[float, Relative]]
+"""Workloads of one structure that have a served record, with their distances, the nearest first."""
+
+_Usable = Callable[[RecordKey, StoredRecord], bool]
+
+
+def find(
+    wanted: Mapping[RecordKey, Workload],
+    mode: Mode,
+    storage: Storage,
+    down_to: Match,
+    *,
+    start: Match = Match.EXACT,
+    holding: bool,
+) -> dict[RecordKey, LadderStep]:
+    """The first step of the ladder that has a record, for each workload that has one.
+
+    Args:
+        wanted: the workloads by their record keys, all of one mode.
+        mode: the mode of the keys.
+        storage: the database.
+        down_to: the last rung to look at.
+        start: the first one.
+        holding: borrow only records of the present code generation that have a certificate.
+
+    Raises:
+        CompilerError: if no template takes a workload whose schedule would be borrowed.
+    """
+    found: dict[RecordKey, LadderStep] = {}
+    usable = _Borrowing(wanted, mode, storage, holding)
+    rungs = list(Match)
+    for match in rungs[rungs.index(start) : rungs.index(down_to) + 1]:
+        left = {key: one for key, one in wanted.items() if key not in found}
+        if not left:
+            break
+        match match:
+            case Match.EXACT:
+                served = storage.ledger.served(list(left))
+                found |= {key: LadderStep(match, stored) for key, stored in served.items()}
+            case Match.OTHER_NUMBERS:
+                found |= _relatives(left, storage, usable)
+            case Match.SAME_INSTRUCTIONS:
+                found |= _same_instructions(left, mode, storage, usable)
+            case Match.NEAREST_SHAPE:
+                for key, one in left.items():
+                    near = near_shapes(one, mode, storage)
+                    found |= _nearest(key, near, near_records(near, mode, storage), usable)
+            case Match.DEFAULT:
+                pass  # it needs no record
+    return found
+
+
+def known(tasks: Sequence[Task], storage: Storage) -> set[RecordKey]:
+    """The keys of the tasks whose own record leaves nothing to measure."""
+    found = storage.records.best_records([task.key for task in tasks])
+    return {task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)}
+
+
+def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningRecord]:
+    """A record of its family for each task that is not known, where there is one.
+
+    Two layers of a quantised model that differ in their scales are two workloads with two record
+    keys. A schedule that was found for one is all that a search for the other would find. So a job
+    compares it with the default of the other, which takes two candidates, and searches nothing.
+    """
+    if not tasks:
+        return {}
+    own, mode = known(tasks, storage), tasks[0].mode
+    left = {task.key: task for task in tasks if task.key not in own}
+    wanted = {key: task.workload for key, task in left.items()}
+    family = Match.OTHER_NUMBERS
+    found = find(wanted, mode, storage, family, start=family, holding=True)
+    records = {key: step.stored.record for key, step in found.items()}
+    return {key: r for key, r in records.items() if left[key].is_known(r, CODEGEN_VERSION)}
+
+
+def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
+    """Workloads with a served record that differ in sizes alone; a range by its typical sizes."""
+    storage.shapes.index(shape_of)
+    fixed = workload.typical()
+    return storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)
+
+
+def near_records(near: Near, mode: Mode, storage: Storage) -> dict[RecordKey, StoredRecord]:
+    """The served records of near shapes."""
+    return storage.ledger.served([RecordKey(each.workload_key, *mode.key) for _, each in near])
+
+
+def step_to(
+    key: RecordKey, workload: Workload, near: Near, mode: Mode, storage: Storage
+) -> LadderStep | None:
+    """The record of the nearest shape whose schedule a workload can borrow."""
+    usable = _Borrowing({key: workload}, mode, storage, holding=False)
+    return _nearest(key, near, near_records(near, mode, storage), usable).get(key)
+
+
+def _nearest(
+    key: RecordKey, near: Near, records: Mapping[RecordKey, StoredRecord], usable: _Usable
+) -> dict[RecordKey, LadderStep]:
+    for away, each in near:
+        stored = records.get(replace(key, workload_key=each.workload_key))
+        if stored is not None and usable(key, stored):
+            return {key: LadderStep(Match.NEAREST_SHAPE, stored, away)}
+    return {}
+
+
+class _Borrowing:
+    """Whether a workload can borrow the schedule of a record."""
+
+    def __init__(
+        self, wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, holding: bool
+    ) -> None:
+        self._wanted = wanted
+        self._mode = mode
+        self._storage = storage
+        self._holding = holding
+
+    def __call__(self, key: RecordKey, stored: StoredRecord) -> bool:
+        record = stored.record
+        if self._holding and not record.holds(CODEGEN_VERSION):
+            return False
+        return record.schedule in schedule_space(self._wanted[key], self._mode) and not any(
+            trial.schedule == record.schedule and not trial.measurement.ok
+            for trial in self._storage.records.trials(key)
+        )
+
+
+def _relatives(
+    wanted: Mapping[RecordKey, Workload], storage: Storage, usable: _Usable
+) -> dict[RecordKey, LadderStep]:
+    """The newest usable record of each workload's family."""
+    families: dict[str, list[RecordKey]] = {}
+    for key, workload in wanted.items():
+        families.setdefault(workload.family, []).append(key)
+    found: dict[RecordKey, LadderStep] = {}
+    storage.shapes.index(shape_of)  # once: it is a statement for each call
+    for family, keys in families.items():
+        left = list(keys)
+        for stored in _members(family, keys[0], storage):
+            taken = [key for key in left if key != stored.record.key and usable(key, stored)]
+            found |= dict.fromkeys(taken, LadderStep(Match.OTHER_NUMBERS, stored))
+            left = [key for key in left if key not in found]
+            if not left:
+                break
+    return found
+
+
+def _members(family: str, key: RecordKey, storage: Storage) -> Iterator[StoredRecord]:
+    """The newest served records of a family in the mode of a key."""
+    mode = key.target_key, key.threads, key.numerics
+    members = storage.shapes.members(family, *mode, MOST_MEMBERS)
+    keys = [RecordKey(name, *mode) for name in members]
+    for start in range(0, len(keys), MEMBERS_AT_ONCE):  # mostly the first one will do
+        some = keys[start : start + MEMBERS_AT_ONCE]
+        served = storage.ledger.served(some)
+        yield from (served[key] for key in some if key in served)
+
+
+def _same_instructions(
+    wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, usable: _Usable
+) -> dict[RecordKey, LadderStep]:
+    """Records of targets for which the same code could be generated."""
+    target = mode.target
+    found: dict[RecordKey, LadderStep] = {}
+    for other_key in target_names(storage):
+        if other_key == target.key:
+            continue
+        other = target_of_key(other_key, storage)
+        same = (other.arch, set(other.features), other.vector_bits) == (
+            target.arch,
+            set(target.features),
+            target.vector_bits,
+        )
+        if not same:
+            continue
+        there = {replace(key, target_key=other_key): key for key in wanted if key not in found}
+        for name, stored in storage.ledger.served(list(there)).items():
+            if usable(there[name], stored):
+                found[there[name]] = LadderStep(Match.SAME_INSTRUCTIONS, stored)
+    return found
