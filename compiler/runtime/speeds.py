@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import JsonForm, Length
+from tilewright.compiler.runtime.json_form import Between, JsonForm, Length
 from tilewright.compiler.runtime.packing import aligned_empty
 
 CHAINS = 12
@@ -39,7 +39,7 @@ class Level:
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     name: str
-    bytes: int
+    bytes: Annotated[int, Between(0, 1 << 62)]
     bytes_per_second: float
 
 

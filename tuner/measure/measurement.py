@@ -17,7 +17,12 @@ from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import Between, Length, Via, pairs
 from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.statistics import Comparison, Interval, undisturbed
+from tilewright.tuner.measure.statistics import (
+    MOST_SAMPLES,
+    Comparison,
+    Interval,
+    undisturbed,
+)
 
 if TYPE_CHECKING:
     from tilewright.compiler.schedule.schedule import Schedule
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 
 MOST_ERROR = 4000
 """Characters of an error's text that travel."""
+
+LONGEST_SECONDS = 1e9
 
 CERTIFICATE_CHECKS = 3
 """Draws of the inputs on which the output of a schedule must be right before it may be a record."""
@@ -86,8 +93,19 @@ Positive = Annotated[float, Between(0.0, math.inf, above=True)]
 AnyNumber = Annotated[float, Between(-math.inf, math.inf, finite=False)]
 """What a faulty kernel or device may have made: it is kept as it is, and judged by who uses it."""
 
-ErrorText = Annotated[str, Via(str, lambda text, _: text, lambda text: text[:MOST_ERROR])]
-"""What went wrong; only its start travels."""
+ErrorText = Annotated[
+    str,
+    Via(
+        Annotated[str, Length(0, MOST_ERROR)],
+        lambda text, _: text,
+        lambda text: text[:MOST_ERROR],
+    ),
+]
+"""An error's text; only its start is written."""
+
+Seconds = Annotated[float, Between(0.0, LONGEST_SECONDS)]
+UnixTime = Annotated[float, Between(0.0, 1e11)]
+"""A time before the year 5138: a board without a clock reports 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +117,7 @@ class TimesAt(JsonValue):
 
     sizes: Sizes
     weight: Positive
-    samples_seconds: Annotated[tuple[Positive, ...], Length(1)]
+    samples_seconds: Annotated[tuple[Positive, ...], Length(1, MOST_SAMPLES)]
 
     @property
     def run_seconds(self) -> float:
@@ -127,17 +145,17 @@ class Measurement(JsonValue):
 
     status: Status
     error: ErrorText = ""
-    samples_seconds: tuple[AnyNumber, ...] = ()
+    samples_seconds: Annotated[tuple[AnyNumber, ...], Length(0, MOST_SAMPLES)] = ()
     max_error: AnyNumber | None = None
     tolerance: float = 0.0
-    seeds: tuple[int, ...] = ()
+    seeds: Annotated[tuple[int, ...], Length(0, MOST_SAMPLES)] = ()
     reference_digest: str = ""
     object_digest: str = ""
-    build_seconds: float = 0.0
-    measure_seconds: float = 0.0
+    build_seconds: Seconds = 0.0
+    measure_seconds: Seconds = 0.0
     worker: str = ""
     device: Mapping[str, Any] = field(default_factory=dict)
-    measured_at: float = 0.0
+    measured_at: UnixTime = 0.0
     checks: int = 0
     comparison: Comparison | None = None
     speed: Speed | None = None

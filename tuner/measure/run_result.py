@@ -16,7 +16,7 @@ from tilewright.compiler.runtime.json_form import JsonForm, Length, Via
 from tilewright.compiler.runtime.speeds import Speeds
 from tilewright.tuner.measure.measurement import ErrorText
 from tilewright.tuner.measure.model_runs import Race
-from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.statistics import MOST_SAMPLES, Comparison
 from tilewright.tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
 
 FETCH_BYTES = 16 << 20
@@ -52,7 +52,7 @@ class _Race:
     """A race as it travels: for each variant the one that it was compared with, and the ratios."""
 
     incumbent_seconds: float
-    comparisons: tuple[tuple[str, Annotated[tuple[float, ...], Length(1)]], ...]
+    comparisons: tuple[tuple[str, Annotated[tuple[float, ...], Length(1, MOST_SAMPLES)]], ...]
 
 
 _RaceJson = Annotated[

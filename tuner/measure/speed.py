@@ -6,15 +6,16 @@ or is shared, and times that were measured meanwhile say little. Standard librar
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from tilewright.compiler.runtime.codec import JsonValue
-from tilewright.compiler.runtime.json_form import JsonForm
+from tilewright.compiler.runtime.json_form import Between, JsonForm
 
 ARITHMETIC_LIMIT = 1.1
 """Arithmetic needs no memory, and a processor at one clock rate repeats it within 1 %."""
@@ -24,6 +25,8 @@ MEMORY_LIMIT = 1.5
 
 THROTTLED_SECONDS = 30.0
 """A worker that is disturbed for so long without a break is called throttled."""
+
+_NotNegative = Annotated[float, Between(0.0, math.inf)]
 
 REMEMBERED = 4096
 BEST_SHARE = 0.1
@@ -38,10 +41,10 @@ class Speed(JsonValue):
         derived=("disturbed",), derive=lambda speed: (speed.disturbed,)
     )
 
-    arithmetic_seconds: float
-    memory_seconds: float
-    arithmetic_ratio: float = 1.0
-    memory_ratio: float = 1.0
+    arithmetic_seconds: _NotNegative
+    memory_seconds: _NotNegative
+    arithmetic_ratio: _NotNegative = 1.0
+    memory_ratio: _NotNegative = 1.0
 
     @property
     def disturbed(self) -> bool:

@@ -32,6 +32,9 @@ from typing import Annotated, ClassVar
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm, Length
 
+MOST_SAMPLES = 10_000
+"""Samples or ratios of one candidate that a message may have."""
+
 CONFIDENCE = 0.95
 
 TIE_MARGIN = 0.005
@@ -115,7 +118,7 @@ class Comparison(JsonValue):
     )
 
     against: str
-    ratios: Annotated[tuple[float, ...], Length(1)]
+    ratios: Annotated[tuple[float, ...], Length(1, MOST_SAMPLES)]
 
     @property
     def ratio(self) -> float:

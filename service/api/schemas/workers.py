@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -28,10 +29,10 @@ MOST_FACTS_BYTES = 64 << 10
 """Of a device's facts as JSON."""
 
 
-def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
-    """Facts that a device may have, or none at all. Raises ValueError."""
+def check_device_facts(value: Mapping[str, Any]) -> None:
+    """Raise ValueError for facts that no device can have. No facts at all are allowed."""
     if not value:
-        return value
+        return
     try:
         text = json.dumps(value)
     except RecursionError as error:
@@ -41,7 +42,6 @@ def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
     objection = _objection(text)
     if objection is not None:
         raise ValueError(objection)
-    return value
 
 
 @memo(64)
@@ -52,6 +52,11 @@ def _objection(text: str) -> str | None:
     except InvalidFactsError as error:
         return str(error)
     return None
+
+
+def _device_facts(value: dict[str, Any]) -> dict[str, Any]:
+    check_device_facts(value)
+    return value
 
 
 DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
