@@ -130,14 +130,19 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The times of an engine at some sizes, and these times over those of the last engine."""
+    """The times of an engine at some sizes, and how they compare with the last engine.
+
+    `ratio` is the median of the engine's time over the last engine's in interleaved pairs, `low`
+    and `high` its interval.
+    """
 
     sizes: str
     engine: str
     median_seconds: float
     min_seconds: float
-    ratio_of_medians: float
-    ratio_of_minima: float
+    ratio: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ def _race(
     """Time each feed, beside another engine if one is named; and the largest difference to it, as
     a share of the largest output."""
     from tilewright.service.jobs.evidence.verification import largest_model_error
-    from tilewright.service.jobs.report.comparison import PEERS, Run, race
+    from tilewright.service.jobs.report.comparison import PEERS, Run, compare, race
 
     rows: list[_Row] = []
     errors = []
@@ -173,14 +178,16 @@ def _race(
         timings = race(runs, threads=turns.threads, rounds=turns.rounds, turn_seconds=turns.seconds)
         reference = timings[-1]
         for timing in timings:
+            found = compare(timing, reference)
             rows.append(
                 _Row(
                     feed.sizes,
                     timing.name,
                     timing.median_seconds,
                     timing.min_seconds,
-                    timing.median_seconds / reference.median_seconds,
-                    timing.min_seconds / reference.min_seconds,
+                    found.ratio,
+                    found.interval.low,
+                    found.interval.high,
                 )
             )
     return rows, max(errors, default=None)
@@ -194,17 +201,20 @@ def _table(rows: Sequence[_Row]) -> Table:
     others = list(dict.fromkeys(row.engine for row in rows if row.engine != OURS))
     table = make_table(*["<sizes"] * sized, "<engine", "median", "min")
     for other in others:
-        table.add_column(f"vs {other}, median", justify="right", no_wrap=True)
-        table.add_column("min", justify="right", no_wrap=True)
+        table.add_column(f"vs {other}", justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             *[row.sizes] * sized,
             row.engine,
             milliseconds(row.median_seconds),
             milliseconds(row.min_seconds),
-            *[speedup(row.ratio_of_medians), speedup(row.ratio_of_minima)] * len(others),
+            *[_speedup(row)] * len(others),
         )
     return table
+
+
+def _speedup(row: _Row) -> str:
+    return f"{speedup(row.ratio)} ({speedup(row.high)} to {speedup(row.low)})"
 
 
 def _bench_on(

@@ -11,6 +11,7 @@ from statistics import median
 import numpy as np
 
 from tilewright.compiler.errors import CompilerError
+from tilewright.tuner.measure.statistics import Comparison
 
 Run = Callable[[], Sequence[np.ndarray]]
 
@@ -19,11 +20,17 @@ Run = Callable[[], Sequence[np.ndarray]]
 class Timing:
     """Seconds of a run, one list per round. CPU time with one thread, else wall time.
 
-    Each number is the mean of as many runs as last SAMPLE_SECONDS.
+    Each number is the mean of as many runs as last SAMPLE_SECONDS. The numbers of engines of one
+    race are pairs.
     """
 
     name: str
     rounds: tuple[tuple[float, ...], ...]
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The samples of all rounds."""
+        return tuple(seconds for samples in self.rounds for seconds in samples)
 
     @property
     def median_seconds(self) -> float:
@@ -34,11 +41,14 @@ class Timing:
         return min(min(samples) for samples in self.rounds)
 
 
-SAMPLE_SECONDS = 2e-4
-"""A run of microseconds is repeated: the processor time of a process may stand still as long."""
+SAMPLE_SECONDS = 5e-3
+"""Of the runs of one sample, so that cold caches after the other engine hardly count."""
 
 MOST_RUNS = 1000
 """In one sample, whatever a clock says of the first run."""
+
+LEAST_SAMPLES = 3
+"""Of each engine in a round."""
 
 TICK_SECONDS = 1e-9
 """A clock may stand still during a short run: its time is not 0, by which others are divided."""
@@ -47,31 +57,53 @@ TICK_SECONDS = 1e-9
 def race(
     runs: Mapping[str, Run], *, threads: int, rounds: int, turn_seconds: float
 ) -> list[Timing]:
-    """Time the engines interleaved, in a rotating order, each after an untimed run."""
+    """Time engines in interleaved samples, A B B A, so that slow drift cancels in each pair.
+
+    One clock times all engines: CPU time of the process with one thread, since engines may run in
+    threads of their own; else wall time.
+
+    Args:
+        runs: one run of each engine, by its name.
+        threads: that each engine uses.
+        rounds: how often the engines take turns for `turn_seconds` each.
+        turn_seconds: wall time per engine and round.
+    """
     clock = time.process_time if threads == 1 else time.perf_counter
-    names = list(runs)
-    samples: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
-    for number in range(rounds):
-        shift = number % len(names)
-        for name in [*names[shift:], *names[:shift]]:
-            samples[name].append(_turn(runs[name], clock, turn_seconds))
-    return [Timing(name, tuple(samples[name])) for name in names]
+    counts = {name: _runs_per_sample(run) for name, run in runs.items()}
+    samples: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        ends = time.perf_counter() + turn_seconds * len(runs)
+        order = list(runs)
+        while len(found[order[0]]) < LEAST_SAMPLES or time.perf_counter() < ends:
+            for name in order:
+                found[name].append(_sample(runs[name], counts[name], clock))
+            order.reverse()
+        for name in runs:
+            samples[name].append(tuple(found[name]))
+    return [Timing(name, tuple(samples[name])) for name in runs]
 
 
-def _turn(run: Run, clock: Callable[[], float], seconds: float) -> tuple[float, ...]:
+def compare(timing: Timing, other: Timing) -> Comparison:
+    """Compare engines of one race by the ratios of their pairs of samples."""
+    pairs = zip(timing.samples, other.samples, strict=True)
+    return Comparison(other.name, tuple(mine / theirs for mine, theirs in pairs))
+
+
+def _runs_per_sample(run: Run) -> int:
+    """Runs that last `SAMPLE_SECONDS`, by the second of two untimed runs."""
     run()
     began = time.perf_counter()
     run()
     once = max(time.perf_counter() - began, TICK_SECONDS)
-    count = min(max(1, round(SAMPLE_SECONDS / once)), MOST_RUNS)
-    found: list[float] = []
-    ends = time.perf_counter() + seconds
-    while len(found) < 3 or time.perf_counter() < ends:
-        started = clock()
-        for _ in range(count):
-            run()
-        found.append(max(clock() - started, TICK_SECONDS) / count)
-    return tuple(found)
+    return min(max(1, round(SAMPLE_SECONDS / once)), MOST_RUNS)
+
+
+def _sample(run: Run, count: int, clock: Callable[[], float]) -> float:
+    started = clock()
+    for _ in range(count):
+        run()
+    return max(clock() - started, TICK_SECONDS) / count
 
 
 def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:

@@ -18,7 +18,13 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.sizes import OpenSizeError
 from tilewright.service.cli.bench import Peer
-from tilewright.service.jobs.report.comparison import PEERS, Timing, openvino_run, race
+from tilewright.service.jobs.report.comparison import (
+    PEERS,
+    Timing,
+    compare,
+    openvino_run,
+    race,
+)
 from tilewright.service.options import ModeOptions
 
 __all__ = ["data_folder", "model"]  # fixtures
@@ -134,10 +140,11 @@ def test_the_speed_up_is_over_the_other_engine(
     monkeypatch.setattr(checked, lambda *_: 0.0)
     assert run("bench", model, "--dim", "batch=2", "--against", "openvino") == 0
     told = capsys.readouterr()
+    one = ["1.00x", "(1.00x", "to", "1.00x)"]
     rows = [line.split() for line in told.out.splitlines()[:3]]
-    assert rows[0] == ["engine", "median", "min", "vs", "openvino", "2.5,", "median", "min"]
-    assert rows[1] == ["tilewright", "2.000", "ms", "2.000", "ms", "1.50x", "1.50x"]
-    assert rows[2] == ["openvino", "2.5", "3.000", "ms", "3.000", "ms", "1.00x", "1.00x"]
+    assert rows[0] == ["engine", "median", "min", "vs", "openvino", "2.5"]
+    assert " ".join(rows[1]) == "tilewright 2.000 ms 2.000 ms 1.50x (1.50x to 1.50x)"
+    assert rows[2] == ["openvino", "2.5", "3.000", "ms", "3.000", "ms", *one]
     assert "compiling tiny.onnx\ntiming tilewright and openvino 2.5: 5 times 0.5 s" in told.err
 
 
@@ -178,6 +185,31 @@ def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.Monke
     monkeypatch.setattr("time.process_time", lambda: 1.0)
     (timing,) = race({"one": lambda: None}, threads=1, rounds=1, turn_seconds=0.001)
     assert timing.min_seconds > 0
+
+
+def test_engines_are_sampled_in_pairs_whose_ratios_a_drift_does_not_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A B B A: the machine becomes slower with each sample, and one engine stays 1.5 times."""
+    now, order = [0.0], []
+
+    def engine(name: str, seconds: float) -> Any:
+        def run_once() -> list[np.ndarray]:
+            order.append(name)
+            now[0] += seconds * (1.0 + 0.001 * len(order))
+            return []
+
+        return run_once
+
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    monkeypatch.setattr("tilewright.service.jobs.report.comparison.MOST_RUNS", 1)
+    runs = {"a": engine("a", 3.0), "b": engine("b", 2.0)}
+    a, b = race(runs, threads=1, rounds=2, turn_seconds=0.0)
+    assert "".join(order) == "aabb" + 2 * "abbaab"
+    assert (len(a.rounds), len(a.samples), len(b.samples)) == (2, 6, 6)
+    assert a.samples == tuple(s for samples in a.rounds for s in samples)
+    assert compare(a, b).ratio == pytest.approx(1.5, rel=2e-3)
+    assert compare(a, b).against == "b"
 
 
 def test_short_runs_are_timed_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +258,7 @@ def test_times_are_given_as_json(
         (f"batch={n}", name) for n in (3, 9) for name in ("tilewright", "onnxruntime")
     ]
     assert told["times"][0]["median_seconds"] == 2.75e-3
-    assert told["times"][0]["ratio_of_medians"] == 1.0
+    assert told["times"][0]["ratio"] == 1.0
     assert told["largest_error"] < 1e-6
     (served,) = told["served"]
     assert (served["workloads"], served["workloads_known"]) == (2, 0)  # of one row, and of more
