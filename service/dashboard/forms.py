@@ -1,54 +1,51 @@
-"""What browsers send with forms."""
+"""Forms that browsers send."""
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from typing import Any, TypeVar
-from urllib.parse import parse_qs
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 
 from tilewright.service.api.errors import ApiProblem, invalid
 
 B = TypeVar("B", bound=BaseModel)
 
-_BOUNDARY = re.compile(r'multipart/form-data;.*?\bboundary="?([^";,]{1,70})"?', re.IGNORECASE)
-
-LONGEST_HEAD = 4096
-"""Bytes of what stands before a file: its name, its type."""
+MOST_FIELDS = 20
 
 
 async def form_fields(request: Request) -> dict[str, list[str]]:
-    """The fields of a form without files. Raises a 422 problem."""
+    """Return the filled fields of a form without files. Raises a 422 problem."""
+    fields: dict[str, list[str]] = defaultdict(list)
     try:
-        return parse_qs((await request.body()).decode("utf-8"), max_num_fields=20)
-    except ValueError:
+        async with request.form(max_files=0, max_fields=MOST_FIELDS) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, str) and value:
+                    fields[name].append(value)
+    except HTTPException as error:
+        if error.status_code != 400:  # too large, or too slow
+            raise
         raise invalid("the form has fields that it should not have") from None
+    return dict(fields)
 
 
 async def form_file(request: Request, name: str) -> bytes:
-    """The file that a field of a form has; empty if nobody chose one.
+    """Return the file of a form's field; empty if the user chose no file.
 
     Raises:
         ApiProblem: 422 if there is no such field.
     """
-    found = _BOUNDARY.match(request.headers.get("content-type", ""))
-    if found is None:
-        raise _no_file(name)
-    border = b"\r\n--" + found[1].encode("latin-1", "replace")
-    body = b"\r\n" + await request.body()
-    wanted = f'; name="{name}"'.encode()
-    start = body.find(border)
-    while start >= 0 and not body.startswith(b"--", start + len(border)):
-        start += len(border)
-        end = body.find(border, start)
-        if end < 0:  # cut off on the way
-            break
-        head = body.find(b"\r\n\r\n", start, min(end, start + LONGEST_HEAD))
-        if head >= 0 and wanted in body[start:head]:
-            return body[head + 4 : end]
-        start = end
+    try:
+        async with request.form(max_files=1, max_fields=MOST_FIELDS) as form:
+            file = form.get(name)
+            if isinstance(file, UploadFile):
+                return await file.read()
+    except HTTPException as error:
+        if error.status_code != 400:  # too large, or too slow
+            raise
     raise _no_file(name)
 
 

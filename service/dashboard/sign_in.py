@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.api.errors import ApiProblem, invalid
+from tilewright.service.api.errors import ApiProblem
+from tilewright.service.dashboard.forms import form_fields
 from tilewright.service.dashboard.pages import page
 from tilewright.service.dashboard.session import PageRoute, forget, keep, safe_next
 
@@ -28,10 +27,7 @@ async def sign_in(request: Request, next: str = "") -> Response:
 @router.post("/sign-in")
 async def signed_in(request: Request) -> Response:
     """Take a token, if it is one that may look at things."""
-    try:
-        given = parse_qs((await request.body()).decode("latin-1"), max_num_fields=10)
-    except ValueError:
-        raise invalid("the form has fields that it should not have") from None
+    given = await form_fields(request)
     secret = given.get("token", [""])[0].strip()
     back = given.get("next", [""])[0]
     try:

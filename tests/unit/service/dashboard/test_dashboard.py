@@ -54,8 +54,9 @@ def test_a_wrong_token_is_told(anonymous: TestClient) -> None:
 
 
 def test_a_form_that_is_none_is_refused(anonymous: TestClient) -> None:
+    headers = {**ORIGIN, "Content-Type": "application/x-www-form-urlencoded"}
     for body, status in ((b"a=1&" * 99, 422), (b"\xff%zz;=&&=", 401), (b"x" * (1 << 21), 413)):
-        answer = anonymous.post("/dashboard/sign-in", content=body, headers=ORIGIN)
+        answer = anonymous.post("/dashboard/sign-in", content=body, headers=headers)
         assert answer.status_code == status
 
 

@@ -59,15 +59,19 @@ def test_records_go_out_as_a_file_and_come_in_again(
     assert [entry.action for entry in storage.audit.list()][:1] == [Action.RECORDS_IMPORTED]
 
 
+PARTS = "multipart/form-data; boundary=b"
+HEAD = b"--b\r\nContent-Disposition: form-data; "
 NO_FILES = [
     ("application/x-www-form-urlencoded", b"records=1"),
     ("multipart/form-data", b"--b\r\n"),
-    ("multipart/form-data; boundary=b", b""),
-    ("multipart/form-data; boundary=b", b"--b--\r\n"),
-    ("multipart/form-data; boundary=b", b'--b\r\nx; name="records"\r\n\r\ncut off'),
-    ("multipart/form-data; boundary=b", b'--b\r\nx; name="other"\r\n\r\n1\r\n--b--\r\n'),
-    ("multipart/form-data; boundary=b", b'--b\r\nx; filename="records"\r\n\r\n1\r\n--b--\r\n'),
-    ("multipart/form-data; boundary=b", b'--b\r\nx; name="records"\r\n\r\n \r\n--b--\r\n'),
+    (PARTS, b""),
+    (PARTS, b"--b--\r\n"),
+    (PARTS, HEAD + b'name="records"; filename="f"\r\n\r\ncut off'),
+    (PARTS, HEAD + b'name="other"; filename="f"\r\n\r\n1\r\n--b--\r\n'),
+    (PARTS, HEAD + b'filename="records"\r\n\r\n1\r\n--b--\r\n'),
+    (PARTS, HEAD + b'name="records"\r\n\r\nno file\r\n--b--\r\n'),
+    (PARTS, HEAD + b'name="records"; filename="f"\r\n\r\n \r\n--b--\r\n'),
+    (PARTS, 2 * (HEAD + b'name="records"; filename="f"\r\n\r\n1\r\n') + b"--b--\r\n"),
 ]
 
 
@@ -78,9 +82,8 @@ def test_a_form_without_a_file_is_refused(browser: TestClient) -> None:
 
 
 def test_a_file_is_found_among_other_fields(browser: TestClient) -> None:
-    body = (
-        b'--b\r\nx; name="a"\r\n\r\n1\r\n--b\r\nx; name="records"; filename="f"\r\n\r\nno\r\n--b--'
-    )
+    body = HEAD + b'name="a"\r\n\r\n1\r\n'
+    body += HEAD + b'name="records"; filename="f"\r\n\r\nno\r\n--b--\r\n'
     headers = {**ORIGIN, "Content-Type": 'multipart/form-data; charset=x; boundary="b"'}
     done = browser.post(IMPORT, content=body, headers=headers)
     assert done.status_code == 200 and done.text.count("<tr><td") == 1
