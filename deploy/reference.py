@@ -1,7 +1,7 @@
-"""The pages of docs/reference, made of the code: `python -m deploy.reference`, or `make reference`.
+"""Generate the pages of docs/reference from the code: `python -m deploy.reference`.
 
-A test compares them, so that none goes stale. What people have to know beside names, types and
-defaults stands in the pages that are written by hand (docs/rest.md, docs/cli.md and others).
+`make reference` runs it. A test compares the pages with the code. Names, types and defaults are
+here; pages written by hand explain them (docs/rest.md, docs/cli.md and others).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def cell(text: str) -> str:
 
 
 def code(value: object) -> str:
-    """A value in code marks; nothing for what is nothing."""
+    """A value in code marks; an empty text for an empty value."""
     return "" if value in (None, "") else f"`{value}`"
 
 
@@ -98,7 +98,7 @@ def settings() -> str:
 
 
 def metrics() -> str:
-    """What Prometheus reads."""
+    """The page of metrics, as Prometheus reads them."""
     from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.registry import CollectorRegistry
 
@@ -170,7 +170,7 @@ def schema() -> str:
 
 
 def _comments(model: type) -> dict[str, str]:
-    """What stands behind a column's declaration, or above it, by the column's name."""
+    """The comment behind or above each column's declaration, by the column's name."""
     found: dict[str, str] = {}
     above: list[str] = []
     for line in inspect.getsource(model).splitlines():
@@ -373,7 +373,7 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON has it; none for what is empty."""
+    """A default as JSON; an empty text for an empty default."""
     if value in (None, "", [], {}):
         return None
     return str(value).lower() if isinstance(value, bool) else value
@@ -383,7 +383,7 @@ def _plain(value: Any) -> Any:
 
 
 def python() -> str:
-    """What is imported by others: names, signatures, docstrings."""
+    """The page of the public Python interface: names, signatures, docstrings."""
     import tilewright
     from tilewright.compiler.bindings import onnx_backend, ort
     from tilewright.compiler.runtime.model import Model

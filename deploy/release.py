@@ -1,7 +1,7 @@
 """A release: an sdist and wheels, each checked in a clean environment: `python -m deploy.release`.
 
-The version is that of the tag on the commit; a commit without one is a development version of what
-pyproject.toml says.
+The version is the tag on the commit. A commit without a tag is a development version of the version
+in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ for name, output in zip(executable.output_names, found, strict=True):
 others = {name.partition(".")[0] for name in sys.modules} & {"onnx", "llvmlite", "pydantic", "rich"}
 assert not others, f"{others} were imported"
 """
-"""What a new environment has to do: its arguments are version, artifact, inputs with outputs."""
+"""Program for the new environment. Arguments: version, artifact, inputs with outputs."""
 
 
 class ReleaseError(Exception):
-    """Why there is no release, in a sentence."""
+    """The reason why a release fails, in a sentence."""
 
 
 def version_of(declared: str, tags: Sequence[str], commits: int, commit: str) -> str:
@@ -104,7 +104,7 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-# -- what a file says of itself ---------------------------------------------------------------
+# -- metadata in a file -----------------------------------------------------------------------
 
 
 def check_wheel(path: Path, version: str) -> None:
@@ -142,7 +142,7 @@ def _check_list(name: str, files: dict[str, bytes], record: str) -> None:
 
 
 def _check_library(name: str, library: bytes, tag: str) -> None:
-    """Of the tag's processor, and for a C library that is no newer than the tag says."""
+    """Check that a library is for the tag's processor, and needs at most the tag's C library."""
     machine = int.from_bytes(library[18:20], "little")
     wanted = next(number for ending, number in MACHINES.items() if tag.endswith(ending))
     if library[:4] != b"\x7fELF" or machine != wanted:
@@ -260,7 +260,7 @@ def write_sample(folder: Path) -> Sample:
 
 
 def check_installed(what: Path, python: str, version: str, sample: Sample, folder: Path) -> None:
-    """Install a file with what it needs into a new environment, and run the sample there."""
+    """Install a file with its requirements into a new environment, and run the sample there."""
     clean = Clean(folder, python)
     clean.install(str(what))
     clean.run("python", "-c", CHECK, version, str(sample.artifact), str(sample.arrays))

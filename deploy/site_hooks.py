@@ -1,8 +1,8 @@
-"""What mkdocs needs to know of this repository: `mkdocs build`, or `make docs`.
+"""Hooks with which mkdocs builds the site of this repository: `mkdocs build`, or `make docs`.
 
-Pages link to files outside of docs/, as they do when they are read in the repository. Those of
-Markdown become pages of the site, at the same path; of others, and of folders, the words stay and
-the link goes. A link that leads nowhere fails the build either way.
+Pages link to files outside of docs/, since they are also read in the repository. Linked Markdown
+files become pages of the site, at the same path. Links to other files and folders become plain
+text. A dead link fails the build either way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"(!\[[^\[\]]*\])\(([^)\s]+)\)")
 CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
 OWN = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-"""Pages that lie beside docs/, not in it."""
+"""Pages outside of docs/."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = set(OWN)
     for file in files.documentation_pages():
         wanted |= _outside(f"docs/{file.src_uri}", file.content_string)
-    # reports link to what they were made with: of that the words do
+    # pages that reports link to are not added: their links become plain text
     wanted |= {each for name in OWN for each in _outside(name, (ROOT / name).read_text())}
     for name in sorted(wanted):
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))
@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if files.get_file_from_path(site) is not None:
             link = posixpath.relpath(site, posixpath.dirname(here) or ".")
             return f"[{text}]({link}{'#' + anchor if anchor else ''})"
-        # what exists and is no page, such as a folder or a source file
+        # an existing path that is not a page, such as a folder or a source file
         return text if (ROOT / there).exists() else match[0]
 
     def moved(match: re.Match[str]) -> str:

@@ -1,9 +1,9 @@
-"""Wheels for every architecture, made on any: `python -m deploy.wheels --output dist`.
+"""Build the wheels for every architecture on any machine: `python -m deploy.wheels`.
 
 The Python parts are built once, by setuptools. The C runtime is compiled for each platform by zig,
-which needs no system root, and put beside them: it is loaded by ctypes and knows nothing of Python,
-so one wheel serves every version. The wheel for any platform has none; a device compiles its own.
-Each wheel has the harnesses of all kinds of devices, for `tilewright-worker --via`.
+which needs no system root, and added to them. ctypes loads it, and it does not depend on Python, so
+one wheel serves every version. The wheel for any platform has none; a device compiles its own. Each
+wheel has the harnesses of all kinds of devices, for `tilewright-worker --via`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilewright.tuner.measure.harness.build import (
 ROOT = Path(__file__).parents[1]
 # copied, the links in tilewright/ are folders
 PARTS = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tilewright")
-"""What a distribution is built from."""
+"""Files from which a distribution is built."""
 
 LIBRARY = "tilewright/compiler/runtime/_native.abi3.so"
 HARNESSES = "tilewright/tuner/measure/harness"

@@ -1,11 +1,12 @@
 """`make demo`: the whole service on one machine.
 
 It starts the service on loopback with SQLite, a tuner, and one measurement worker that talks HTTP.
-It submits two models as tuning jobs. The first is of a kind that the untuned defaults were made
-with: they mostly win already, and the demo says so. The second looks at video by convolutions in
-three dimensions, for which nobody made rules: there the tuner finds something within seconds. It
-shows how the jobs go, and at the end compares each result with ONNX Runtime. The database stays in
-.demo/, so a second run finds there what the first has tuned. `make demo KEEP=1` goes on serving.
+It submits two models as tuning jobs. The first is of a kind for which the untuned defaults were
+designed: they mostly win already, and the demo says so. The second reads video by convolutions in
+three dimensions, for which no rules exist: there the tuner finds faster schedules within seconds.
+The demo shows the progress of the jobs, and at the end compares each result with ONNX Runtime. The
+database stays in .demo/, so a second run finds the records of the first. `make demo KEEP=1` goes on
+serving.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What came of a case: its job, where its artifact lies, and how to ask for a schedule."""
+    """Result of a case: its job, the path of its artifact, and a command that looks a schedule
+    up."""
 
     case: Case
     job: JobView
@@ -125,7 +127,7 @@ def _demo(options: argparse.Namespace, console: Console) -> None:
                 _tune(client, case, path, options, processes, console, peak)
                 for case, path in zip(cases, paths, strict=True)
             ]
-        # they would share the cores with the race; the service that nobody asks does not
+        # they would share the cores with the race; an idle service does not
         processes.stop(keep=("serve",))
         gains = [_race(tuned, options, console) for tuned in found]
         for gain in gains:

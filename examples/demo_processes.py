@@ -16,7 +16,7 @@ from types import TracebackType
 
 
 class ProcessDied(Exception):
-    """A process of the demo ended by itself; the message says where its log lies."""
+    """A process of the demo ended unexpectedly; the message names its log."""
 
 
 class Processes:

@@ -1,4 +1,4 @@
-"""What the demo shows: a job's progress while it runs, and its tables at the end."""
+"""Output of the demo: a job's progress while it runs, and its tables at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMERICS = {
     "fast": "Winograd and Strassen where they are faster",
     "loose": "Winograd's F(6), too, which loses more than a digit",
 }
-"""What each kind of numerics lets the search use."""
+"""Freedom that each kind of numerics gives to the search."""
 
 
 def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> RenderableType:
@@ -31,11 +31,11 @@ def progress_view(progress: ProgressView, more: Mapping[str, Any]) -> Renderable
 
 
 def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
-    """One row for each workload that has a time, the most expensive first; the others are counted.
+    """One row per workload with a time, the slowest first; the others are counted.
 
-    peak_flops: multiply-adds of the cores in use as measured, in operations a second. What a
-    kernel executes may be less than what the workload's arithmetic says (Winograd), and is what
-    the share of the peak is of.
+    peak_flops: measured peak of the cores in use, in multiply-adds per second. The share of the
+        peak counts the operations that a kernel executes, which may be fewer than those of the
+        workload's arithmetic (Winograd).
     """
     timed = [task for task in tasks if cost(task) > 0]
     table = Table(
@@ -68,7 +68,7 @@ def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
 
 
 def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -> str:
-    """What the job spent."""
+    """The trials and the time that the job used."""
     known = sum(task.status == "cached" for task in tasks)
     if known == len(tasks) and progress.trials_done == 0:
         return "every task was answered from the database, no trial was spent"
@@ -112,7 +112,7 @@ def verdict(
     error: float | None,
     again: float | None = None,
 ) -> str:
-    """What tuning brought, which numerics ran, and how far the answer is from ONNX Runtime's.
+    """The gain of tuning, the numerics, and the difference of the outputs from ONNX Runtime's.
 
     Args:
         name: the model, and what it was tuned for.

@@ -2,9 +2,9 @@
 
 python -m examples.generate --model gpt2 --tokens 64
 
-The model has GPT-2's shape or Llama's, and random weights: what it writes means nothing, how fast
-it writes does. The tokens are chosen greedily, then drawn. If ONNX Runtime is installed, it
-generates the same text with IOBinding.
+The model has GPT-2's shape or Llama's, and random weights: its text has no meaning, its speed does.
+The tokens are chosen greedily, then sampled. If ONNX Runtime is installed, it generates the same
+text with IOBinding.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def saved_network(folder: Path) -> Path:
     return folder
 
 
-class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+class Network(torch.nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
     """The network's last hidden states alone."""
 
     def __init__(self, network: torch.nn.Module) -> None:

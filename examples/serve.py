@@ -1,4 +1,4 @@
-"""FastAPI around an artifact: `ARTIFACT=folder uvicorn examples.serve:app`, and one POST a run.
+"""FastAPI around an artifact: `ARTIFACT=folder uvicorn examples.serve:app`, one POST per run.
 
 curl localhost:8000/run -d '{"x": [[0.1, 0.2]]}' -H 'content-type: application/json'
 """

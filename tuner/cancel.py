@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class CancelToken:
-    """Set once, by any thread; `reason` is what the user is told."""
+    """A flag that any thread sets once; `reason` is the message to the user."""
 
     def __init__(self) -> None:
         self._event = threading.Event()

@@ -1,4 +1,4 @@
-"""What a tuning run reports while it goes on, and at its end.
+"""Events that a tuning run reports while it goes on, and at its end.
 
 The seconds of tasks and of the model are those of one inference.
 """
@@ -37,12 +37,12 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSnapshot:
-    """A task as it stands. `from_store` tasks had a record already and cost no trial.
+    """Current state of a task. `from_store` tasks had a record already and cost no trial.
 
-    `origins` counts the candidates by who suggested them, including those whose code was measured
-    before. `best_origin` is who suggested the fastest. `relative` is the workload key of the task
-    that is searched in its place, or whose record it takes; its seconds are those of the relative
-    until its own finalists were compared.
+    `origins` counts the candidates by the strategy that suggested them, including candidates whose
+    code was measured before. `best_origin` suggested the fastest. `relative` is the workload key of
+    the task that is searched in its place, or whose record it takes; its seconds are those of the
+    relative until its own finalists were compared.
     """
 
     name: str
@@ -60,10 +60,10 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TaskInputs:
-    """What a run knew of a task before its first trial.
+    """Knowledge about a task before its first trial in a run.
 
-    `known_trials` is the number of its trials in the store: the oldest so many. `incumbent` is the
-    record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
+    `known_trials` is the number of its trials in the store, counted from the oldest. `incumbent` is
+    the record to beat. `bound_seconds` is the least time that the machine allows (0: unknown).
     Candidates were measured at `points`; `scale` is the task's. `relative` is a record of its
     family.
     """
@@ -153,7 +153,7 @@ class Finished:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody ended the run before its work was done."""
+        """Whether the run was cancelled before its work was done."""
         return self.ended is Ended.CANCELLED
 
 

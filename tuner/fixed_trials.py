@@ -31,8 +31,8 @@ AHEAD = 8
 """How many builds are under way while the runner measures."""
 
 WAITING = 6
-"""Requests beyond the runner's capacity. What is measured here does not depend on results. So the
-device never waits for a build, and takes as many requests at a time as it can."""
+"""Requests beyond the runner's capacity. These measurements do not depend on earlier results. So
+the device never waits for a build, and takes as many requests at a time as it can."""
 
 POLL_SECONDS = 0.05
 """How long to wait for a result before `stopped` is asked again."""

@@ -1,4 +1,4 @@
-"""What no machine beats: a time below it is a mistake, or a lie."""
+"""Lower bounds of times on any machine: a shorter time is a mistake, or forged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BYTES_PER_SECOND = 1e13
 """That one thread writes: ten times what the fastest first-level caches take."""
 
 SAVING = 8.0
-"""An algorithm may do with so many times fewer operations than the direct one (Winograd and
-Strassen together: 5)."""
+"""Largest factor by which an algorithm saves operations over the direct one (Winograd and Strassen
+together: 5)."""
 
 
 def least_seconds(workload: Workload, threads: int) -> float:

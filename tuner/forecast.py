@@ -1,14 +1,14 @@
-"""Forecasts: what more trials are expected to gain, for a task or a model, and how true that was.
+"""Forecasts: the expected gain of more trials, for a task or a model, and how accurate they were.
 
-The model takes trials of a task as random draws whose times lie evenly near the fastest possible
-one. Then the fastest of n draws is expected `scale / n` above that end of the distribution, and
-neighbours in the sorted times as far apart. The next draw is a record with chance 1 / (n + 1)
-(Renyi 1962, the theory of records). So the sorted times measured so far tell what m more trials
-gain: scale * (1 / n - 1 / (n + m)).
+The model treats the trials of a task as a random sample whose times lie evenly near the fastest
+possible one. Then the fastest of n samples is expected `scale / n` above that end of the
+distribution, and neighbours in the sorted times have the same distance. The next sample is a
+record with probability 1 / (n + 1) (Renyi 1962, the theory of records). So the sorted times give
+the expected gain of m more trials: scale * (1 / n - 1 / (n + m)).
 
-But a search that learns finds the best early. Two factors correct for that. `freshness` lowers what
-is expected as the record grows old: to a half when eight times as many trials were made as up to
-the record. `trust` compares gains with those that were expected, as the run goes on.
+But a search that learns finds the best early. Two factors correct for that. `freshness` lowers the
+expected gain as the record grows old: to a half when eight times as many trials were made as up to
+the record. `trust` compares gains with expected ones, as the run goes on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ WINDOW_SECONDS = 60.0
 """The time that a forecast looks ahead."""
 
 NEIGHBOURS = 2
-"""How many distances between the fastest times tell the scale. Those further on belong to the slow
-end of the distribution, which is much longer."""
+"""Number of distances between the fastest times that estimate the scale. Further distances belong
+to the slow end of the distribution, which is much longer."""
 
 NEAR_SHARE = 0.25
-"""The share of the times that also tells the scale, if that is more of them. Several schedules may
-differ in form alone, and such a cluster at the fast end says nothing of the times beyond it."""
+"""Share of the times that estimates the scale, if that is more of them. Several schedules may
+differ in form alone, and such a cluster at the fast end is not informative about other times."""
 
 UNKNOWN_SCALE = 0.06
-"""Scale of a task before anything tells it, as a share of its time: 6 % to gain after one trial.
+"""Scale of a task without any evidence, as a share of its time: 6 % to gain after one trial.
 
 On 153 tasks, 22 trials after the first two (the untuned default and the estimate's best) gained
 2.8 %, which is this scale."""
@@ -40,14 +40,14 @@ VOICES = 4
 """The scale of similar tasks counts as much as so many distances of the task's own."""
 
 MOST_SCALE = 1.0
-"""The largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates
-that lie far apart would tell a larger one, but they say little of the fast end."""
+"""Largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates with
+large distances would suggest a larger one, but are hardly informative about the fast end."""
 
 DOUBT = 0.02
 """The weight of full trust at the start, as an expected gain (a share) that came true."""
 
 MOST_TRUST = 3.0
-"""The largest factor for what is expected, so that a lucky start does not count too much."""
+"""Largest factor for the expected gain, so that a lucky start does not count too much."""
 
 STEPS = 48
 """The trials of a window are divided into so many parts, and each part goes to one task."""
@@ -77,7 +77,7 @@ class Curve:
         first = max(1, trials)
         share = self.scale * more / (first * (first + more))
         if self.space:
-            # A space that is nearly used up has few draws left.
+            # A space that is nearly used up has few candidates left.
             share *= max(0.0, 1.0 - first / self.space)
         possible = max(0.0, self.best_seconds - self.bound_seconds)
         return self.weight * min(self.best_seconds * share, possible)
@@ -114,13 +114,13 @@ class History:
         bisect.insort(self.fastest, seconds)
 
     def judge(self, expected: float, gained: float) -> None:
-        """Compare what a batch was expected to gain with what it gained, both as shares."""
+        """Compare the expected gain of a batch with its gain, both as shares."""
         self.expected += expected
         self.gained += gained
 
     @property
     def trust(self) -> float:
-        """A factor for what is expected: how well expectations came true so far."""
+        """A factor for the expected gain: how well expectations came true so far."""
         return min(MOST_TRUST, (DOUBT + self.gained) / (DOUBT + self.expected))
 
     @property
@@ -129,8 +129,9 @@ class History:
         return min(1.0, sqrt(2 * self.record_at / self.trials)) if self.trials else 1.0
 
     def own_scale(self) -> tuple[float, int]:
-        """The scale that the sorted times tell, as a share, and from how many distances."""
-        # From the second fastest on: the fastest is hardly a draw, a model or the default chose it.
+        """The scale estimated from the sorted times, as a share, and the number of distances
+        used."""
+        # From the second fastest on: the fastest is hardly random, a model or the default chose it.
         most = len(self.fastest) - 2
         if most < 1:
             return 0.0, 0
@@ -149,7 +150,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What `seconds` more of tuning are expected to gain, as a share of the model's time now."""
+    """Expected gain of `seconds` more of tuning, as a share of the model's time now."""
 
     gain: float
     seconds: float
@@ -213,7 +214,7 @@ def expected_gain(curves: Sequence[Curve], trials: int) -> float:
 def forecast(
     curves: Sequence[Curve], trials_per_second: float, seconds: float = WINDOW_SECONDS
 ) -> Forecast:
-    """What the next `seconds` are expected to gain at this rate of trials."""
+    """Expected gain of the next `seconds` at this rate of trials."""
     trials = round(trials_per_second * seconds)
     return Forecast(expected_gain(curves, trials), seconds, trials, seconds_of(curves))
 
@@ -238,7 +239,7 @@ class ForecastLog:
         self._made.append((seconds, trials, tuple(curves)))
 
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:
-        """Compare every forecast with what was known a window later, or at the end.
+        """Compare every forecast with the gain known a window later, or at the end.
 
         None if nothing followed the first forecast.
         """

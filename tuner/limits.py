@@ -1,4 +1,4 @@
-"""What a run may cost, and when it is over: time, expected gain, target, a lost device."""
+"""Limits that end a run: time, expected gain, target, a lost device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SEARCH_SHARE = 0.25
 """Share of the time budget for ranking the first candidates of all tasks."""
 
 RANKING_SECONDS = 0.5
-"""What it takes to rank the candidates of one task, at one point of its sizes."""
+"""Seconds to rank the candidates of one task, at one point of its sizes."""
 
 LEAST_EFFORT = 0.125
-"""The least share of a task's candidates that are ranked: fewer would be a draw."""
+"""Least share of a task's candidates that are ranked: fewer would be a random choice."""
 
 LOST_BATCHES = 5
 """The run ends after so many batches in a row with which the device was lost."""
@@ -64,7 +64,7 @@ class RunLimits:
         self.ended: Ended | None = None
         """Why no more candidates are tried; None while the run goes on."""
         self.forecast: Forecast | None = None
-        """What more trials are expected to gain, as of the last batch."""
+        """The expected gain of more trials, as of the last batch."""
 
     @property
     def elapsed(self) -> float:

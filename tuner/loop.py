@@ -37,8 +37,8 @@ CANCEL_SECONDS = 5.0
 """How long the run still takes results and compares finalists after a cancellation."""
 
 LAST_SECONDS, LAST_SHARE = 1.0, 0.1
-"""How long comparisons on their way when the time is over are waited for: so many seconds, and such
-a share of the budget."""
+"""Wait for the comparisons on their way when the time has ended: in seconds, and as a share of the
+budget."""
 
 LEAST_BATCH = 2
 """Candidates that a batch may have in any case: with a small budget, or few results of its task."""
@@ -186,8 +186,9 @@ class _TuningRun:
     def _load(self) -> tuple[list[int], list[Recorded]]:
         """Take over records and trials from the store; returns how many trials each task has there.
 
-        Also makes the records that a killed process owes, and returns their events: none is told
-        before the run has started. A comparison that found no winner is repeated at the end.
+        Also makes the records that a killed process owes, and returns their events: none is
+        reported before the run has started. A comparison that found no winner is repeated at the
+        end.
         """
         known = []
         recorded = []
@@ -297,7 +298,7 @@ class _TuningRun:
             with timed(self._timings, "propose"):
                 schedules = [suggestion.schedule for suggestion in state.suggest(size)]
             if self._stopped():
-                return False  # what a search found until then is tried by nobody
+                return False  # candidates found until then are not tried
             if schedules:
                 break
             state.progress.exhausted = True
@@ -391,7 +392,8 @@ class _TuningRun:
         return in_time and not self._token.cancelled
 
     def _give_up_the_rest(self) -> None:
-        """The time is over: wait a little for the comparisons on their way, and for no others.
+        """At the end of the time, wait a little for the comparisons on their way, and for no
+        others.
 
         Tasks that have none keep their trials, which the next run compares.
         """
@@ -430,7 +432,7 @@ class _TuningRun:
             state.settled = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
-        """Keep the winner as the record; returns the event that is to be told."""
+        """Keep the winner as the record; returns the event to report."""
         record = TuningRecord(
             trial.key,
             trial.schedule,

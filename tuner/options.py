@@ -38,9 +38,9 @@ class TuneOptions:
     """Search every schedule that lowers, whether or not it fits the target's registers and caches:
     for devices that are not what their target says."""
     estimates: bool = True
-    """Rank candidates by estimated times until measurements tell. If off, only the run's own
-    measurements rank, and they tell how far estimates can be trusted: for devices that are not what
-    their target says."""
+    """Rank candidates by estimated times until measurements exist. If off, only the run's own
+    measurements rank, and decide how far estimates can be trusted: for devices that differ from
+    their target."""
     finalists: int = 3
     screen_samples: int = 5
     final_samples: int = 15

@@ -92,7 +92,7 @@ class Pipeline:
 
     @property
     def journal(self) -> tuple[int, ...]:
-        """What was sent and taken so far."""
+        """The batches sent and taken so far, in order."""
         return tuple(self._journal)
 
     @property
@@ -228,7 +228,7 @@ class Pipeline:
             self._runner.acknowledge(sent)
 
     def cancel(self) -> None:
-        """Stop everything; batches still come back finished, with what was measured."""
+        """Stop everything; batches still come back finished, with their measurements so far."""
         for batch in self._batches:
             if batch.ticket is not None and batch.request is None:
                 batch.ticket.cancel()
@@ -321,8 +321,8 @@ class Pipeline:
     def _is_known(self, batch: Batch, result: Built) -> bool:
         """Whether a screened candidate gets the measurement of another with the same code.
 
-        A repeated run asks for what was recorded: which measurement of this code was the last one
-        depends on when the candidate was built.
+        A repeated run uses the recorded measurement: which measurement of this code was the last
+        one depends on when the candidate was built.
         """
         known = result.object_digest in batch.state.by_object
         return known and batch.phase is Phase.SCREEN and not self.repeats
@@ -350,8 +350,8 @@ class Pipeline:
 def _put_in_order(batch: Batch) -> None:
     """Put the trials in the order in which they were proposed.
 
-    Trials that need no runner come first, and which these are depends on how long builds took. What
-    is learned must not depend on it.
+    Trials that need no runner come first, and which these are depends on the time of builds.
+    Learning must not depend on it.
     """
     places = {name: place for place, (name, _) in enumerate(batch.schedules)}
     batch.trials.sort(key=lambda trial: places.get(trial.id, 0))

@@ -1,14 +1,14 @@
-"""At which sizes a range is measured, and what each of them counts.
+"""The sizes at which a range is measured, and the weight of each.
 
-Sizes of a dimension are those that a user states with their shares, or else quantiles of a
-distribution whose logarithm is even over the range: as many requests between 1 and 22 as between 22
-and 512. They are few and always the same, so that measurements of all jobs can be compared.
+A user may state the sizes of a dimension with their shares. Otherwise they are quantiles of a
+log-uniform distribution over the range: as many requests between 1 and 22 as between 22 and 512.
+They are few and always the same, so that measurements of all jobs can be compared.
 
-A candidate's time is a weighted sum of its times at these sizes. A second at a size counts its
-share, divided by what the workload costs there: then a tenth more time is as bad at a small size as
-at a large one. If seconds were added as they are, the largest size would decide alone: of 1..512,
-the last of four quantiles takes four fifths of the sum. The weights are scaled so that a kernel
-which takes at each size what its costs say has the mean of its times as its time.
+A candidate's time is a weighted sum of its times at these sizes. The weight of a size is its share,
+divided by the workload's cost there: then a tenth more time is as bad at a small size as at a large
+one. With unweighted seconds, the largest size would decide alone: of 1..512, the last of four
+quantiles takes four fifths of the sum. The weights are scaled so that a kernel whose times are
+proportional to these costs has the mean of its times as its time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 
 DRAWN = 4
-"""Sizes of a dimension for which nobody states any, if its range is not cut."""
+"""Number of sizes of a dimension without stated sizes, if its range is not cut."""
 
 DRAWN_OF_INTERVAL = 3
 """Sizes of an interval that a range is cut into (`compiler.plan.intervals`), at most: one for each
 time that it doubles. Where few rows are, each has its own best tile."""
 
 LONG = 512
-"""The last size that is drawn of a range without an end."""
+"""Largest sampled size of a range without an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) ->
 
 
 def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
-    """Raises InvalidArgumentError where hints are stated of what is no open dimension, naming it
-    and those that are open."""
+    """Raises InvalidArgumentError if hints are stated for a dimension that is not open, naming it
+    and the open ones."""
     for name in stated:
         if name not in open_names:
             listed = ", ".join(f"'{each}'" for each in open_names) or "none"
@@ -99,15 +99,15 @@ def points_of(
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
-    """Where candidates of a workload are measured: in place of sizes at which this machine cannot
-    check them, at the nearest smaller ones.
+    """The sizes at which candidates of a workload are measured. A size at which this machine cannot
+    check them is replaced by the nearest smaller one.
 
     Args:
         workload: of open or of fixed sizes.
-        drawn: sizes of the dimensions of the model that it is part of; by default those that are
-            drawn of its own.
-        names: what its dimensions, in order, are called in `drawn`.
-        threads: that a run uses.
+        drawn: sizes of the dimensions of the model that it is part of; by default samples of its
+            own dimensions.
+        names: the names of its dimensions, in order, in `drawn`.
+        threads: the number of threads of a run.
     """
     dimensions = workload.dimensions
     if not dimensions:
@@ -138,11 +138,11 @@ def points_within(
     *,
     stated: bool = False,
 ) -> tuple[tuple[SizePoint, ...], float]:
-    """Where candidates of a piece of a workload are measured, and what a second of it counts beside
-    those of the others: so much that the weighted sum over the sizes of the whole comes out.
+    """The sizes at which candidates of a piece of a workload are measured, and the weight of its
+    seconds. The sum over all pieces equals the weighted sum over the sizes of the whole.
 
-    No points if somebody `stated` the sizes and none of them is within. If none was drawn there,
-    others are.
+    No points if the sizes were `stated` and none of them lies within the piece. If no sampled size
+    lies there, others are sampled.
 
     Args:
         piece: of `whole`.
@@ -208,7 +208,7 @@ def _spread(dimension: Dimension) -> dict[int, float]:
 
 
 def _count(interval: Dimension) -> int:
-    """How many sizes of an interval are drawn."""
+    """Number of sizes sampled in an interval."""
     doubled = math.log2((interval.high or 1) / max(interval.low, 1))
     return min(max(math.ceil(doubled), 1), DRAWN_OF_INTERVAL)
 
@@ -220,7 +220,7 @@ def _ratio(dimension: Dimension) -> float:
 
 
 def _ended(dimension: Dimension) -> Dimension:
-    """The dimension up to the last size that is drawn."""
+    """The dimension up to the largest sampled size."""
     if dimension.high is not None:
         return dimension
     return replace(dimension, high=max(LONG // dimension.multiple, dimension.low, 1))

@@ -1,4 +1,4 @@
-"""What is needed to repeat a run, and its JSON form."""
+"""Recordings from which a run is repeated, and their JSON form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tuning without a device, from recorded measurements.
 
 A run is repeated from its options, what it knew at its start, its journal and its trials
-(`RecordedRun`). Builder and runner answer with what was recorded, so the loop takes the same
+(`RecordedRun`). Builder and runner answer with recorded results, so the loop takes the same
 decisions again, and they can be examined.
 
 A table holds measurements of many candidates of a workload. With a task `restricted` to them, any
@@ -39,7 +39,7 @@ class Answers(Protocol):
         """A measurement that says how the build of a schedule ended; None: unknown."""
 
     def measured(self, key: RecordKey, candidate: Candidate) -> Measurement | None:
-        """What a device said of a candidate; None: unknown."""
+        """The recorded measurement of a candidate; None: unknown."""
 
 
 class TableAnswers:

@@ -10,7 +10,7 @@ from tilewright.tuner.measure.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):
-    """What the tune loop asks of a database. Every method is safe to repeat."""
+    """Protocol of a record store, as the tune loop uses it. Every method is safe to repeat."""
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
         """The record of a key, or None."""

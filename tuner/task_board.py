@@ -122,7 +122,7 @@ class TaskBoard:
         return tuple(state.record for state in self._states)
 
     def samples(self) -> list[Sample]:
-        """What the cost model learns from."""
+        """The trials that the cost model learns from."""
         return [sample for state in self._states for sample in state.samples()]
 
     def curves(self) -> dict[RecordKey, Curve] | None:
@@ -143,7 +143,7 @@ class TaskBoard:
     def waiting_for_finals(self) -> list[TaskState]:
         """Tasks whose finalists are to be compared; the largest share of the model's time first.
 
-        Those with nothing but a default come last, if the time is over before all are compared.
+        Tasks with nothing but a default come last, if the time ends before all are compared.
         """
         waiting = [state for state in self._states if state.needs_finals]
         return sorted(

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from tilewright.tuner.forecast import UNKNOWN_SCALE, VOICES, Curve, History
 
 AT_BOUND = 0.02
-"""A task is done if it is within this share of its bound: measurements are no finer."""
+"""A task is done if it is within this share of its bound, the resolution of measurements."""
 
 MOST_FAILURES = 64
 """A task gets no more trials if so many failed and none worked: the fault lies with the task, not
@@ -23,7 +23,7 @@ with its candidates."""
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a task before its first trial.
+    """Knowledge about a task before its first trial.
 
     `operations` are vector operations of the default schedule. They compare the work of tasks, and
     are not FLOPs. Tasks of one `kind` are alike. `bound_seconds` is the least time that the machine
@@ -45,7 +45,7 @@ class Profile:
 
 @dataclass(slots=True, eq=False)
 class TaskProgress:
-    """What the scheduler knows of one task: its times, and its batches on their way."""
+    """The scheduler's view of one task: its times, and its batches on their way."""
 
     profile: Profile
     history: History = field(default_factory=History)
@@ -96,10 +96,10 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is known of tasks that are alike.
+    """Knowledge about tasks that are alike.
 
-    `scales` and `told` are the sum and the number of the scales that their times tell. `rate` is
-    their best work, in operations a second (0: none).
+    `scales` and `told` are the sum and the number of the scales estimated from their times. `rate`
+    is their best work, in operations a second (0: none).
     """
 
     scales: float
@@ -109,14 +109,14 @@ class _Kind:
     def scale_beside(self, own: float, known: int) -> float:
         """The mean scale of the other tasks of this kind and of VOICES unknown tasks.
 
-        `own` is the scale that the task itself tells, from `known` distances.
+        `own` is the scale estimated from the task's own times, from `known` distances.
         """
         others = (self.scales - own, self.told - 1) if known else (self.scales, self.told)
         return (others[0] + VOICES * UNKNOWN_SCALE) / (others[1] + VOICES)
 
 
 class Scheduled(Protocol):
-    """What a scheduler chooses from."""
+    """The tasks from which a scheduler chooses."""
 
     @property
     def progress(self) -> TaskProgress: ...
@@ -164,7 +164,7 @@ class TaskScheduler(Generic[T]):
         return [_curve(task.progress, kinds) for task in self.tasks]
 
     def _kinds(self) -> dict[Hashable, _Kind]:
-        """What is known of each kind of task."""
+        """Knowledge about each kind of task."""
         members: dict[Hashable, list[TaskProgress]] = {}
         for task in self.tasks:
             members.setdefault(task.progress.profile.kind, []).append(task.progress)
@@ -190,7 +190,7 @@ def _curve(task: TaskProgress, kinds: Mapping[Hashable, _Kind]) -> Curve | None:
     best, profile = task.best_seconds, task.profile
     if best is None:
         return None
-    # What similar tasks tell: how much faster they are at equal work, and how much they gained.
+    # From similar tasks: how much faster they are at equal work, and how much they gained.
     behind = max(0.0, 1.0 - _likely_seconds(profile, kinds) / best)
     alike = kinds[profile.kind].scale_beside(*task.history.own_scale()) + behind
     return Curve(

@@ -46,7 +46,7 @@ class TaskState:
     search: SearchStrategy
     options: TuneOptions
     progress: TaskProgress
-    """What the task scheduler chooses by: times, batches on their way, and the gains expected."""
+    """Facts by which the task scheduler chooses: times, batches on their way, expected gains."""
     incumbent: TuningRecord | None = None
     """The record in the store at the start of the run, which finalists have to beat."""
     record: TuningRecord | None = None
@@ -72,7 +72,7 @@ class TaskState:
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)
-    """Who suggested a schedule first: "default", or the origin that the search names."""
+    """First origin of a schedule: "default", or the origin that the search names."""
     suggested: Counter[str] = field(default_factory=Counter)
     """Origin -> number of this job's candidates."""
     retries: list[Schedule] = field(default_factory=list)
@@ -121,7 +121,8 @@ class TaskState:
         return bool(lead.measured) and not lead.finalists()
 
     def _inherited(self) -> list[Schedule]:
-        """What its relative found: the record; without one, the fastest few that were measured."""
+        """The results of its relative: the record; without one, the fastest few measured
+        schedules."""
         if self.relative is not None:
             found = [self.relative.schedule]
         elif self.lead is None:
@@ -174,7 +175,7 @@ class TaskState:
         self.progress.seen([(m.run_seconds, m.object_digest) for m in self.measured.values()])
 
     def inputs(self, known_trials: int) -> TaskInputs:
-        """What the run knew at its start; call it after `schedule` and `TaskBoard.bound`."""
+        """Knowledge at the start of the run; call it after `schedule` and `TaskBoard.bound`."""
         task, bound = self.task, self.progress.profile.bound_seconds
         return TaskInputs(
             task.key,
@@ -189,7 +190,7 @@ class TaskState:
         )
 
     def snapshot(self) -> TaskSnapshot:
-        """The task as it stands."""
+        """The current state of the task."""
         raced = [m.run_seconds for m in self.compared.values() if m.run_seconds is not None]
         best = min(raced, default=self.best_seconds)
         if best is None and self.incumbent is not None and self.finished:
@@ -275,8 +276,8 @@ class TaskState:
             if measured.status is Status.NO_REFERENCE:
                 continue  # now there may be one
             if measured.ok and measured.distribution != self.task.distribution:
-                continue  # its time is that of other sizes
-            # Without a job id runs cannot be told apart, so trials of earlier ones do not count.
+                continue  # its time was measured at other sizes
+            # Without a job id runs cannot be distinguished, so trials of earlier ones do not count.
             self._learn(trial, counted=same and bool(trial.job_id))
 
     def adopt(self, request: MeasureRequest) -> None:
@@ -329,7 +330,7 @@ class TaskState:
         """Whether another comparison may find a record after this one found none.
 
         It may in two cases. The device was lost, but not too often. Or all finalists failed, on
-        more draws of the inputs than the one of the screening, and slower candidates are left.
+        more random inputs than the screening used, and slower candidates are left.
         """
         lost = [t for t in trials if t.measurement.status is Status.WORKER_LOST]
         if lost:

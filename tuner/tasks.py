@@ -23,8 +23,9 @@ class Task:
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
     does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
-    workload has open ones, which somebody may have `stated`. A second of it counts `scale` times: a
-    piece of a range (`compiler.plan.intervals`) as much as in the weighted sum over all its sizes.
+    workload has open ones; `stated` says whether a user gave them. `scale` weights its seconds: for
+    a piece of a range (`compiler.plan.intervals`), so that the pieces sum up to the weighted sum
+    over all sizes of the range.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Task:
 
     @property
     def family(self) -> Hashable:
-        """What tasks share of which one is searched for all: their workloads differ in numbers
-        alone (`Workload.family`), and these make no difference to the knobs or to the default."""
+        """Key shared by tasks of which one is searched for all: their workloads differ in numbers
+        alone (`Workload.family`), which do not change the knobs or the default."""
         offered = tuple((space.default, space.knobs) for space in self.space.subspaces)
         key = replace(self.key, workload_key=self.workload.family)
         return key, self.points, offered
@@ -78,7 +79,7 @@ class Task:
     def is_known(self, record: TuningRecord | None, codegen_version: str) -> bool:
         """Whether a record leaves nothing to measure.
 
-        One for another distribution of the sizes does, unless somebody stated this one.
+        A record for another distribution of the sizes does, unless the user stated this one.
         """
         if record is None or not record.holds(codegen_version):
             return False
@@ -99,7 +100,7 @@ def make_task(
     """A task over the schedule space that the compiler has for a workload.
 
     If not `constrained`, the space has every schedule that lowers, whatever the target's registers.
-    By default `points` are those that are drawn (`tuner.random_sizes`).
+    By default `points` are sampled (`tuner.random_sizes`).
 
     Raises:
         ScheduleError: if no template takes the workload.

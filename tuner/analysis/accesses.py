@@ -67,7 +67,7 @@ _COSTS: Mapping[Operation, float] = {
 
 @dataclass(frozen=True, slots=True)
 class ExprFacts:
-    """What an expression does at one point: its loads, operations by kind, cost in additions."""
+    """Work of an expression at one point: its loads, operations by kind, cost in additions."""
 
     loads: tuple[Load, ...]
     counts: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""What a statement does with each tensor in memory: bytes, lines, strides, and reuse.
+"""Accesses of a statement to each tensor in memory: bytes, lines, strides, and reuse.
 
 The kinds of reuse are those of Ansor (Zheng et al. 2020). A loop on which the address does not
 depend accesses the same elements again. Otherwise an earlier statement may have left them in a

@@ -1,4 +1,4 @@
-"""What one Compute of a loop nest does, counted: trips, accumulators, operations, loads, bytes.
+"""Counts of one Compute of a loop nest: trips, accumulators, operations, loads, bytes.
 
 The counts ignore ragged tails: they are inputs of a cost model, not a simulation. Candidates of one
 workload have much in common, so equal nests, expressions and accesses are analysed once.
@@ -71,14 +71,14 @@ class Use:
 
 @dataclass(frozen=True, eq=False)
 class ComputeCosts:
-    """What one statement, a Compute in its loops, costs. Equal ones in equal loops share it.
+    """Cost of one statement, a Compute in its loops. Equal ones in equal loops share it.
 
     `operations` are all scalar operations. `vector_operations` are the instructions issued for
     them, weighted by cost; `counts` has the instructions by kind, in the order of `accesses.KINDS`.
     `operands` are the vectors that one step of the innermost reduction loads: registers hold them
-    beside the accumulators. `is_extremum` marks a maximum or minimum, whose steps also compare.
-    `ending` is what the end of one sum costs, in additions. Of a product of matrices in registers
-    that hold them, `depth_groups` are the groups along the sum that one row has there; else 0.
+    in addition to the accumulators. `is_extremum` marks a maximum or minimum, whose steps also
+    compare. `ending` is the cost of the end of one sum, in additions. For a product in matrix
+    registers, `depth_groups` are the groups along the sum that one row has there; else 0.
     """
 
     operations: float
@@ -217,14 +217,14 @@ _remembered = memo(1024)(_visit)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Facts:
-    """What a Compute does at one point, independent of its loops and tiles.
+    """Work of a Compute at one point, independent of its loops and tiles.
 
     Each load has its access, its step along the axis `vector`, whether it is in the body, the axes
     of the output that it depends on, and the alignment of its first lane. Each store has its
     access, step and alignment. `body` and `ending` are the instructions of one step of a sum and of
     its end, by kind; `body_cost` and `ending_cost` are the same, weighted. `density` is the share
     of the steps that is left because a matrix of constants has zeros. Along the axes in `aliased`,
-    neighbours lie whole pages apart.
+    the distance of neighbours is a multiple of a page.
     """
 
     vector: Axis | None

@@ -1,11 +1,11 @@
 """A candidate's time, estimated from its loop nest and a few facts of the machine.
 
-The core takes as long as the slowest of a statement's ports, loads and chains of sums, and in
-addition what these do not hide: stores, the ends of register tiles, registers that spill. Memory
-delivers what each cache lacks, at the speed of the level behind it. Core and memory overlap. This
-is the roofline of Williams, Waterman and Patterson (2009) with several roofs, as in the analytical
-models of Yotov et al. (2005, "Is search really necessary to generate high-performance BLAS?") and
-Low et al. (2016, BLIS). It ranks candidates of one workload; its seconds are a guess.
+The core time is the slowest of a statement's ports, loads and chains of sums, plus the work that
+these do not hide: stores, the ends of register tiles, registers that spill. The misses of each
+cache are delivered at the speed of the level behind it. Core and memory overlap. This is the
+roofline model of Williams, Waterman and Patterson (2009) with several ceilings, as in the
+analytical models of Yotov et al. (2005, "Is search really necessary to generate high-performance
+BLAS?") and Low et al. (2016, BLIS). It ranks candidates of one workload; its seconds are rough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Features of a candidate for the cost model: named columns, computed from its loop nest.
 
-The two heaviest statements are described in full; totals cover all statements. What spans orders of
-magnitude is a base-2 logarithm. Columns that compare a candidate with its task's default schedule
-make tasks of different size comparable. `docs/features.md` says what each column means.
+The two heaviest statements are described in full; totals cover all statements. Values that span
+orders of magnitude are base-2 logarithms. Columns that compare a candidate with its task's default
+schedule make tasks of different size comparable. `docs/features.md` says what each column means.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _NO_BUFFER = [0.0] * len(BUFFER_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a candidate's speed depends on beside its code; a cache of 0 bytes is unknown."""
+    """Facts of a machine on which a candidate's speed depends; a cache of 0 bytes is unknown."""
 
     vector_bits: int
     vector_registers: int
@@ -201,7 +201,7 @@ def nest_features(
     facts: TargetFacts,
     found: Sequence[PlacedCompute] | None = None,
 ) -> np.ndarray:
-    """The columns of a nest by itself, without comparison to a default: one row, float32.
+    """The columns of a nest alone, without comparison to a default: one row, float32.
 
     `found` are its statements, if they were counted already.
     """
@@ -226,10 +226,10 @@ class FeatureExtractor:
     """Features of one task's candidates, and estimates of their times, cached by schedule.
 
     `lower` gives the loop nest of a schedule, and raises ScheduleError if the schedule does not
-    fit. A nest with open sizes is looked at with those of each of the `points`. `timings` counts
-    the time it takes, under "features". Once `stopped` says so, no schedule is looked at any more:
-    who ranks hundreds of them for a job that is over goes on with those that are known. `effort` is
-    the share of these hundreds that the job has time for.
+    fit. A nest with open sizes is analysed at the sizes of each of the `points`. `timings` records
+    the time of the analysis, under "features". Once `stopped` returns true, no new schedule is
+    analysed, so that a ranking for an ended job finishes with the known ones. `effort` is the share
+    of the usual number of ranked candidates that the job has time for.
     """
 
     timings: Timings | None = None
@@ -273,7 +273,7 @@ class FeatureExtractor:
             return row
 
     def estimated_seconds(self, schedule: Schedule) -> float | None:
-        """Seconds by `tuner.analysis.estimate`; None where there is no row (`row`)."""
+        """Seconds by `tuner.analysis.estimate`; None if `row` gives None."""
         return None if self.row(schedule) is None else self._estimates[schedule]
 
     def rows(self, schedules: Sequence[Schedule]) -> tuple[list[Schedule], np.ndarray]:
@@ -320,7 +320,7 @@ class FeatureExtractor:
         return np.stack(rows) if self._points[0].sizes else rows[0]
 
     def _absolute(self, schedule: Schedule) -> list[_Absolute]:
-        """The columns of the nest by itself, and its estimate, at each point."""
+        """The columns of the nest alone, and its estimate, at each point."""
         nest = self._lower(schedule)
         found = []
         for point in self._points:
@@ -333,7 +333,7 @@ class FeatureExtractor:
 
 
 def _compared(ours: _Absolute, reference: _Absolute) -> np.ndarray:
-    """A row over COLUMNS: a nest by itself, and beside the default."""
+    """A row over COLUMNS: a nest alone, and relative to the default."""
     (mine, estimate), (theirs, default) = ours, reference
     size = len(_NEST_COLUMNS)
     cycles = default.core_cycles

@@ -25,7 +25,7 @@ class CacheLevel:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One core, as estimates see it, for vectors of one width. Rates are per cycle.
+    """One core, as modelled by the estimate, for vectors of one width. Rates are per cycle.
 
     Attributes:
         registers: vector registers.
@@ -33,7 +33,7 @@ class Machine:
         loads: whole vectors loaded in a cycle.
         stores: whole vectors stored in a cycle.
         in_flight: how many operations the core looks ahead.
-        page_rows: how many rows a page apart the first cache holds at once.
+        page_rows: rows at a distance of one page that the first cache holds at once.
         caches: from the first level to the third.
         core: the facts that do not depend on the width.
         tiles: the registers that hold matrices, if there are any.

@@ -78,7 +78,7 @@ def cases(loops: EnclosingLoops, vector: Axis | None, lanes: int) -> list[TileCa
 
 
 class RegisterTile:
-    """What one execution of a statement's register tile takes, whole or in part."""
+    """Cost of one execution of a statement's register tile, whole or in part."""
 
     def __init__(self, statement: ComputeCosts, in_program_order: bool, machine: Machine) -> None:
         self._statement = statement
@@ -128,8 +128,8 @@ class RegisterTile:
         )
 
     def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
-        """As `parts`, of a product in registers that hold matrices: a row of one is loaded, and
-        multiplied, at a time. The sums go through memory to what is made of them."""
+        """As `parts`, for a product in matrix registers: one row is loaded and multiplied at a
+        time. The sums go through memory to the epilogue."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         sums = statement.accumulators * case.share
         ends = sums * statement.ending
@@ -201,8 +201,8 @@ def _loads(
 def _vectors(statement: ComputeCosts, use: Use, machine: Machine) -> tuple[float, float]:
     """Shuffles and cycles of one load along the lanes.
 
-    If lanes lie a few elements apart, as many vectors are loaded and permuted into one. Lanes
-    further apart are loaded one by one.
+    If lanes have a small stride, that number of vectors is loaded and permuted into one. Lanes with
+    a larger stride are loaded one by one.
     """
     stride = use.lane_step // use.access.element_bytes
     if 1 <= stride <= statement.lanes // 2:
@@ -232,8 +232,8 @@ def _crossing(statement: ComputeCosts, use: Use) -> float:
 def _spills(statement: ComputeCosts, case: TileCase, machine: Machine) -> float:
     """Cycles for accumulators that do not fit: each step of the sum loads and stores them.
 
-    An outer product keeps a row of vectors and one broadcast beside the accumulators. Vectors that
-    only one product needs are not kept.
+    An outer product keeps a row of vectors and one broadcast in addition to the accumulators.
+    Vectors that only one product needs are not kept.
     """
     kept = statement.operands if statement.operands < statement.accumulators else 1
     held = statement.accumulators * case.share + kept + 1

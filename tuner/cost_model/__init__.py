@@ -20,7 +20,7 @@ def make_cost_model(name: str, seed: int, base: bytes = b"") -> CostModel:
     """The cost model of this name; with `base`, it goes on from this saved model.
 
     Raises:
-        ValueError: if there is none, or the base is not of its kind and feature version.
+        ValueError: the name is unknown, or the base has another kind or feature version.
     """
     known = cost_models()
     if name not in known:

@@ -70,8 +70,8 @@ class CandidateFeatures:
         self._extractors: dict[tuple[TargetFacts, SizeWeights], FeatureExtractor] = {}
 
     def of(self, measurement: Measurement) -> FeatureExtractor | None:
-        """What describes a candidate that was measured so; None if the workload cannot have these
-        sizes, or if it is not said at which it was."""
+        """The features of a candidate at its measured sizes; None if the workload cannot have these
+        sizes, or if they are unknown."""
         distribution = measurement.distribution
         target, threads = self._mode.target, self._mode.threads
         facts = target_facts(target, threads, _device(measurement))

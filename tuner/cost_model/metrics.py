@@ -16,7 +16,7 @@ from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.tuner.cost_model.protocol import Sample
 
 SAME = 0.03
-"""Times that differ by a smaller share count as equal: measurements hardly tell them apart."""
+"""Times that differ by a smaller share count as equal: measurements hardly distinguish them."""
 
 RECALL = 30
 
@@ -42,7 +42,8 @@ class Scores(JsonValue):
 
     @property
     def quality(self) -> float:
-        """One figure to compare models by: the mean of what batches and single picks depend on."""
+        """One figure to compare models by: the mean of the scores that batches and single picks
+        use."""
         return (self.pairwise + self.top1 + self.top5) / 3
 
 
@@ -96,7 +97,7 @@ def average(scores: Sequence[Scores], tasks: int | None = None) -> Scores:
     """The mean of each figure.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if no figures are given.
     """
     if not scores:
         raise ValueError("no task has enough measured candidates to judge an order by")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 NOISE = 0.05
-"""Deviation of a time, as a logarithm: times that differ by less are hardly told apart."""
+"""Deviation of a time, as a logarithm: smaller differences are hardly measurable."""
 
 FAILURE = 0.05
 """A failure counts as a candidate with this share of the best throughput."""
@@ -80,7 +80,7 @@ class AllPairs:
 def _pairs_of(size: int) -> tuple[np.ndarray, np.ndarray]:
     """The places of the first and second of each pair among `size` candidates, no pair twice.
 
-    These are all pairs, or each candidate with PARTNERS others, drawn at random but always alike.
+    These are all pairs, or each candidate with PARTNERS others, sampled with a fixed seed.
     """
     if size <= PARTNERS + 1:
         return np.triu_indices(size, 1)

@@ -1,4 +1,4 @@
-"""What search asks of a cost model."""
+"""The protocol of cost models, as search strategies use it."""
 
 from __future__ import annotations
 

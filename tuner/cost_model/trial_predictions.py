@@ -1,4 +1,4 @@
-"""What models of cost say of trials that were measured: how well they would have ranked them."""
+"""Predictions of cost models for measured trials, to judge how well they rank them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tilewright.tuner.measure.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
-    """Of one trial: seconds that were measured and that the machine's roofs suggest, and the score
-    of a cost model (higher is faster, in a scale of its own); None without a model."""
+    """Of one trial: measured seconds, seconds by the roofline estimate, and the score of a cost
+    model (higher is faster, on the model's scale); None without a model."""
 
     trial_id: str
     measured_seconds: float
@@ -43,7 +43,7 @@ def predict_trials(
     model: CostModel | None,
     enough: Callable[[], bool] = lambda: False,
 ) -> TaskPredictions:
-    """What is predicted of the trials of one record key, in their order until it is `enough`.
+    """Predict the trials of one record key, in their order until `enough` returns true.
 
     Left out are failures, and trials of devices, sizes and schedules that this release cannot
     describe.

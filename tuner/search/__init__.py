@@ -19,7 +19,7 @@ __all__ = [
 
 
 def strategies() -> dict[str, Callable[[SearchContext], SearchStrategy]]:
-    """Every strategy by name, as a function that makes one for a task."""
+    """Every strategy by name, as a function that creates it for a task."""
     return members(sys.modules[__name__], "make_search")
 
 
@@ -27,7 +27,7 @@ def make_strategy(name: str, context: SearchContext) -> SearchStrategy:
     """The strategy of this name, for one task.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if no strategy has this name.
     """
     known = strategies()
     if name not in known:

@@ -30,8 +30,8 @@ ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
 real: its mean and deviation."""
 
 RULES_SHARE, RULES_DEVIATION = 0.03, 0.03
-"""What it costs (as a logarithm) to turn a knob through its whole range, away from where the rules
-put it: mean and deviation. In tables of some 35 candidates each, of 153 constrained tasks and 272
+"""Prior cost (as a logarithm) of turning a knob through its whole range, away from its value by the
+rules: mean and deviation. In tables of some 35 candidates each, of 153 constrained tasks and 272
 others, a fifth to a quarter of the candidates that turn one or two knobs of the untuned default are
 faster than it, and a tenth of those that turn five."""
 

@@ -2,8 +2,8 @@
 
 The population is bred on predictions, which cost about a millisecond a candidate, and only its best
 members are measured (as in Ansor, Zheng et al. 2020). Until the model is trained, it is bred on
-estimates. It starts from the fastest measured candidates and from a fresh draw of every algorithm,
-so that the model alone cannot rule out an algorithm.
+estimates. It starts from the fastest measured candidates and from a fresh random sample of every
+algorithm, so that the model alone cannot rule out an algorithm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOURNAMENT = 3
 CROSSOVER = 0.3
 """Share of children with two parents; the others are mutations of one."""
 EPSILON = 0.15
-"""Chance of each candidate of a batch to be drawn at random, whatever the model says."""
+"""Probability that a candidate of a batch is random, independent of the model."""
 
 
 class Evolutionary:

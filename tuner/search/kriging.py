@@ -23,14 +23,14 @@ TASK_DEVIATION = 0.5
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1
-"""What one knob, and all knobs together, may change beyond what the opinions say."""
+"""Deviation that one knob, and all knobs together, may add to the opinions."""
 SCHEDULE_DEVIATION = 0.1
 
 NOISE = 0.01
-"""Deviation of measurements, and of what the knobs do not explain."""
+"""Deviation of measurements, and of effects that the knobs do not explain."""
 
 REACH = 0.25
-"""Share of a knob's range within which schedules are alike; any two words are this far apart."""
+"""Share of a knob's range within which schedules are alike; also the distance of any two words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a strategy remembers of its task: candidates suggested, measured, and left to draw."""
+"""Memory of a strategy about its task: candidates suggested, measured, and left to sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memory:
         return min(self.seconds.values(), default=None)
 
     def is_new(self, schedule: Schedule) -> bool:
-        """Whether nobody has suggested or measured it."""
+        """Whether it was neither suggested nor measured."""
         return schedule not in self._seen
 
     def update(self, results: Iterable[Observed]) -> None:
@@ -57,8 +57,9 @@ class Memory:
     def draw(self, count: int) -> list[Schedule]:
         """New schedules at random, every algorithm in turn; fewer if the space is used up.
 
-        The spaces of algorithms differ in size by orders of magnitude: a draw over all points would
-        hardly ever try the small ones. Schedules that are drawn and not taken may come again.
+        The spaces of algorithms differ in size by orders of magnitude: uniform sampling over all
+        points would hardly ever try the small ones. Sampled schedules that are not taken may come
+        again.
         """
         decks = self._shuffled()
         drawn: list[Schedule] = []

@@ -1,8 +1,8 @@
 """Several strategies share a task's trials; those that find faster candidates get more of them.
 
-Thompson sampling (1933) draws a member for each place of a batch: a member's chance to improve on
+Thompson sampling (1933) chooses a member for each place of a batch: a member's chance to improve on
 the best is a beta distribution over its suggestions so far, of which older ones count less. All
-members see all results.
+members get all results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Member:
 
 
 class Portfolio:
-    """Members: regression around the estimate, evolution on the model's scores, random draws."""
+    """Members: regression around the estimate, evolution on the model's scores, random search."""
 
     def __init__(self, context: SearchContext) -> None:
         self._rng = context.rng
@@ -54,7 +54,7 @@ class Portfolio:
         chosen: list[Suggestion] = []
         for number, member in enumerate(self._members):
             chosen += self._ask(member, shares[number])
-        # If members have nothing left to suggest, random draws take their places.
+        # If members have nothing left to suggest, random schedules take their places.
         return chosen + self._ask(self._members[-1], count - len(chosen))
 
     def update(self, results: Sequence[Observed]) -> None:

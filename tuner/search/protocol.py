@@ -1,4 +1,4 @@
-"""What the tune loop asks of a search strategy."""
+"""The protocol of search strategies, as the tune loop uses it."""
 
 from __future__ import annotations
 

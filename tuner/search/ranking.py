@@ -19,10 +19,10 @@ NEAR = 48
 """How many of these are steps from the fastest measured candidates."""
 
 ELITES = 8
-"""The steps start from so many of the fastest."""
+"""Number of the fastest candidates from which the steps start."""
 
 DEVIATION = 0.3
-"""Deviation of the times of a task's candidates, as a logarithm, if estimates do not tell it."""
+"""Deviation of the times of a task's candidates, as a logarithm, if estimates do not give it."""
 
 
 class Ranking:
@@ -35,12 +35,12 @@ class Ranking:
 
     @property
     def origin(self) -> str:
-        """Who ranks: `model`, or `prior` until it is trained."""
+        """Origin of the ranking: `model`, or `prior` until it is trained."""
         return "model" if self._context.model.trained else self.prior
 
     @property
     def prior(self) -> str:
-        """Who ranks before the model is trained: `estimate`, or `random` if estimates are off."""
+        """Origin before the model is trained: `estimate`, or `random` if estimates are off."""
         return "estimate" if self._context.estimates else "random"
 
     def estimates(self, schedules: Iterable[Schedule]) -> dict[Schedule, float]:
@@ -58,10 +58,10 @@ class Ranking:
         estimates: Mapping[Schedule, float],
         measured: Iterable[Schedule],
     ) -> dict[Schedule, float]:
-        """What the model expects of a pool, and of measured schedules before they were measured.
+        """Predictions of the model for a pool, and for measured schedules before their measurement.
 
-        A model that was trained on a measurement knows it by heart: only what it said before shows
-        what the model is worth. Its scores have a scale of their own. Here they are centred and
+        A model fits a measurement that it was trained on: only its earlier predictions show its
+        quality. Its scores have a scale of their own. Here they are centred and
         have the deviation of the pool's estimates, or DEVIATION if estimates are off.
         """
         if not self._context.model.trained or not pool:
@@ -101,7 +101,7 @@ class Ranking:
         return max(1, round(count * self._context.features.effort))
 
     def pool(self, memory: Memory) -> list[Schedule]:
-        """New candidates to rank: steps from the fastest, and a fresh draw."""
+        """New candidates to rank: steps from the fastest, and a fresh random sample."""
         space, rng = memory.space, self._context.rng
         elites = memory.elites(ELITES)
         count = self.most(NEAR) if elites else 0
