@@ -28,16 +28,6 @@ from benchmarks.mutations import Mutant
 SLOWEST_SECONDS = 10.0
 """A test that takes more processor time, while it is recorded, judges no mutant."""
 
-CONFINED = {
-    f"tuner/measure/{name}.py": (
-        "tests/unit/tuner/test_sandbox.py",
-        "tests/unit/tuner/test_run_sandbox.py",
-    )
-    for name in ("sandbox_main", "run_session")
-}
-"""Modules that run in a confined process, and the tests that start one: it inherits no variables
-and can write no file, so that coverage learns nothing of it."""
-
 CONTRACTS = {"service": "tests/golden/service/test_golden_contract.py"}
 """Tests that compare all that a package declares with a file, by the package's first folder. They
 read what modules made at import, and execute little of them."""
@@ -132,9 +122,7 @@ class Recordings:
             near = self._importing(mutant.path) | self._of_file(contract)
             tests.update(near, *by_line.values())
         else:
-            confined = CONFINED.get(mutant.path, ())
-            near = self._of_file(*confined)
-            tests.update(near)
+            near = set()
         turns: Counter[str] = Counter()
         keys: dict[str, tuple[bool, int, float]] = {}
         for test in sorted(tests & self._judges, key=lambda test: (self._seconds[test], test)):

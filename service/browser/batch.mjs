@@ -1,5 +1,5 @@
 // A batch of candidates: each is checked on every case, and those that agree are timed in turns. The
-// statistics are those of tuner/measure/race.py.
+// statistics are those of tuner/measure/harness/race.c.
 
 import {compare, haloIsZero, pack, readNpy, unpack} from "./arrays.mjs";
 import {Code, Kernel, clockTick, evict, now, runsFor, sampleSeconds, sleep, timed, warm} from "./code.mjs";

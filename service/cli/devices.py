@@ -18,7 +18,6 @@ from tilewright.service.cli.common import (
 )
 from tilewright.service.cli.serving import (
     CoresOption,
-    PythonOption,
     SandboxMibOption,
     SandboxUsersOption,
     as_arguments,
@@ -236,7 +235,6 @@ def link(
 
 
 def check(
-    python: PythonOption = None,
     sandbox_users: SandboxUsersOption = None,
     sandbox_mib: SandboxMibOption = None,
     cores: CoresOption = None,
@@ -248,8 +246,6 @@ def check(
     """
     from tilewright.service.worker.process import main
 
-    arguments = as_arguments(
-        python=python, sandbox_users=sandbox_users, sandbox_mib=sandbox_mib, cores=cores
-    )
+    arguments = as_arguments(sandbox_users=sandbox_users, sandbox_mib=sandbox_mib, cores=cores)
     if status := main(["--check", *["--json"] * as_json, *arguments]):
         raise typer.Exit(status)

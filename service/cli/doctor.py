@@ -21,11 +21,11 @@ def doctor(
     """
     from tilewright.service.cli.common import load_settings
     from tilewright.service.doctor import check_installation
-    from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
-    from tilewright.tuner.measure.sandbox import Sandbox
+    from tilewright.service.worker.check import check_device, exit_status, report
+    from tilewright.tuner.measure.harness.local import local_readings
 
     findings = check_installation(load_settings())
-    findings += check_device(Path("/"), (), sandbox_probe(lambda: Sandbox("doctor")))
+    findings += check_device(Path("/"), (), local_readings)
     say(report(findings, as_json))
     if status := exit_status(findings):
         raise typer.Exit(status)

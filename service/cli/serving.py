@@ -282,9 +282,6 @@ def _watch_parent(stop: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-PythonOption = Annotated[
-    str | None, typer.Option("--python", help="Command that runs the sandbox's Python")
-]
 SandboxUsersOption = Annotated[
     str | None,
     typer.Option("--sandbox-users", help="Users that candidates run as: FIRST-LAST, or none"),
@@ -314,7 +311,6 @@ def worker(
     spool: Annotated[
         Path | None, typer.Option("--spool", help="Folder of unreported results and the cache")
     ] = None,
-    python: PythonOption = None,
     sandbox_users: SandboxUsersOption = None,
     sandbox_mib: SandboxMibOption = None,
     cores: CoresOption = None,
@@ -337,7 +333,6 @@ def worker(
         token_file=token_file,
         name=name,
         spool=spool,
-        python=python,
         sandbox_users=sandbox_users,
         sandbox_mib=sandbox_mib,
         cores=cores,

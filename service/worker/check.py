@@ -20,7 +20,7 @@ from tilewright.compiler.targets.device import DeviceFacts, available_cores
 from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.heat import Heat
-from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.speed import ARITHMETIC_LIMIT, MEMORY_LIMIT, Speed
 
 LEAST_BYTES = 128 << 20
@@ -68,23 +68,8 @@ class DeviceFinding:
 
 
 Probe = Callable[[int], Sequence[Speed]]
-"""Times the reference kernel so many times, where candidates run. Raises OSError, RuntimeError."""
-
-
-def sandbox_probe(sandbox: Callable[[], Sandbox]) -> Probe:
-    """Times kernels in a sandbox of its own, made when it is asked to."""
-
-    def probe(count: int) -> Sequence[Speed]:
-        opened, found = sandbox(), []
-        try:
-            for _ in range(count):
-                opened.probe()
-                found += [] if opened.speed.last is None else [opened.speed.last]
-        finally:
-            opened.close()
-        return found
-
-    return probe
+"""Times the reference kernel so many times, where candidates run. Raises HarnessError, OSError,
+RuntimeError."""
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:
@@ -249,6 +234,8 @@ def _load(root: Path) -> DeviceFinding:
 def _noise(probe: Probe) -> DeviceFinding:
     try:
         speeds = probe(PROBES)
+    except HarnessError as error:
+        return DeviceFinding("noise", Grade.WRONG, str(error))
     except (OSError, RuntimeError) as error:
         do = "install the release of the service on this device: pip install tilewright"
         return DeviceFinding("noise", Grade.WRONG, f"the sandbox does not start: {error}", do)

@@ -1,20 +1,15 @@
-"""Whether heat or a weak power supply slows the device down, as its operating system says it, and
-waiting until that is over: what is measured meanwhile is the cooling's speed, not the code's.
+"""Whether heat or a weak power supply slows the device down, as its operating system says it.
+
+The harness looks for the same reasons before each request, and waits until they are over (heat.c).
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from tilewright.compiler.targets.core_kinds import read_integer, read_text
-
-LONGEST_WAIT_SECONDS = 180.0
-"""A lease's work waits so long at most."""
-
-LOOK_SECONDS = 1.0
 
 FULL_CLOCK = 0.95
 """Below this share of its highest clock, a processor that is told to run at that is slowed down."""
@@ -96,47 +91,3 @@ class Heat:
             if number.isdecimal() and (not self._cores or int(number) in self._cores):
                 found[int(number)] = folder
         return [found[number] for number in sorted(found)]
-
-
-class CoolingDown:
-    """Waits before work while the device is slowed down.
-
-    What outlasts a whole wait is not waited for again until it has been over: it may be for ever,
-    such as a limit that somebody set.
-
-    Args:
-        reason: what slows the device down just now; "": nothing.
-    """
-
-    def __init__(
-        self,
-        reason: Callable[[], str],
-        log: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._reason = reason
-        self._log = log
-        self._clock = clock
-        self._in_vain = False
-
-    def wait(self, pause: Callable[[float], bool]) -> None:
-        """Return when nothing slows the device down, or waiting is no use.
-
-        Args:
-            pause: waits so many seconds; true where the work is not wanted any more.
-        """
-        reason = self._reason()
-        if not reason:
-            self._in_vain = False
-        if not reason or self._in_vain:
-            return
-        self._log(f"the device is slowed down and work waits: {reason}")
-        started = self._clock()
-        while reason and self._clock() - started < LONGEST_WAIT_SECONDS:
-            if pause(LOOK_SECONDS):  # that was no whole wait
-                self._log(f"after {self._clock() - started:.0f} seconds, nobody waits for the work")
-                return
-            reason = self._reason()
-        self._in_vain = bool(reason)
-        outcome = f"it is still so: {reason}" if reason else "it is over"
-        self._log(f"after {self._clock() - started:.0f} seconds, {outcome}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.held_lease import Hand, HeldLease, Log
-from tilewright.service.worker.local_harness import Harness
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost
+from tilewright.tuner.measure.harness.driver import Blob, Harness
 from tilewright.tuner.measure.wire import ProtocolError
 
 
@@ -62,13 +63,10 @@ class Measuring:
         def cancelled() -> bool:
             return hand.stopping.is_set() or all(work.lost.is_set() for work in together)
 
-        def pause(seconds: float) -> bool:
-            return hand.stopping.wait(seconds) or cancelled()
-
         if not cancelled():
             requests = [work.request for work in together]
             try:
-                results = self._harness.work(requests, hand.cache.verified, cancelled, pause)
+                results = self._harness.work(requests, _bytes_in(hand.cache), cancelled)
             except DeviceLost:
                 raise
             except (OSError, RuntimeError, ValueError) as error:
@@ -128,3 +126,8 @@ class Measuring:
                 self._hand.away = False
                 self._hand.changed.notify_all()
             return
+
+
+def _bytes_in(cache: BlobCache) -> Blob:
+    """The bytes of a digest, compared with it."""
+    return lambda digest: cache.verified(digest).read_bytes()

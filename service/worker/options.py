@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import NoReturn
 from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.compiler.targets.detection import core_kinds, core_label, core_name
 from tilewright.compiler.targets.device import available_cores
-from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, parse_python
+from tilewright.tuner.measure.harness.driver import SANDBOX_USERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,7 @@ class WorkerOptions:
     spool: Path
     targets: tuple[str, ...] = ()
     cache_bytes: int = 1 << 30
-    python: tuple[str, ...] = THIS_PYTHON
-    sandbox_users: tuple[int, int] | None = None  # first and last; the worker is root
+    sandbox_users: tuple[int, int] | None = SANDBOX_USERS  # where the harness is root
     sandbox_bytes: int = 0  # 0: as much as the machine has
     cores: tuple[int, ...] = ()
     service_key: str | None = None  # of the service; else the one that it had when first met
@@ -37,17 +35,11 @@ class WorkerOptions:
     via: str = ""  # a command that reaches the device; else it is this machine
 
 
-LEAST_SANDBOX_MIB = 1024
-"""A Python with NumPy, a pool of threads and the buffers of a small batch."""
-
-LEAST_HARNESS_MIB = 64
-"""The same without Python."""
+LEAST_SANDBOX_MIB = 64
+"""The harness, a pool of threads and the buffers of a small batch."""
 
 KEY_BYTES = 32
 """Of a public key."""
-
-SANDBOX_USERS = "61000-61255"
-"""Numbers that no distribution gives to anybody: one for each worker process of a machine."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,17 +105,11 @@ def parse_arguments(
         "--cache-mib", type=int, default=1024, help="size of the cache of expected outputs"
     )
     parser.add_argument(
-        "--python",
-        default=environment.get("TILEWRIGHT_PYTHON", ""),
-        help="command that runs the Python of the sandbox, of one or more words "
-        "(or TILEWRIGHT_PYTHON; default: the Python of this process)",
-    )
-    parser.add_argument(
         "--sandbox-users",
-        default=environment.get("TILEWRIGHT_SANDBOX_USERS", SANDBOX_USERS),
+        default=environment.get("TILEWRIGHT_SANDBOX_USERS", "{}-{}".format(*SANDBOX_USERS)),
         metavar="FIRST-LAST",
-        help="numbers of users that candidates run as, one for each worker, where the worker is "
-        f"root; 'none': as root (or TILEWRIGHT_SANDBOX_USERS; default: {SANDBOX_USERS})",
+        help="numbers of users that candidates run as, one for each harness, where that is root; "
+        "'none': as root (or TILEWRIGHT_SANDBOX_USERS; default: {}-{})".format(*SANDBOX_USERS),
     )
     parser.add_argument(
         "--sandbox-mib",
@@ -167,22 +153,16 @@ def parse_arguments(
         parser.error("--token or --token-file is needed")
     if given.cache_mib < 1:
         parser.error("--cache-mib: must be at least 1")
-    least = LEAST_HARNESS_MIB if given.via else LEAST_SANDBOX_MIB
-    if given.sandbox_mib < 0 or 0 < given.sandbox_mib < least:
-        parser.error(f"--sandbox-mib: must be at least {least}")
-    if given.via and (given.python or given.cores):
-        name = "--python" if given.python else "--cores"
-        parser.error(f"{name} is for a device that is this machine, and does not go with --via")
+    if given.sandbox_mib < 0 or 0 < given.sandbox_mib < LEAST_SANDBOX_MIB:
+        parser.error(f"--sandbox-mib: must be at least {LEAST_SANDBOX_MIB}")
+    if given.via and given.cores:
+        parser.error("--cores is for a device that is this machine, and does not go with --via")
     if given.service_key and len(of_base64(given.service_key)) != KEY_BYTES:
         parser.error(f"--service-key: '{given.service_key}' is no public key")
     try:
         users, cores = _users(given.sandbox_users), _cores(given.cores, root)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        python = parse_python(given.python)
-    except InterpreterError as error:
-        parser.error(f"--python: {error}")
     return WorkerOptions(
         given.server,
         token,
@@ -190,8 +170,7 @@ def parse_arguments(
         given.spool,
         tuple(given.target),
         given.cache_mib << 20,
-        python,
-        users if os.geteuid() == 0 else None,
+        users,
         given.sandbox_mib << 20,
         cores,
         given.service_key or None,

@@ -4,9 +4,9 @@
 
 Three threads: one claims leases and fetches what they need (`claiming`), so that the device never
 waits for the network; the main one has a harness measure them (`measuring`); one reports results
-and renews leases (`reporting`). What they share is in `hand`. The harness is that of this machine
-(`local_harness`), or of a device that a command reaches (`remote_harness`). It needs the standard
-library and NumPy alone.
+and renews leases (`reporting`). What they share is in `hand`. The harness
+(`tuner.measure.harness`) runs on this machine, or on a device that a command reaches. It needs the
+standard library and NumPy alone.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tilewright.service.sentences import one_sentence
 from tilewright.service.worker.cache import BlobCache
-from tilewright.service.worker.check import check_device, exit_status, report, sandbox_probe
+from tilewright.service.worker.check import check_device, exit_status, report
 from tilewright.service.worker.claiming import Claimer
+from tilewright.service.worker.condition import device_condition
+from tilewright.service.worker.facts import device_facts, registration_facts
 from tilewright.service.worker.held_lease import Hand, Log
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
-from tilewright.service.worker.local_harness import Harness, LocalHarness, memory_bytes
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, Reporter
 from tilewright.service.worker.secrecy import hide_secrets
 from tilewright.service.worker.state import StateFolder
-from tilewright.tuner.measure.confinement import Confinement
-from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError
-from tilewright.tuner.measure.harness.driver import RemoteHarness
-from tilewright.tuner.measure.interpreter import THIS_PYTHON, InterpreterError, check_python
-from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.harness.build import HarnessError, harness_folder
+from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost
+from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
+from tilewright.tuner.measure.harness.local import HERE
 
 END_SECONDS = 10.0
 """How long the worker's end waits for its threads."""
@@ -51,14 +54,15 @@ class Worker:
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
         self._hand = Hand(self._files, BlobCache(self._files.blobs, options.cache_bytes))
-        self._harness = _harness(options, self._files, log)
+        self._harness = _harness(options, log)
         facts = self._harness.facts()
         self._registration = Registration(
             options, api, self._files, facts, self._hand.stopping, log
         )
-        self._reporter = Reporter(api, self._registration, self._hand, self._harness.state, log)
+        state = self._harness.state if options.via else self._state_here
+        self._reporter = Reporter(api, self._registration, self._hand, state, log)
         self._claimer = Claimer(
-            api, self._registration, self._hand, self._reporter, memory_bytes(facts), log
+            api, self._registration, self._hand, self._reporter, _memory_bytes(facts), log
         )
         self._failure: Refused | Distrusted | OSError | None = None
 
@@ -97,6 +101,10 @@ class Worker:
             self._files.close()
         if self._failure is not None:
             raise self._failure
+
+    def _state_here(self) -> Mapping[str, Any]:
+        """The harness's state; Python reads more sensors of this machine than the harness does."""
+        return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
         """Report what an earlier life finished, give back what it did not."""
@@ -141,29 +149,35 @@ class Worker:
 def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
     """What reaches the device; neither of them sees a token. Raises ViaError."""
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
-    return DeviceCommand(options.via, options.spool.absolute() / "harness", log, seen)
+    own = options.spool.absolute() / "harness"
+    built = harness_folder(os.environ, own)
+    return DeviceCommand(options.via or HERE, built, log, seen, own / "device")
 
 
-def _harness(options: WorkerOptions, files: StateFolder, log: Log) -> Harness:
+def _memory_bytes(facts: Mapping[str, Any]) -> int:
+    """Of a device, from its facts; 0 where it is unknown."""
+    found = facts.get("memory_bytes")
+    return found if isinstance(found, int) else 0
+
+
+def _limits(options: WorkerOptions) -> HarnessLimits:
+    cores = options.cores
+    return HarnessLimits(
+        options.cache_bytes, options.sandbox_bytes, options.sandbox_users, cores, not cores
+    )
+
+
+def _harness(options: WorkerOptions, log: Log) -> Harness:
     """That of this machine, or of the device that a command reaches. Raises ViaError."""
     if options.via:
-        via = _command(options, log)
-        return RemoteHarness(via, options.cache_bytes, options.sandbox_bytes, log)
-    confinement = _confinement(options, files.number, str(files.blobs))
-    return LocalHarness(options.python, confinement, options.cores, log)
-
-
-def _confinement(options: WorkerOptions, number: int, folder: str) -> Confinement:
-    """Of the worker of this number on its machine."""
-    user = None
-    if options.sandbox_users is not None:
-        first, last = options.sandbox_users
-        user = first + number % (last - first + 1)
-    return Confinement(user, options.sandbox_bytes, options.cores, folder)
+        limits = replace(_limits(options), all_cores=False)
+        return Harness(_command(options, log), limits, log)
+    facts, device = registration_facts(options.cores), device_facts(options.cores)
+    return Harness(_command(options, log), _limits(options), log, facts, device)
 
 
 def _check(options: WorkerOptions, log: Log) -> int:
-    """Look at the device; the exit status says what was found. Raises ViaError, DeviceLost."""
+    """Look at the device; the exit status says what was found. Raises HarnessError, DeviceLost."""
     if options.via:
         started = _command(options, log).start(
             ["--check", *(["--json"] if options.as_json else [])]
@@ -171,9 +185,8 @@ def _check(options: WorkerOptions, log: Log) -> int:
         found, _ = started.process.communicate()
         print(found.decode(errors="replace"), end="")
         return started.process.returncode
-    confinement = _confinement(options, 0, "")
-    probe = sandbox_probe(lambda: Sandbox("check", python=options.python, confinement=confinement))
-    findings = check_device(Path("/"), options.cores, probe)
+    with closing(_harness(options, log)) as harness:
+        findings = check_device(Path("/"), options.cores, harness.readings)
     print(report(findings, options.as_json))
     return exit_status(findings)
 
@@ -191,16 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.token:
         hide_secrets(options.token, log)
     try:
-        if options.python != THIS_PYTHON:
-            check_python(options.python)
         if options.check:
             return _check(options, log)
         worker = Worker(options, log)
-    except InterpreterError as error:
-        log(f"--python: {error}")
-        return 1
-    except ViaError as error:
-        log(f"--via: {error}")
+    except HarnessError as error:
+        log(f"--via: {error}" if options.via else str(error))
         return 1
     except DeviceLost as error:
         log(str(error))

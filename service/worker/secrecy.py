@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
+from pathlib import Path
 
 from tilewright.service.worker.held_lease import Log
-from tilewright.tuner.measure import linux
+
+_PR_SET_DUMPABLE = 4
 
 
 def hide_secrets(token: str, log: Log) -> None:
@@ -13,8 +17,36 @@ def hide_secrets(token: str, log: Log) -> None:
     if sys.platform != "linux":
         return
     try:
-        linux.hide()
-        if not linux.hide_argument(token):
+        hide_process()
+        if not hide_argument(token):
             log("the token can be read in the process list: give it with --token-file")
     except (OSError, ValueError, IndexError) as error:
         log(f"the token may be read by other processes of this user: {error}")
+
+
+def hide_process() -> None:
+    """Let nobody but root read this process's memory, environment and files in /proc.
+
+    Raises OSError.
+    """
+    arguments = (ctypes.c_ulong(0) for _ in range(4))
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, *arguments) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def hide_argument(secret: str) -> bool:
+    """Blank a secret in this process's command line, which every user may read.
+
+    Returns whether none of it is left there.
+    """
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    wanted = secret.encode()
+    while start and wanted:
+        place = ctypes.string_at(start, end - start).find(wanted)
+        if place < 0:
+            break
+        ctypes.memset(start + place, ord("*"), len(wanted))
+    return wanted not in Path("/proc/self/cmdline").read_bytes()

@@ -81,21 +81,6 @@ class Service:
         """The files of the database, with what is not yet in its main one."""
         return sorted((self._folder / "data").glob("*.db*"))
 
-    def start_worker(self, emulated: Emulated, name: str, *options: str) -> None:
-        """A worker on the machine, once it is registered; it runs its sandbox there too."""
-        command = [
-            *(*emulated.python, "-m", "tilewright.service.worker", "--name", name),
-            *("--python", shlex.join(emulated.python)),
-            *("--server", self.url, "--token-file", str(self._folder / "data/token")),
-            *("--spool", str(self._folder / f"spool-{name}"), *options),
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(emulated.packages)}
-        if emulated.packages != SOURCE:
-            # its copy of the packages may be compiled, which takes an emulator seconds each time
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        self._start(name, command, environment, emulated.packages)
-        self._until(lambda: name in self._names(), name)
-
     def start_via(
         self, emulated: Emulated, put_harness: Callable[[str, Path], str], name: str
     ) -> None:
@@ -105,12 +90,12 @@ class Service:
             put_harness: puts the harness for an architecture into a folder; what `--via` calls it.
         """
         spool = self._folder / f"spool-{name}"
-        target = put_harness(emulated.machine.architecture, spool / "harness")
+        target = put_harness(emulated.machine.architecture, spool / "tilewright" / "harness")
         via = shlex.join([*emulated.python[:-1], f"{{{target}}}"])
         command = [sys.executable, "-m", "tilewright.service.worker", "--via", via]
         command += ["--name", name, "--server", self.url, "--spool", str(spool)]
         command += ["--token-file", str(self._folder / "data/token")]
-        self._start(name, command, dict(os.environ))
+        self._start(name, command, {**os.environ, "XDG_CACHE_HOME": str(spool)})
         self._until(lambda: name in self._names(), name)
 
     def run(self, *arguments: str, seconds: float = 240.0) -> str:

@@ -19,7 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.devices.conftest import ALL_MACHINES, Service
 from tests.devices.emulators import Emulated
+from tests.devices.harnesses import put_harness
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, HASWELL, RISCV64, Machine
+from tests.devices.packages import UnavailableError
 from tilewright.compiler.targets.device import find_device
 from tilewright.service.api.schemas.lookups import LookupRequest
 
@@ -86,7 +88,10 @@ def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_p
     model, artifact = tmp_path / "small.onnx", tmp_path / "artifact"
     save_model(model)
     worker = f"{machine.name}-board"
-    service.start_worker(emulated, worker)
+    try:
+        service.start_via(emulated, put_harness, worker)
+    except UnavailableError as error:
+        pytest.skip(str(error))
 
     printed = service.run(
         *("job", "submit", str(model), "--target", worker, "--trials", str(TRIALS)),

@@ -128,8 +128,6 @@ DEVICE_SIDE = (
     "tuner.measure.wire",
     "tuner.measure.job_queue",
     "tuner.measure.harness",
-    "tuner.measure.sandbox",
-    "tuner.measure.sandbox_main",
     "service.worker",
 )
 DEVICE_LIBRARIES = {"numpy"}

@@ -1,41 +1,59 @@
-"""The runner on this machine: a thread that feeds a sandboxed child process."""
+"""The runner on this machine: a thread that drives a harness."""
 
 from __future__ import annotations
 
+import logging
 import queue
-import shutil
-import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright.compiler.targets.detection import named_device
-from tilewright.tuner.measure.confinement import Confinement
+from tilewright.tuner.measure.harness.build import HarnessError
+from tilewright.tuner.measure.harness.driver import Blob, Bytes, WorkResult
+from tilewright.tuner.measure.harness.local import harness_here
 from tilewright.tuner.measure.job_queue import JobQueue
 from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.sandbox import Sandbox
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request that waits for the harness; `done` takes the result of a run."""
+
+    request: Request
+    blobs: Mapping[str, Bytes]
+    done: Future[RunResult] | None = None
 
 
 class LocalRunner:
     """Measures requests one after the other, in the order of submission.
 
-    `device` is kept with every measurement; by default what the machine says of itself.
+    Args:
+        worker: the name in measurements.
+        device: facts that are kept with every measurement; by default those of this machine.
+
+    Raises:
+        HarnessError: if this machine has no harness; the message says what to do.
     """
 
     def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tilewright-runner-"))
-        self._sandbox = Sandbox(
-            worker,
-            named_device().brief().to_json() if device is None else device,
-            confinement=Confinement(folder=str(self._folder)),
-        )
         self._worker = worker
-        self._queue: JobQueue[MeasureRequest] = JobQueue(lambda request: request)
+        self._stack = ExitStack()
+        known = named_device().brief().to_json() if device is None else device
+        self._harness = self._stack.enter_context(harness_here(_log.debug, known))
+        self._queue: JobQueue[_Work] = JobQueue(lambda work: work.request)
         self._finished: queue.Queue[MeasureResult] = queue.Queue()
         self._results: dict[str, MeasureResult | None] = {}
         self._cancelled: set[str] = set()
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="local-runner", daemon=True)
         self._thread.start()
@@ -49,7 +67,8 @@ class LocalRunner:
     @property
     def speed(self) -> dict[str, Any] | None:
         """How fast this machine is, as `SpeedWatch.status` says; None before the first batch."""
-        return self._sandbox.speed.status()
+        speed: dict[str, Any] | None = self._harness.state()["speed"]
+        return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
         """Queue a request. One that was measured before gives its result again.
@@ -63,11 +82,17 @@ class LocalRunner:
                     self._finished.put(finished)
                 return
             self._results[request.request_id] = None
-        for digest in request.digests:
-            path = self._path(digest)
-            if not path.exists():
-                path.write_bytes(blobs[digest])
-        self._queue.put(request)
+        self._queue.put(_Work(request, blobs))
+
+    def run(self, request: RunRequest, blobs: Mapping[str, Bytes]) -> RunResult:
+        """Run whole programs, after the requests that were queued before; waits for the result.
+
+        Raises:
+            OSError, RuntimeError, ValueError, HarnessError: if the harness cannot do it.
+        """
+        done: Future[RunResult] = Future()
+        self._queue.put(_Work(request, blobs, done))
+        return done.result()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
         results = []
@@ -91,39 +116,62 @@ class LocalRunner:
 
     def close(self) -> None:
         self.cancel()
+        self._closing.set()
         self._queue.close()
         self._thread.join(timeout=30)
-        self._sandbox.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _path(self, digest: str) -> Path:
-        return self._folder / digest
+        self._stack.close()
 
     def _serve(self) -> None:
-        while requests := self._queue.take():
-            results = self._measure(requests)
-            with self._lock:
-                for result in results:
-                    self._results[result.request_id] = result
-                    self._finished.put(result)
-            for request in requests:
-                # No other request uses the library; references are shared.
-                self._path(request.library_digest).unlink(missing_ok=True)
+        while works := self._queue.take():
+            match works:
+                case [_Work(RunRequest() as request, blobs, Future() as done)]:
+                    self._run(request, blobs, done)
+                case _:
+                    self._measure(works)
 
-    def _measure(self, requests: Sequence[MeasureRequest]) -> list[MeasureResult]:
+    def _run(
+        self, request: RunRequest, blobs: Mapping[str, Bytes], done: Future[RunResult]
+    ) -> None:
+        try:
+            (result,) = self._work([request], blobs.__getitem__, self._closing.is_set)
+        except (OSError, RuntimeError, ValueError, HarnessError) as error:
+            done.set_exception(error)
+            return
+        if not isinstance(result, RunResult):
+            result = RunResult(request.request_id, RunStatus.CANCELLED, "cancelled")
+        done.set_result(result)
+
+    def _measure(self, works: Sequence[_Work]) -> None:
+        requests = [w.request for w in works if isinstance(w.request, MeasureRequest)]
+        blobs = {digest: data for work in works for digest, data in work.blobs.items()}
+
         def cancelled() -> bool:
             with self._lock:
                 return self._cancelled.issuperset(request.request_id for request in requests)
 
+        error = "cancelled"
+        results: Sequence[WorkResult | None] = [None] * len(requests)
+        status = Status.CANCELLED
         try:
-            return self._sandbox.measure(requests, self._path, cancelled)
-        except (OSError, RuntimeError) as error:
-            return [_lost(request, self._worker, str(error)) for request in requests]
+            if not cancelled():
+                results = self._work(requests, blobs.__getitem__, cancelled)
+        except (OSError, RuntimeError, ValueError, HarnessError) as failure:
+            error, status = str(failure), Status.WORKER_LOST
+        with self._lock:
+            for request, result in zip(requests, results, strict=True):
+                if not isinstance(result, MeasureResult):
+                    result = _unmeasured(request, Measurement(status, error, worker=self._worker))
+                self._results[request.request_id] = result
+                self._finished.put(result)
+
+    def _work(
+        self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
+    ) -> Sequence[WorkResult | None]:
+        self._harness.begin(self._worker)
+        return self._harness.work(requests, blob, cancelled)
 
 
-def _lost(request: MeasureRequest, worker: str, error: str) -> MeasureResult:
-    """The result of a request that the machine itself could not run."""
-    lost = Measurement(Status.WORKER_LOST, error, worker=worker)
-    return MeasureResult(
-        request.request_id, tuple((c.trial_id, lost) for c in request.candidates), worker
-    )
+def _unmeasured(request: MeasureRequest, measurement: Measurement) -> MeasureResult:
+    """The result of a request that was cancelled, or that the machine itself could not run."""
+    names = ((c.trial_id, measurement) for c in request.candidates)
+    return MeasureResult(request.request_id, tuple(names), measurement.worker)

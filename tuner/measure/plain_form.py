@@ -21,6 +21,7 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, strides
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec, KernelSpec
 from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json
 from tilewright.tuner.measure.model_runs import draw_inputs
@@ -51,7 +52,7 @@ class PlainForms:
         self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
 
     def spelled_out(
-        self, request: Request, blob: Callable[[str], bytes]
+        self, request: Request, blob: Callable[[str], bytes | memoryview]
     ) -> tuple[Request, Mapping[str, bytes]]:
         """The request with its plan, and the blobs that it names besides.
 
@@ -69,7 +70,7 @@ class PlainForms:
             return self.batch(request)
         if isinstance(request.work, SpeedsWork):
             return request, {}
-        texts = [blob(each.program) for each in request.programs]
+        texts = [bytes(blob(each.program)) for each in request.programs]
         programs = [program_from_json(json.loads(text)) for text in texts]
         _check_size(sum(prod(port.shape) for program in programs for port in program.inputs))
         given = [
@@ -95,6 +96,8 @@ class PlainForms:
 
     def _kernel(self, spec: KernelSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
         known = dict(case.sizes)
+        if absent := [d.name for d in spec.sizes if d.name not in known]:
+            raise ValueError(f"kernel '{spec.name}': nobody says what dimension '{absent[0]}' is")
         sizes = tuple(known[d.name] for d in spec.sizes)
         numbers = [size // d.multiple for d, size in zip(spec.sizes, sizes, strict=True)]
         spec = spec.at(sizes)
@@ -152,7 +155,7 @@ def plain_programs(
         given: of each program, the arrays of inputs that are not random.
 
     Raises:
-        ValueError: if a program has open sizes.
+        ValueError: if a program has open sizes, or would reach outside its memory.
     """
     blobs: dict[str, bytes] = {}
     pairs = zip(programs, given, strict=True)
@@ -163,8 +166,11 @@ def plain_programs(
 def _program(
     program: Program, seed: int, given: Mapping[str, np.ndarray], blobs: dict[str, bytes]
 ) -> dict[str, Any]:
-    if program.dimensions or program.rooms:
+    if program.dimensions:
         raise ValueError(f"program '{program.name}' has open sizes, which need a device with NumPy")
+    if program.rooms:
+        program = program.at({})  # no room is stated
+    check_program(program)
     encoded = encode(program)
     drawn = {**draw_inputs(program.inputs, seed), **given}
     arrays = {name: np.ascontiguousarray(array).tobytes() for name, array in drawn.items()}

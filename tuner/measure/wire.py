@@ -256,7 +256,7 @@ def array_to_bytes(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def array_of_bytes(data: bytes) -> np.ndarray:
+def array_of_bytes(data: bytes | memoryview) -> np.ndarray:
     """An array from the bytes of an .npy file, without pickles. Raises ValueError."""
     array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
     return array

@@ -19,7 +19,7 @@ from benchmarks.mutant_recorder import Recording
 from benchmarks.mutant_report import Judged, Outcome, report
 from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_swap import Functions, differing_functions
-from benchmarks.mutant_tests import CONFINED, Recordings, logical_line
+from benchmarks.mutant_tests import Recordings, logical_line
 from benchmarks.mutants import JUDGES, Judge, run
 from benchmarks.mutations import LONGEST_CHANGE, Mutant, change, sample
 from benchmarks.report import Origin
@@ -415,5 +415,4 @@ def test_a_report_counts_and_keeps_what_was_read() -> None:
     assert "- `a.py:3` `3 -> 4`: not executed\n" in text
     assert "4 of 5 mutants, drawn from 9 places" in text
     paths = [path for package, tests in JUDGES.items() for path in (package, *tests)]
-    paths += [path for module, tests in CONFINED.items() for path in (module, *tests)]
     assert [path for path in paths if not (ROOT / path).exists()] == []

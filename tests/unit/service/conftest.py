@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from tests.databases import lay_database
 from tests.logs import plain_logs
 from tests.unit.service.tuners import LocalWorker, model_bytes
-from tests.unit.service.workers import FakeSandbox, Running
+from tests.unit.service.workers import FakeHarness, Running
 from tests.unit.tuner.fakes import FakeBuilder
 from tilewright.db.storage import Storage
 from tilewright.db.stores import blame
@@ -33,7 +33,7 @@ from tilewright.service.jobs.process import tuner_process
 from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
-from tilewright.service.worker import local_harness as worker_module
+from tilewright.service.worker import process as worker_process
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.tuner.measure.harness.build import build, host_compiler
 
@@ -165,14 +165,14 @@ def server(settings: Settings, storage: Storage, owner: str) -> Iterator[LiveSer
 
 
 @pytest.fixture
-def sandbox(monkeypatch: pytest.MonkeyPatch) -> type[FakeSandbox]:
-    FakeSandbox.measured = []
-    FakeSandbox.closed = False
-    FakeSandbox.gate = threading.Event()
-    FakeSandbox.gate.set()
-    FakeSandbox.started = threading.Event()
-    monkeypatch.setattr(worker_module, "Sandbox", FakeSandbox)
-    return FakeSandbox
+def harness(monkeypatch: pytest.MonkeyPatch) -> type[FakeHarness]:
+    FakeHarness.measured = []
+    FakeHarness.closed = False
+    FakeHarness.gate = threading.Event()
+    FakeHarness.gate.set()
+    FakeHarness.started = threading.Event()
+    monkeypatch.setattr(worker_process, "Harness", FakeHarness)
+    return FakeHarness
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def options(server: LiveServer, owner: str, tmp_path: Path) -> WorkerOptions:
 
 
 @pytest.fixture
-def start(options: WorkerOptions, sandbox: type[FakeSandbox]) -> Iterator[Callable[[], Running]]:
+def start(options: WorkerOptions, harness: type[FakeHarness]) -> Iterator[Callable[[], Running]]:
     started: list[Running] = []
 
     def begin() -> Running:

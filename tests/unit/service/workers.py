@@ -1,11 +1,10 @@
-"""Workers in threads, whose sandbox is a stand-in."""
+"""Workers in threads, whose harness is a stand-in."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.measured import SPEEDS, honest
@@ -15,77 +14,82 @@ from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.service.worker.http import Distrusted, Refused
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.process import Worker
-from tilewright.tuner.measure.confinement import ON, Confinement, Guards, SandboxGuard
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
+from tilewright.tuner.measure.harness.command import DeviceCommand
+from tilewright.tuner.measure.harness.driver import HarnessLimits, WorkResult
+from tilewright.tuner.measure.job_queue import MOST_TOGETHER
+from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.speed import SpeedWatch
-from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
+from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest
 
 TARGET = known_targets()["x86-64-v3"].key
 LIBRARY, REFERENCE = b"a shared object", b"an expected output"
 
 
-class FakeSandbox:
+class FakeHarness:
     """Counts measurements; `gate` holds them up, once they have `started`."""
 
     measured: list[str] = []  # noqa: RUF012 - reset by the fixture
     gate = threading.Event()
     started = threading.Event()
     closed = False
-    confinement: Confinement
+    limits: HarnessLimits
+    most_together = MOST_TOGETHER
 
     def __init__(
-        self, worker: str, device: Any, python: Sequence[str], confinement: Confinement
-    ) -> None:
-        FakeSandbox.confinement = confinement
-        self._worker = worker
-        self.speed = SpeedWatch()
-
-    def guards(self) -> Guards:
-        return {SandboxGuard.LIMITS: ON, SandboxGuard.NETWORK: "there is none for it"}
-
-    def probe(self) -> None:
-        self.speed.take(0.25, 0.5)
-
-    def measure(
         self,
-        requests: Sequence[MeasureRequest],
-        blob: Callable[[str], Path],
+        command: DeviceCommand,
+        limits: HarnessLimits,
+        log: Callable[[str], None],
+        facts: Mapping[str, Any],
+        device: Mapping[str, Any],
+    ) -> None:
+        FakeHarness.limits = limits
+        self._log = log
+        self._facts = facts
+        self._worker = ""
+        self._watch = SpeedWatch()
+
+    def facts(self) -> Mapping[str, Any]:
+        return self._facts
+
+    def state(self) -> Mapping[str, Any]:
+        return {"speed": self._watch.status(), "condition": None}
+
+    def begin(self, worker_id: str) -> None:
+        self._worker = worker_id
+
+    def look(self) -> None:
+        if self._watch.last is None:
+            self._watch.take(0.25, 0.5)
+
+    def work(
+        self,
+        requests: Sequence[Request],
+        blob: Callable[[str], bytes],
         cancelled: Callable[[], bool],
-    ) -> list[MeasureResult]:
-        for request in requests:
-            assert blob(request.library_digest).read_bytes() == LIBRARY
-            assert blob(request.cases[0].reference_digest).read_bytes() == REFERENCE
+    ) -> Sequence[WorkResult | None]:
+        match requests:
+            case [RunRequest() as request]:
+                assert all(blob(digest) for digest in request.digests)
+                self.measured.append(request.request_id)
+                worker = self._worker
+                return [RunResult(request.request_id, RunStatus.OK, speeds=SPEEDS, worker=worker)]
+        batches = [request for request in requests if isinstance(request, MeasureRequest)]
+        for batch in batches:
+            assert blob(batch.library_digest) == LIBRARY
+            assert blob(batch.cases[0].reference_digest) == REFERENCE
         self.started.set()
         while not self.gate.is_set():
             if cancelled():
-                return self._results(requests, Measurement(Status.CANCELLED))
+                return [None] * len(requests)
             time.sleep(0.005)
-        self.measured.extend(request.request_id for request in requests)
-        return [honest(request, self._worker) for request in requests]
-
-    def _results(
-        self, requests: Sequence[MeasureRequest], measurement: Measurement
-    ) -> list[MeasureResult]:
-        return [
-            MeasureResult(
-                request.request_id,
-                tuple((c.trial_id, measurement) for c in request.candidates),
-                self._worker,
-            )
-            for request in requests
-        ]
-
-    def run(
-        self, request: RunRequest, blob: Callable[[str], Path], cancelled: Callable[[], bool]
-    ) -> RunResult:
-        assert all(blob(digest).exists() for digest in request.digests)
-        self.measured.append(request.request_id)
-        return RunResult(request.request_id, RunStatus.OK, speeds=SPEEDS, worker=self._worker)
+        self.measured.extend(batch.request_id for batch in batches)
+        return [honest(batch, self._worker) for batch in batches]
 
     def close(self) -> None:
-        FakeSandbox.closed = True
+        FakeHarness.closed = True
 
 
 def queue(storage: Storage, *ids: str) -> None:

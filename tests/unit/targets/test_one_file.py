@@ -43,12 +43,6 @@ ALLOWED = {
     ("compiler/bindings/c_library/wasm.py", "wasm"): "how files of modules end",
     ("service/cli/local.py", "wasm"): "a format of files",
     ("compiler/codegen/cpu/ssa.py", "bf16"): "LLVM's name of an element type",
-    # The kernel numbers its calls by architecture. A worker has no compiler to ask.
-    **{
-        (path, machine): "numbers of Linux's system calls"
-        for path in ("tuner/measure/call_filter.py", "tuner/measure/linux.py")
-        for machine in ("x86_64", "aarch64", "riscv64")
-    },
 }
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.tuner.test_builder import FakeTask, _schedules, pretend
-from tests.unit.tuner.test_sandbox import _measure, _result, library
+from tests.unit.tuner.test_local_runner import _result, _statuses, library
 from tilewright.tuner.measure import builder as builder_module
 from tilewright.tuner.measure.builder import ProcessBuilder
+from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.measurement import Status
-from tilewright.tuner.measure.sandbox import Sandbox
 
 __all__ = ["library"]
 
@@ -112,25 +112,25 @@ def test_what_a_builder_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         builder.close()
 
 
-def test_sandboxes_that_crash_leave_one_child(library: bytes, tmp_path: Path) -> None:
+def test_batches_that_crash_leave_one_harness(library: bytes) -> None:
     before = children()
-    box = Sandbox("w1")
+    runner = LocalRunner("w1")
     try:
         for _ in range(CRASHES // 2):
-            statuses = _measure(box, library, tmp_path, "crashes", "good")
+            statuses = _statuses(runner, library, "crashes", "good")
             assert statuses == {"crashes": Status.CRASH, "good": Status.OK}
         assert _settled(before, 1)
     finally:
-        box.close()
+        runner.close()
     assert _settled(before, 0)
 
 
-def test_every_failure_has_its_text(library: bytes, tmp_path: Path) -> None:
-    box = Sandbox("w1")
-    bad = ("crashes", "leaves", "wrong", "unfinished", "hangs", "absent")
+def test_every_failure_has_its_text(library: bytes) -> None:
+    runner = LocalRunner("w1")
+    bad = ("crashes", "wrong", "unfinished", "hangs", "absent")
     try:
-        result = _result(box, library, tmp_path, *bad, "good", limit_seconds=0.5)
+        result = _result(runner, library, *bad, "good", limit_seconds=0.5)
     finally:
-        box.close()
+        runner.close()
     failed = {name: m.error for name, m in result.measurements if not m.ok}
     assert failed.keys() == set(bad) and all(failed.values())

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from tilewright.compiler.runtime.kernel import (
 )
 from tilewright.compiler.sizes import Dimension, open_size
 from tilewright.tuner.cost_model.protocol import point_samples
-from tilewright.tuner.measure.batch_session import BatchSession
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TimesAt
+from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.measure.plausible import ImplausibleError, check_measured, most_result_bytes
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.wire import (
@@ -35,7 +34,6 @@ from tilewright.tuner.measure.wire import (
     MeasureRequest,
     MeasureResult,
     ProtocolError,
-    array_to_bytes,
 )
 
 SMALL, LARGE = (("s0", 4),), (("s0", 400),)
@@ -179,10 +177,6 @@ def test_requests_travel_with_their_sizes() -> None:
     assert REQUEST.timed == REQUEST.cases[:2] and REQUEST.has_sizes
 
 
-def _note(events: list[dict[str, Any]], **event: Any) -> None:
-    events.append(event)
-
-
 def spec(low: int = 1, high: int = 100, multiple: int = 1) -> KernelSpec:
     n = open_size(Dimension("s0", low, high, multiple))
     buffers = (
@@ -193,29 +187,20 @@ def spec(low: int = 1, high: int = 100, multiple: int = 1) -> KernelSpec:
     return KernelSpec(ABI_VERSION, "k", (StageSpec("k", n),), buffers, 0, dimensions)
 
 
-def test_a_device_checks_sizes_against_the_ranges_of_the_kernel(tmp_path: Any) -> None:
+def test_sizes_are_checked_against_the_ranges_of_the_kernel() -> None:
     """Nothing of it is run: its code was proved for sizes of its ranges alone."""
-    (tmp_path / "file.npy").write_bytes(array_to_bytes(np.zeros(4, np.float32)))
     for own, sizes, message in (
         (spec(), LARGE, "dimension 's0' is 400, expected 1..100"),
         (spec(8, 64), SMALL, "dimension 's0' is 4, expected 8..64"),
         (spec(1, 100, 8), (("s0", 12),), "dimension 's0' is 12, expected 8..800:8"),
         (spec(), (("s1", 4),), "nobody says what dimension 's0' is"),
     ):
-        events: list[dict[str, Any]] = []
-        session = BatchSession(partial(_note, events))
         (name, size), *_ = sizes
         only = Case((InputSpec((size,), "float32", 1),), "d", ((name, size),), 1.0)
         candidate = Candidate("a", {}, "s", own.to_json(), "o")
         request = replace(REQUEST, candidates=(candidate,), cases=(only,))
-        part = {
-            "request": request.to_json(),
-            "library": None,
-            "references": [str(tmp_path / "file.npy")],
-        }
-        session.run({"requests": [part], "only": ["a"]})
-        (checked,) = [event for event in events if event["event"] == "checked"]
-        assert (checked["status"], message in checked["error"]) == ("run_error", True), checked
+        with pytest.raises(ValueError, match=message):
+            PlainForms().batch(request)
 
 
 def test_a_kernel_is_bound_at_sizes_of_its_ranges() -> None:

@@ -5,6 +5,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HUGE_BYTES = 4 << 20 }; /* of arrays for which NumPy asks for huge pages */
 
 static const tw_dtype DTYPES[] = {
     {"float32", "<f4", 4, ELEMENT_FLOAT},   {"float64", "<f8", 8, ELEMENT_FLOAT},
@@ -58,7 +62,15 @@ double tw_element(const tw_dtype *dtype, const void *data, size_t index) {
 
 void *tw_aligned(size_t bytes) {
     if (bytes > SIZE_MAX / 2) return NULL;
-    return aligned_alloc(ARRAY_ALIGNMENT, (bytes / ARRAY_ALIGNMENT + 1) * ARRAY_ALIGNMENT);
+    char *found =
+        aligned_alloc(ARRAY_ALIGNMENT, (bytes / ARRAY_ALIGNMENT + 1) * ARRAY_ALIGNMENT);
+#ifdef MADV_HUGEPAGE
+    if (found && bytes >= HUGE_BYTES) { /* as NumPy does for the arrays of whoever runs the code */
+        size_t page = (size_t)sysconf(_SC_PAGESIZE), skipped = page - (uintptr_t)found % page;
+        madvise(found + skipped, bytes - skipped, MADV_HUGEPAGE);
+    }
+#endif
+    return found;
 }
 
 /* For each dimension, what each index adds to an element's place. */

@@ -1,5 +1,4 @@
-/* A batch of candidates: each is checked on every case, and those that agree are timed, as in
- * tuner/measure/batch_session.py. */
+/* Batches of candidates: each is checked on every case, and those that agree are timed. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,21 +19,20 @@ size_t tw_scratch_stride(size_t bytes) {
     return (bytes + ARRAY_ALIGNMENT - 1) / ARRAY_ALIGNMENT * ARRAY_ALIGNMENT + ARRAY_ALIGNMENT;
 }
 
-void tw_forget(batch *all) {
-    for (held *each = all->memory, *next; each; each = next) {
+void tw_forget(pool *pool) {
+    for (held *each = pool->memory, *next; each; each = next) {
         next = each->next;
         free(each->memory);
         free(each);
     }
-    free(all->scratch);
-    all->memory = NULL, all->scratch = NULL;
-    all->held_bytes = all->scratch_bytes = 0;
+    free(pool->scratch);
+    *pool = (struct pool){.memory = NULL};
 }
 
 /* Where a buffer lies: filled with its array, or poisoned. NULL with the reason. */
 static void *memory_of(batch *all, const tw_buffer *buffer, tw_error *error) {
     const json *text = buffer->text;
-    held *each = all->memory;
+    held *each = all->pool->memory;
     while (each &&
            !(each->length == text->raw_length && memcmp(each->text, text->raw, each->length) == 0))
         each = each->next;
@@ -47,8 +45,8 @@ static void *memory_of(batch *all, const tw_buffer *buffer, tw_error *error) {
             tw_fail(error, "the plan names an array that was not sent");
         } else if (!array || tw_pack(buffer, array->data, array->size, memory, error)) {
             each = tw_allocate(sizeof *each);
-            *each = (held){all->memory, text->raw, text->raw_length, buffer->bytes, memory};
-            all->memory = each, all->held_bytes += buffer->bytes;
+            *each = (held){all->pool->memory, text->raw, text->raw_length, buffer->bytes, memory};
+            all->pool->memory = each, all->pool->held_bytes += buffer->bytes;
         }
         if (!each) {
             free(memory);
@@ -59,18 +57,18 @@ static void *memory_of(batch *all, const tw_buffer *buffer, tw_error *error) {
     return each->memory;
 }
 
-static bool scratch_of(batch *all, size_t bytes) {
-    if (!all->scratch || all->scratch_bytes < bytes) {
+static bool scratch_of(pool *pool, size_t bytes) {
+    if (!pool->scratch || pool->scratch_bytes < bytes) {
         void *memory = tw_aligned(bytes);
         if (!memory) return false;
         /* an earlier kernel of this race may hold the smaller one: it stays until all is forgotten
          */
         held *each = tw_allocate(sizeof *each);
-        *each = (held){all->memory, "", SIZE_MAX, all->scratch_bytes, all->scratch};
-        all->memory = each, all->held_bytes += bytes;
-        all->scratch = memory, all->scratch_bytes = bytes;
+        *each = (held){pool->memory, "", SIZE_MAX, pool->scratch_bytes, pool->scratch};
+        pool->memory = each, pool->held_bytes += bytes;
+        pool->scratch = memory, pool->scratch_bytes = bytes;
     }
-    memset(all->scratch, POISON, bytes);
+    memset(pool->scratch, POISON, bytes);
     return true;
 }
 
@@ -100,12 +98,12 @@ static bool read_stages(batch *all, kernel *made, const json *plan, tw_error *er
         if (!json_integer(each, 0, INT64_MAX, &made->sizes[number]))
             return tw_fail(error, "the plan of a kernel makes no sense");
     size_t stride = tw_scratch_stride((size_t)scratch);
-    if (!scratch_of(all, stride * (size_t)all->threads))
+    if (!scratch_of(all->pool, stride * (size_t)all->threads))
         return tw_fail(error, "there is no memory");
     made->bound = (tw_bound_kernel){made->stages,
                                     made->extents,
                                     (int64_t)stages->count,
-                                    {NULL, all->scratch, (int64_t)stride, made->sizes, NULL},
+                                    {NULL, all->pool->scratch, (int64_t)stride, made->sizes, NULL},
                                     1};
     return true;
 }
@@ -131,7 +129,7 @@ static bool bind_kernel(batch *all, kernel *made, const json *plan, tw_error *er
 static void say_checked(batch *all, int64_t number, const char *status, const char *error,
                         double distance) {
     tw_text_format(&all->line, "{\"event\":\"checked\",\"trial\":%lld,\"status\":\"%s\",\"error\":",
-                   (long long)number, status);
+                   (long long)(all->first + number), status);
     tw_text_string(&all->line, error, strlen(error));
     tw_text_format(&all->line, ",\"max_error\":");
     if (isfinite(distance) && distance >= 0)
@@ -147,7 +145,7 @@ static bool check(batch *all, int64_t number, size_t at, kernel *made) {
     tw_error error;
     const json *plan = all->plans[at]->first;
     for (int64_t i = 0; i < number && plan; i++) plan = plan->next;
-    tw_begin(all->child, number);
+    tw_begin(all->child, all->first + number);
     if (!bind_kernel(all, made, plan, &error)) {
         say_checked(all, number, "run_error", error.text, -1);
         return false;
@@ -177,9 +175,11 @@ static bool check(batch *all, int64_t number, size_t at, kernel *made) {
 static bool read_cases(batch *all, const json *plan, tw_error *error) {
     const json *cases = json_get_kind(all->request, "cases", JSON_ARRAY);
     const json *plans = json_get_kind(plan, "cases", JSON_ARRAY);
+    const json *candidates = json_get_kind(all->request, "candidates", JSON_ARRAY);
+    if (!candidates || candidates->count > MOST_CANDIDATES)
+        return tw_fail(error, "the request makes no sense");
     if (!cases || !plans || !cases->count || plans->count != cases->count)
         return tw_fail(error, "the plan is not that of the request");
-    const json *candidates = json_get_kind(all->request, "candidates", JSON_ARRAY);
     all->case_count = cases->count;
     all->cases = tw_allocate(cases->count * sizeof *all->cases);
     all->plans = tw_allocate(cases->count * sizeof *all->plans);
@@ -191,7 +191,7 @@ static bool read_cases(batch *all, const json *plan, tw_error *error) {
         const tw_blob *blob = tw_blob_of(all->child, json_get_text(each, "reference_digest"));
         const json *sizes = json_get_kind(each, "sizes", JSON_OBJECT);
         if (!blob || !sizes || !json_number(json_get(each, "weight"), &found->weight) ||
-            each_plan->kind != JSON_ARRAY || !candidates || each_plan->count != candidates->count)
+            each_plan->kind != JSON_ARRAY || each_plan->count != candidates->count)
             return tw_fail(error, "the plan is not that of the request");
         if (!tw_read_npy(&found->expected, blob->data, blob->size, error)) return false;
         all->has_sizes = sizes->count > 0, all->plans[at] = each_plan, found->text = each;
@@ -227,7 +227,7 @@ static bool read_request(batch *all, tw_error *error) {
 /* Check a candidate on every case that it is timed on, and make it ready for a race. */
 static bool make_ready(batch *all, int64_t number, entry *one) {
     size_t at = 0, weights = 0;
-    *one = (entry){.number = number, .kernels = tw_allocate(all->timed_count * sizeof(kernel))};
+    *one = (entry){.number = all->first + number, .kernels = tw_allocate(all->timed_count * sizeof(kernel))};
     for (size_t i = 0; i < all->case_count; i++) {
         if (!all->cases[i].timed) continue;
         kernel *made = &one->kernels[at++];
@@ -245,39 +245,71 @@ static bool make_ready(batch *all, int64_t number, entry *one) {
     return true;
 }
 
-bool tw_measure(const tw_child *child, const json *request, const json *plan, const bool *wanted,
-                tw_error *error) {
-    batch all = {.child = child, .request = request};
-    const json *candidates = json_get_kind(request, "candidates", JSON_ARRAY);
-    if (!candidates || candidates->count > MOST_CANDIDATES)
-        return tw_fail(error, "the request makes no sense");
-    if (!read_request(&all, error) || !read_cases(&all, plan, error)) return false;
-    const tw_blob *code = tw_blob_of(child, json_get_text(request, "library_digest"));
-    all.library = code ? tw_library_open(code->data, code->size, error) : NULL;
-    if (!all.library) return code ? false : tw_fail(error, "the code was not sent");
-    tw_probe(child, all.threads);
-    bool *left = tw_allocate(candidates->count);
-    memcpy(left, wanted, candidates->count);
-    /* those that are timed come last: the runs that are timed use their buffers */
-    for (size_t at = 0; at < all.case_count; at++) {
-        if (all.cases[at].timed) continue;
-        for (size_t i = 0; i < candidates->count; i++) {
+static bool open_code(batch *all, tw_error *error) {
+    const tw_blob *code = tw_blob_of(all->child, json_get_text(all->request, "library_digest"));
+    if (!code) return tw_fail(error, "the code was not sent");
+    all->library = tw_library_open(code->data, code->size, error);
+    return all->library != NULL;
+}
+
+/* Check candidates on the cases that are not timed, in memory of their own. */
+static void check_untimed(batch *all, bool *left, size_t count) {
+    pool own = {.memory = NULL}, *shared = all->pool;
+    all->pool = &own;
+    for (size_t at = 0; at < all->case_count; at++) {
+        if (all->cases[at].timed) continue;
+        for (size_t i = 0; i < count; i++) {
             kernel made;
             if (!left[i]) continue;
-            left[i] = check(&all, (int64_t)i, at, &made);
+            left[i] = check(all, (int64_t)i, at, &made);
             tw_free_kernel(&made);
-            if (all.held_bytes > HELD_BYTES) tw_forget(&all);
+            if (own.held_bytes > HELD_BYTES) tw_forget(&own);
         }
-        tw_forget(&all);
+        tw_forget(&own);
     }
-    entry *ready = tw_allocate(candidates->count * sizeof *ready);
-    size_t count = 0;
-    for (size_t i = 0; i < candidates->count; i++) {
-        if (left[i] && make_ready(&all, (int64_t)i, &ready[count])) count++;
-        if (all.held_bytes > HELD_BYTES && !*json_get_text(request, "incumbent"))
-            tw_race(&all, ready, &count);
+    all->pool = shared;
+}
+
+static bool measure_all(const tw_child *child, batch *batches, const tw_part *parts, size_t count,
+                        const bool *wanted, tw_error *error) {
+    pool pool = {.memory = NULL};
+    bool comparing = false;
+    int64_t first = 0;
+    for (size_t i = 0; i < count; i++) {
+        batch *all = &batches[i];
+        *all = (batch){
+            .child = child, .request = parts[i].request, .first = first, .pool = &pool};
+        if (!read_request(all, error) || !read_cases(all, parts[i].plan, error) ||
+            !open_code(all, error))
+            return false;
+        size_t candidates = json_get(all->request, "candidates")->count;
+        all->ready = tw_allocate(candidates * sizeof *all->ready);
+        first += (int64_t)candidates;
+        comparing = comparing || *json_get_text(all->request, "incumbent");
     }
-    if (count) tw_race(&all, ready, &count);
-    tw_probe(child, all.threads);
+    tw_probe(child, batches[0].threads);
+    for (size_t i = 0; i < count; i++) {
+        batch *all = &batches[i];
+        size_t candidates = json_get(all->request, "candidates")->count;
+        bool *left = tw_allocate(candidates);
+        memcpy(left, wanted + all->first, candidates);
+        check_untimed(all, left, candidates);
+        for (size_t j = 0; j < candidates; j++) {
+            if (left[j] && make_ready(all, (int64_t)j, &all->ready[all->ready_count]))
+                all->ready_count++;
+            if (pool.held_bytes > HELD_BYTES && !comparing) tw_race(batches, i + 1, &pool);
+        }
+        free(left);
+    }
+    tw_race(batches, count, &pool);
+    tw_probe(child, batches[0].threads);
     return true;
+}
+
+bool tw_measure(const tw_child *child, const tw_part *parts, size_t count, const bool *wanted,
+                tw_error *error) {
+    batch *batches = tw_allocate(count * sizeof *batches);
+    bool measured = measure_all(child, batches, parts, count, wanted, error);
+    free(batches); /* the process ends, and with it what lies behind them */
+    return measured;
 }

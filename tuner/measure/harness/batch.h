@@ -45,9 +45,19 @@ typedef struct {
     size_t sample_count;
 } entry;
 
+/* Memory of all batches of a job. */
+typedef struct pool {
+    held *memory;
+    size_t held_bytes;
+    void *scratch;
+    size_t scratch_bytes;
+} pool;
+
+/* One request of a job. */
 typedef struct {
     const tw_child *child;
     const json *request;
+    int64_t first; /* number of its first candidate among those of the job */
     tw_library *library;
     measured_case *cases;
     const json **plans; /* of a case, the list of its kernels */
@@ -56,10 +66,11 @@ typedef struct {
     int threads;
     double tolerance;
     repeat repeat;
-    held *memory;
-    size_t held_bytes;
-    void *scratch;
-    size_t scratch_bytes;
+    pool *pool;
+    entry *ready; /* what passed its checks and waits for the race */
+    size_t ready_count;
+    entry **left; /* those of them that are still in the race */
+    size_t left_count;
     double best; /* fastest sample so far */
     tw_text line;
 } batch;
@@ -67,9 +78,10 @@ typedef struct {
 void tw_free_kernel(kernel *made);
 
 /* Give up the memory that kernels share. */
-void tw_forget(batch *all);
+void tw_forget(pool *pool);
 
-/* Time those that are ready, and give up their memory. */
-void tw_race(batch *all, entry *ready, size_t *count);
+/* Time what is ready, and give up its memory. Batches that screen are interleaved: each is measured
+ * between the rounds of the others. */
+void tw_race(batch *batches, size_t count, pool *pool);
 
 #endif

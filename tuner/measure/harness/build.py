@@ -6,7 +6,6 @@ which needs no system root, or for this machine by its own compiler.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -14,14 +13,17 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.runtime.native_build import SOURCES
 from tilewright.compiler.targets.families import families, family_of
 
 FOLDER = Path(__file__).parent
-STATIC = ("-O2", "-static", "-s")
+OPTIMISED = ("-O2", "-s")
+STATIC = (*OPTIMISED, "-static")
 """Options of a harness that runs on every Linux."""
 
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
@@ -49,7 +51,7 @@ def host_compiler() -> list[str]:
     Raises:
         FileNotFoundError: if there is none.
     """
-    found = next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)
+    found = _found_compiler()
     if found is None:
         raise FileNotFoundError("there is no C compiler: pip install ziglang")
     return [found]
@@ -65,15 +67,15 @@ def build(
         environment: in which it runs; None: this process's.
 
     Raises:
-        CalledProcessError: if it refuses.
+        CalledProcessError: if it refuses; `stderr` says why.
     """
     sources = [*sorted(FOLDER.glob("*.c")), *SOURCES]
     command = [*compiler, *FLAGS, *map(str, sources), "-lm", "-o", str(output)]
-    subprocess.run(command, env=environment, check=True)
+    subprocess.run(command, env=environment, check=True, stderr=subprocess.PIPE)
 
 
-class HarnessError(Exception):
-    """No harness can be made for a device; a sentence says why, and what to do."""
+class HarnessError(CompilerError):
+    """There is no harness for a device; a sentence says why, and what to do."""
 
 
 def harness_path(target: str, folder: Path) -> Path:
@@ -85,38 +87,96 @@ def harness_path(target: str, folder: Path) -> Path:
 
 
 def harness(target: str, folder: Path) -> Path:
-    """The harness for one of TARGETS, kept in a folder: the wheel's, or made at its first use.
+    """The harness for one of TARGETS, kept in a folder: the wheel's, or built at its first use.
+
+    This machine's compiler takes seconds to build one for its own architecture, zig a minute.
 
     Raises:
-        HarnessError: if no compiler can make it.
+        HarnessError: if no compiler can build it, or the folder cannot be written.
     """
     path = harness_path(target, folder)
     if path.exists():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
+    packaged = harness_path(target, FOLDER)
     made = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):  # only wheels have them
-        shutil.copyfile(harness_path(target, FOLDER), made)
-        made.chmod(0o755)
-        made.replace(path)
-        return path
-    if importlib.util.find_spec("ziglang") is not None:
-        compiler = zig_compiler(target)
-    elif family_of(platform.machine()) is family_of(target) and sys.platform == "linux":
-        compiler = _host_compiler()
-    else:
-        raise HarnessError(f"for a device of {target} zig is needed: pip install ziglang")
     try:
-        build([*compiler, *STATIC], made)
-    except (OSError, subprocess.CalledProcessError) as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        if packaged.exists():
+            shutil.copyfile(packaged, made)
+            made.chmod(0o755)
+        else:
+            _build_with_any(target, made)
+        made.replace(path)
+    except OSError as error:
         made.unlink(missing_ok=True)
-        raise HarnessError(f"the harness for {target} cannot be compiled: {error}") from error
-    made.replace(path)
+        raise HarnessError(f"the harness for {target} cannot be written: {error}") from error
     return path
 
 
-def _host_compiler() -> list[str]:
-    try:
-        return host_compiler()
-    except FileNotFoundError as error:
-        raise HarnessError(str(error)) from error
+def local_harness(folder: Path) -> Path:
+    """The harness of this machine.
+
+    Raises:
+        HarnessError: as `harness` does, and on other systems than Linux.
+    """
+    family = family_of(platform.machine())
+    if sys.platform != "linux" or family is None or family.name not in TARGETS:
+        raise HarnessError(
+            "kernels are measured on Linux alone: tune there, or let a worker reach such a "
+            "machine (tilewright-worker --via); models compile and run here without that"
+        )
+    return harness(family.name, folder)
+
+
+def harness_folder(environment: Mapping[str, str], other: Path | None = None) -> Path:
+    """Where harnesses are kept: `tilewright/harness` in `$XDG_CACHE_HOME` or ~/.cache.
+
+    Args:
+        other: the folder to take if this user cannot write that one.
+
+    Raises:
+        HarnessError: if neither can be written.
+    """
+    base = environment.get("XDG_CACHE_HOME", "")
+    caches = Path(base or os.path.expanduser("~/.cache"))
+    for folder in filter(None, (caches / "tilewright" / "harness", other)):
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    raise HarnessError(f"no harness can be kept in {caches}: set XDG_CACHE_HOME")
+
+
+def _build_with_any(target: str, output: Path) -> None:
+    """Build with the first compiler that can. Raises HarnessError."""
+    commands = list(_commands(target))
+    reason = ""
+    for command in commands:
+        try:
+            build(command, output)
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.decode(errors="replace").strip().splitlines()
+            reason = said[-1] if said else str(error)
+    output.unlink(missing_ok=True)
+    if not commands:
+        raise HarnessError(f"no compiler for a device of {target}: pip install ziglang")
+    raise HarnessError(f"the harness for {target} cannot be compiled: {reason}")
+
+
+def _commands(target: str) -> Iterator[list[str]]:
+    """The compilers that may build a harness, the quickest first."""
+    own = sys.platform == "linux" and family_of(platform.machine()) is family_of(target)
+    compiler = _found_compiler() if own else None
+    if compiler is not None:
+        yield [compiler, *STATIC]
+    if importlib.util.find_spec("ziglang") is not None:
+        yield [*zig_compiler(target), *STATIC]
+    if compiler is not None:  # the C library of some distributions has no static form
+        yield [compiler, *OPTIMISED]
+
+
+def _found_compiler() -> str | None:
+    return next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)

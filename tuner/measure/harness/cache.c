@@ -51,8 +51,11 @@ bool tw_cache_open(tw_cache *cache, const char *base, tw_error *error) {
     if (strlen(base) > sizeof cache->folder - 64) return tw_fail(error, "its name is too long");
     for (int number = 0; number < MOST_PROCESSES; number++) {
         snprintf(cache->folder, sizeof cache->folder, "%.440s/%d", base, number);
+        cache->number = number;
+        snprintf(cache->empty, sizeof cache->empty, "%.500s/empty", cache->folder);
         path_of(cache, "blobs", path);
-        if (!make_folders(path)) return tw_fail(error, "%s", strerror(errno));
+        if (!make_folders(path) || !make_folders(cache->empty))
+            return tw_fail(error, "%s", strerror(errno));
         path_of(cache, "lock", path);
         cache->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (cache->lock < 0) return tw_fail(error, "%s", strerror(errno));

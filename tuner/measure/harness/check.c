@@ -256,7 +256,7 @@ static void noise(findings *list, bool started, const char *why) {
     static const double limits[] = {ARITHMETIC_LIMIT, MEMORY_LIMIT};
     finding *made = begin(list, "noise");
     tw_speed *speed = &list->harness->speed;
-    size_t count = speed->count;
+    size_t count = speed->counts[0];
     if (!started || count < 2) {
         made->grade = WRONG;
         tw_text_format(&made->found, "the sandbox %s%s",
@@ -265,7 +265,7 @@ static void noise(findings *list, bool started, const char *why) {
     }
     tw_text_format(&made->found, "of the fastest time, the median and the slowest tenth take ");
     for (int part = 0; part < 2; part++) {
-        double *times = speed->readings[part];
+        double *times = speed->readings[0][part];
         qsort(times, count, sizeof *times, by_size);
         double middle = (times[(count - 1) / 2] + times[count / 2]) / 2;
         double usual = middle / times[0], worst = times[(size_t)(0.9 * (double)count)] / times[0];

@@ -31,12 +31,18 @@ void tw_begin(const tw_child *child, int64_t candidate);
 /* Time the reference kernel, which says how fast this machine is just now. */
 void tw_probe(const tw_child *child, int threads);
 
-/* Do a batch, of the candidates with `wanted`; false with the reason where nothing can be done. */
-bool tw_measure(const tw_child *child, const json *request, const json *plan, const bool *wanted,
+/* A request with its plan, which is NULL where it needs none. */
+typedef struct {
+    const json *request, *plan;
+} tw_part;
+
+/* Measure batches together. `wanted` tells of the candidates of all of them, one after the other.
+ * False with the reason where nothing can be done. */
+bool tw_measure(const tw_child *child, const tw_part *parts, size_t count, const bool *wanted,
                 tw_error *error);
 
-/* Do a run, and send its result. `plan` is NULL where it needs none. */
-bool tw_run(const tw_child *child, const json *request, const json *plan, tw_error *error);
+/* Do a run, and send its result. */
+bool tw_run(const tw_child *child, const tw_part *part, tw_error *error);
 
 /* Measure the device's speeds, and add them to a line. */
 bool tw_speeds(const tw_child *child, const json *work, tw_text *line, tw_error *error);

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import hashlib
 import os
-import platform
 import re
 import shlex
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tilewright.compiler.targets.families import family_of
-from tilewright.tuner.measure.harness.build import TARGETS, HarnessError, harness
+from tilewright.tuner.measure.harness.build import TARGETS, HarnessError, harness, local_harness
 
 START_SECONDS = 60.0
 """Longest that a command may take to reach its device, and the device to answer."""
@@ -76,7 +75,7 @@ class DeviceLost(OSError):
     """Nothing reaches the device any more. That is nobody's fault: its work goes to others."""
 
 
-class ViaError(Exception):
+class ViaError(HarnessError):
     """A command that reaches no device, in a sentence."""
 
 
@@ -97,7 +96,8 @@ class DeviceCommand:
 
     Args:
         text: the command, as a shell reads it.
-        folder: where harnesses that are made are kept, and the blobs of one that runs here.
+        folder: where harnesses that are built are kept.
+        blobs: the folder of a harness that runs here; None: `device` in `folder`.
         log: gets what the command and the device write to standard error.
         environment: that of the command; None: this process's.
     """
@@ -108,6 +108,7 @@ class DeviceCommand:
         folder: Path,
         log: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        blobs: Path | None = None,
     ) -> None:
         """Raises ViaError for what is no command."""
         self._environment = environment
@@ -118,6 +119,7 @@ class DeviceCommand:
         if not self._words:
             raise ViaError("the command is empty")
         self._folder = folder
+        self._blobs = folder / "device" if blobs is None else blobs
         self._log = log
         named = {target for word in self._words for target in _PLACE.findall(word)}
         if len(named) > 1 or named - {*TARGETS, ""}:
@@ -134,14 +136,13 @@ class DeviceCommand:
             again: copy it even if the device has a file of its name.
 
         Raises:
-            ViaError: if there is no such command, or no harness for the device.
+            HarnessError: if there is no such command, or no harness for the device.
             DeviceLost: if the device is not reached, or cannot run it.
         """
         if self._target is not None:
-            target = self._target or target_of(platform.machine())
-            binary = self._harness(target)
+            binary = self._harness(self._target)
             words = [_PLACE.sub(str(binary), word) for word in self._words]
-            folder = str(self._folder / "device")
+            folder = str(self._blobs)
             given = [each.replace(FOLDER, folder) for each in arguments]
             return StartedHarness(self._popen([*words, *given]), _digest(binary))
         process = self._popen([*self._words, "sh"])
@@ -175,13 +176,12 @@ class DeviceCommand:
         """That what was wanted did not happen, with the last words of the command."""
         self._relaying.join(1.0)  # where the command has ended, all that it said is read
         said = "; ".join(self._last)
-        return DeviceLost(f"'{shlex.join(self._words)}': {what}{f' ({said})' if said else ''}")
+        name = "this machine" if self._words == ["{}"] else f"'{shlex.join(self._words)}'"
+        return DeviceLost(f"{name}: {what}{f' ({said})' if said else ''}")
 
     def _harness(self, target: str) -> Path:
-        try:
-            return harness(target, self._folder)
-        except HarnessError as error:
-            raise ViaError(str(error)) from error
+        """The harness for a target; this machine's for ""."""
+        return harness(target, self._folder) if target else local_harness(self._folder)
 
     def _popen(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         self._last = []

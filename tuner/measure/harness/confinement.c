@@ -1,9 +1,10 @@
 /* What a sandbox may do: compute, ask for memory and the time, start threads, and say what it
- * sees. */
+ * sees. Each guard is on where the kernel has it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>
@@ -28,8 +29,8 @@
 #endif
 
 enum {
-    SANDBOX_USER = 61000, /* as of the worker in Python: a number that no distribution gives */
     OPEN_FILES = 16,
+    MOST_PROCESSES = 512, /* of the sandbox's user, threads among them: a pool has 256 at most */
     CLONE_THREAD_FLAG = 0x10000,
     SPECULATION_ALLOWED = 1
         << 2, /* code under a filter is as fast as without (before Linux 5.16) */
@@ -51,7 +52,6 @@ static const int ALLOWED[] = {
     SYS_rt_sigreturn,
     SYS_sched_yield,
     SYS_sched_getaffinity,
-    SYS_sched_setaffinity,
     SYS_gettid,
     SYS_getpid,
     SYS_set_robust_list,
@@ -59,8 +59,6 @@ static const int ALLOWED[] = {
     SYS_getrandom,
     SYS_restart_syscall,
     SYS_sigaltstack,
-    SYS_tgkill,
-    SYS_tkill,
     SYS_close,
     SYS_membarrier,
     SYS_getcpu,
@@ -108,8 +106,9 @@ static const int ALLOWED[] = {
 
 /* What is denied without an end to the process: C libraries look at the system with these. */
 static const int DENIED[] = {
-    SYS_openat,     SYS_fcntl, SYS_ioctl,   SYS_prctl, SYS_readlinkat,
-    SYS_prlimit64,  SYS_uname, SYS_sysinfo, 435, /* clone3 */
+    SYS_openat,    SYS_fcntl, SYS_ioctl,   SYS_prctl, SYS_readlinkat,
+    SYS_prlimit64, SYS_uname, SYS_sysinfo, 435, /* clone3 */
+    SYS_sched_setaffinity,
 #ifdef SYS_newfstatat
     SYS_newfstatat,
 #endif
@@ -124,7 +123,7 @@ static const int DENIED[] = {
 #endif
 };
 
-enum { CODE_ROOM = 200 };
+enum { CODE_ROOM = 220 };
 
 static bool filter_calls(void) {
     struct sock_filter code[CODE_ROOM];
@@ -133,7 +132,7 @@ static bool filter_calls(void) {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch));
     const struct sock_filter load_call =
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    const struct sock_filter load_flags =
+    const struct sock_filter load_first = /* its low half: no architecture here is big-endian */
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0]));
     const struct sock_filter end = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     const struct sock_filter pass = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
@@ -154,13 +153,17 @@ static bool filter_calls(void) {
         code[size++] = deny;
     }
     code[size++] = JUMP(BPF_JEQ, SYS_clone, 0, 4); /* threads, but no processes */
-    code[size++] = load_flags;
+    code[size++] = load_first;
     code[size++] = JUMP(BPF_JSET, CLONE_THREAD_FLAG, 0, 1);
     code[size++] = pass;
     code[size++] = end;
+    code[size++] = JUMP(BPF_JEQ, SYS_tgkill, 0, 3); /* signals to itself alone */
+    code[size++] = load_first;
+    code[size++] = JUMP(BPF_JEQ, getpid(), 0, 1);
+    code[size++] = pass;
     code[size++] = end;
     struct sock_fprog program = {size, code};
-    _Static_assert(2 * (sizeof ALLOWED + sizeof DENIED) / sizeof(int) + 10 < CODE_ROOM, "room");
+    _Static_assert(2 * (sizeof ALLOWED + sizeof DENIED) / sizeof(int) + 14 < CODE_ROOM, "room");
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SPECULATION_ALLOWED, &program) == 0)
         return true;
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
@@ -187,6 +190,46 @@ static void close_files(int events) {
         if (file != events) close(file);
 }
 
+/* A network of its own with nothing in it. Whoever is not root needs a user namespace for that, whose
+ * rights are given up with all others. */
+static bool own_network(void) {
+    return unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWNET | CLONE_NEWUSER) == 0;
+}
+
+static bool become(uid_t user) {
+    return user && geteuid() == 0 && limit(RLIMIT_NPROC, MOST_PROCESSES) &&
+           setgroups(0, NULL) == 0 && setgid(user) == 0 && setuid(user) == 0;
+}
+
+static bool drop_rights(void) {
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0, 0, 0}, {0, 0, 0}};
+    return syscall(SYS_capset, &head, none) == 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0;
+}
+
+/* Landlock without a rule: no file can be opened, no connection made, and no process outside be
+ * signalled, as far as the kernel's version of it goes. */
+static bool no_files(void) {
+    static const struct {
+        int since;
+        uint64_t files;
+    } versions[] = {{1, 0x1fff}, {2, 0x3fff}, {3, 0x7fff}, {5, 0xffff}};
+    struct {
+        uint64_t files, network, scopes;
+    } denied = {0, 3, 3};
+    const int create = 444, restrict_self = 446; /* on every architecture */
+    long version = syscall(create, NULL, 0, 1);
+    if (version < 1) return false;
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        if (version >= versions[i].since) denied.files = versions[i].files;
+    size_t size = version >= 6 ? 24 : version >= 4 ? 16 : 8;
+    int rules = (int)syscall(create, &denied, size, 0);
+    if (rules < 0) return false;
+    bool restricted = syscall(restrict_self, rules, 0) == 0;
+    close(rules);
+    return restricted;
+}
+
 static void name(char *guards, size_t room, const char *guard) {
     size_t used = strlen(guards);
     snprintf(guards + used, room - used, "%s%s", used ? ", " : "", guard);
@@ -201,11 +244,12 @@ void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
     guards[0] = 0;
     close_files(events);
     if (job->cores) sched_setaffinity(0, sizeof *job->cores, job->cores);
+    if (job->folder && chdir(job->folder) != 0) errno = 0; /* only root reads it from here on */
+    if (own_network()) name(guards, room, "no network");
+    if (become(job->user)) name(guards, room, "own user");
     if (limits(job)) name(guards, room, "limits");
-    if (geteuid() == 0 && setgroups(0, NULL) == 0 && setgid(SANDBOX_USER) == 0 &&
-        setuid(SANDBOX_USER) == 0)
-        name(guards, room, "own user");
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0) name(guards, room, "no privileges");
+    if (drop_rights()) name(guards, room, "no privileges");
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* forgotten when the user changes */
+    if (no_files()) name(guards, room, "no files");
     if (filter_calls()) name(guards, room, "few system calls");
 }

@@ -14,30 +14,33 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilewright.compiler.targets.core_kinds import ranges_text
+from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.harness.command import (
     FOLDER,
     START_SECONDS,
     DeviceCommand,
     DeviceLost,
-    ViaError,
     end,
     kill,
 )
+from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
+from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureResult, ProtocolError
 
 PROBE_SECONDS = 20.0
 """Longest time between two readings of a device's speed."""
 
 WorkResult = MeasureResult | RunResult
-Blob = Callable[[str], Path]
-"""The file that holds the bytes of a digest."""
+Bytes = bytes | memoryview
+Blob = Callable[[str], Bytes]
+"""The bytes of a digest."""
 
 Log = Callable[[str], None]
 
@@ -73,6 +76,23 @@ _SAME = ("architecture", "system", "processor", "model", "cores")
 """Facts by which a device is known again."""
 
 
+SANDBOX_USERS = (61_000, 61_255)
+"""Numbers of users that no distribution gives to anybody."""
+
+
+@dataclass(slots=True)
+class _Blobs:
+    """The blobs that requests name: those given, and what was made when they were spelled out."""
+
+    given: Blob
+    made: dict[str, bytes] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+
+    def bytes_of(self, digest: str) -> Bytes:
+        found = self.made.get(digest)
+        return self.given(digest) if found is None else found
+
+
 @dataclass(slots=True)
 class _Connection:
     """A harness that runs.
@@ -91,25 +111,66 @@ class _Connection:
     busy: bool = False
 
 
-class RemoteHarness:
-    """Starts the harness when it is first needed, and anew when it is lost.
+@dataclass(frozen=True, slots=True)
+class HarnessLimits:
+    """Settings of a harness that its user states.
+
+    Attributes:
+        cache_bytes: of the device's cache of blobs.
+        sandbox_bytes: most memory of candidates; 0: as much as the device has.
+        sandbox_users: first and last of the users that candidates run as where the harness is root,
+            one for each harness of a machine; None: root.
+        cores: logical cores that candidates run on; empty: those of the fastest kind.
+        all_cores: whether they run on every core instead.
+    """
+
+    cache_bytes: int = 1 << 30
+    sandbox_bytes: int = 0
+    sandbox_users: tuple[int, int] | None = SANDBOX_USERS
+    cores: tuple[int, ...] = ()
+    all_cores: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line of a harness that serves."""
+        users = "none" if self.sandbox_users is None else "{}-{}".format(*self.sandbox_users)
+        made = ["--serve", FOLDER, "--cache-mib", str(self.cache_bytes >> 20)]
+        made += ["--sandbox-users", users]
+        if self.sandbox_bytes:
+            made += ["--sandbox-mib", str(self.sandbox_bytes >> 20)]
+        if self.all_cores or self.cores:
+            made += ["--cores", "all" if self.all_cores else ranges_text(self.cores)]
+        return made
+
+
+class Harness:
+    """Drives a harness: starts it when it is first needed, and anew when it is lost.
+
+    `work` and `look` are called by one thread.
 
     Args:
         command: what reaches the device.
-        cache_bytes: of the device's cache of blobs.
-        sandbox_bytes: most memory of candidates; 0: no limit.
+        limits: what the harness may use.
+        log: takes lines for people.
+        facts: of the device, as a registration holds them; None: what the harness finds.
+        device: the facts that go into every measurement; None: what the harness finds.
     """
 
-    most_together = 1
+    most_together = MOST_TOGETHER
 
     def __init__(
-        self, command: DeviceCommand, cache_bytes: int, sandbox_bytes: int, log: Log
+        self,
+        command: DeviceCommand,
+        limits: HarnessLimits,
+        log: Log,
+        facts: Mapping[str, Any] | None = None,
+        device: Mapping[str, Any] | None = None,
     ) -> None:
         self._command = command
-        self._arguments = ["--serve", FOLDER, "--cache-mib", str(cache_bytes >> 20)]
-        if sandbox_bytes:
-            self._arguments += ["--sandbox-mib", str(sandbox_bytes >> 20)]
+        self._arguments = limits.arguments
         self._log = log
+        self._given_facts = facts
+        self._device = device
         self._forms = PlainForms(KEPT_BYTES)
         self._worker_id = ""
         self._connection: _Connection | None = None
@@ -119,35 +180,83 @@ class RemoteHarness:
         self._room = 0
 
     def facts(self) -> Mapping[str, Any]:
+        """The device's facts, as a worker's registration holds them. Raises DeviceLost."""
+        if self._given_facts is not None:
+            return self._given_facts
         if not self._facts:
             self._connected()
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
+        """`speed` and `condition` of the device just now, as a heartbeat holds them; from any
+        thread."""
         return self._state
 
     def begin(self, worker_id: str) -> None:
+        """Measure in the name of a worker. Raises DeviceLost, HarnessError."""
         self._worker_id = worker_id
         self._connected()
         self.look()
 
     def work(
-        self,
-        requests: Sequence[Request],
-        blob: Blob,
-        cancelled: Callable[[], bool],
-        pause: Callable[[float], bool],
+        self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        return [self._one(request, blob, cancelled) for request in requests]
+        """Results of one run, or of batches that go together; None of what was cancelled.
+
+        Raises:
+            DeviceLost: if nothing reaches the device any more.
+            ProtocolError: if a request makes no sense to the device.
+            OSError, RuntimeError, ValueError: if the device cannot do it.
+        """
+        self._connected()
+        blobs = _Blobs(blob)
+        plain = [self._spelled_out(request, blobs) for request in requests]
+        refused = [self._refusal(request) for request in plain]
+        if any(refused):
+            return refused
+        texts = [request.to_json() for request in plain]
+        self._send({"do": "work", "worker": self._worker_id, "requests": texts})
+        connection = self._connected()
+        connection.busy = True
+        try:
+            found = self._answer(plain, blobs, cancelled)
+        finally:
+            connection.busy = False
+        return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
+        """Between requests: see how fast the device is, if nobody has looked for a while.
+
+        Raises DeviceLost, HarnessError.
+        """
         if time.monotonic() >= self._looked_at + PROBE_SECONDS:
             self._send({"do": "probe"})
             self._looked_at = time.monotonic()
         elif self._connected().ended.is_set():
             raise self._lost("it ended")
 
+    def readings(self, count: int) -> Sequence[Speed]:
+        """Times of the reference kernel, where candidates run.
+
+        Raises:
+            HarnessError, OSError, RuntimeError: if there is no harness, or it runs no sandbox.
+        """
+        self._send({"do": "probe", "times": count})
+        ends = time.monotonic() + START_SECONDS + count
+        while time.monotonic() < ends:
+            match self._heard(LOOK_SECONDS):
+                case {"readings": list(found)}:
+                    return [Speed(float(arithmetic), float(memory)) for arithmetic, memory in found]
+                case {"failed": str(why)}:
+                    raise RuntimeError(why)
+                case None:
+                    continue
+                case _:
+                    break
+        raise self._lost("it said what makes no sense")
+
     def close(self) -> None:
+        """End the harness, and whatever it runs."""
         if self._connection is None:
             return
         process, self._connection = self._connection.process, None
@@ -158,35 +267,27 @@ class RemoteHarness:
             process.wait(GOODBYE_SECONDS)
         end(process)
 
-    def _one(
-        self, request: Request, blob: Blob, cancelled: Callable[[], bool]
-    ) -> WorkResult | None:
-        """The result of one request; None where it was cancelled."""
-        self._connected()
-        plain, made = self._forms.spelled_out(request, lambda digest: blob(digest).read_bytes())
-        if isinstance(plain, RunRequest) and plain.blob_bytes > self._room:
-            why = (
-                f"the run needs {plain.blob_bytes} bytes of blobs, "
-                f"the device has room for {self._room}"
-            )
-            worker = self._worker_id
-            return RunResult(request.request_id, RunStatus.REFUSED, why, worker=worker)
-        self._send({"do": "work", "worker": self._worker_id, "request": plain.to_json()})
-        connection = self._connected()
-        connection.busy = True
-        try:
-            return self._answer(plain, made, blob, cancelled)
-        finally:
-            connection.busy = False
+    def _spelled_out(self, request: Request, blobs: _Blobs) -> Request:
+        plain, made = self._forms.spelled_out(request, blobs.bytes_of)
+        blobs.made.update(made)
+        blobs.named.update(plain.digests)
+        return plain
+
+    def _refusal(self, request: Request) -> RunResult | None:
+        """The refusal of a run whose blobs are larger than the device's cache."""
+        if not isinstance(request, RunRequest) or request.blob_bytes <= self._room:
+            return None
+        why = (
+            f"the run needs {request.blob_bytes} bytes of blobs, "
+            f"the device has room for {self._room}"
+        )
+        worker = self._worker_id
+        return RunResult(request.request_id, RunStatus.REFUSED, why, worker=worker)
 
     def _answer(
-        self,
-        request: Request,
-        made: Mapping[str, bytes],
-        blob: Blob,
-        cancelled: Callable[[], bool],
-    ) -> WorkResult | None:
-        """What becomes of work that the harness was given."""
+        self, requests: Sequence[Request], blobs: _Blobs, cancelled: Callable[[], bool]
+    ) -> Sequence[WorkResult] | None:
+        """The results of work that the harness was given; None if it was cancelled."""
         over_at: float | None = None  # when it must have ended that is not wanted any more
         while True:
             said = self._heard(LOOK_SECONDS)
@@ -199,11 +300,11 @@ class RemoteHarness:
                 case None:
                     continue
                 case {"need": list(digests)}:
-                    if over_at is None and not self._given(digests, request, made, blob, cancelled):
+                    if over_at is None and not self._given(digests, blobs, cancelled):
                         over_at = time.monotonic() + CANCEL_SECONDS
-                case {"result": dict(result)}:
+                case {"results": list(results)}:
                     self._looked_at = time.monotonic()
-                    return None if over_at is not None else self._read(request, result)
+                    return None if over_at is not None else self._read_all(requests, results)
                 case {"failed": str(why), "cause": "service"}:
                     raise ProtocolError(f"the device: {why[:400]}")
                 case {"failed": str(why)}:
@@ -214,16 +315,11 @@ class RemoteHarness:
                     raise self._lost("it said what makes no sense")
 
     def _given(
-        self,
-        digests: Sequence[object],
-        request: Request,
-        made: Mapping[str, bytes],
-        blob: Blob,
-        cancelled: Callable[[], bool],
+        self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
         """As `_give`. The harness waits for each blob: one that cannot be had ends it."""
         try:
-            return self._give(digests, request, made, blob, cancelled)
+            return self._give(digests, blobs, cancelled)
         except DeviceLost:
             raise
         except OSError:
@@ -231,34 +327,37 @@ class RemoteHarness:
             raise
 
     def _give(
-        self,
-        digests: Sequence[object],
-        request: Request,
-        made: Mapping[str, bytes],
-        blob: Blob,
-        cancelled: Callable[[], bool],
+        self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
         """Send blobs that the device lacks; false where the work is not wanted any more."""
         for digest in digests:
-            if digest not in request.digests:
+            if not isinstance(digest, str) or digest not in blobs.named:
                 raise self._lost("it asked for what is none of the request's blobs")
             if cancelled():
                 self._send({"do": "cancel"})
                 return False
-            data = made.get(digest)
-            if data is None:
-                data = blob(digest).read_bytes()
+            data = blobs.bytes_of(digest)
             self._send({"blob": digest, "bytes": len(data)}, data)
         return True
 
-    def _read(self, request: Request, result: Mapping[str, Any]) -> WorkResult:
+    def _read_all(
+        self, requests: Sequence[Request], results: Sequence[object]
+    ) -> Sequence[WorkResult]:
+        if len(results) != len(requests):
+            raise RuntimeError("the device's results are those of other requests")
+        return [self._read(*each) for each in zip(requests, results, strict=True)]
+
+    def _read(self, request: Request, result: object) -> WorkResult:
         kind = RunResult if isinstance(request, RunRequest) else MeasureResult
         try:
-            found = kind.from_json(result)
+            found: WorkResult = kind.from_json(result)
         except ProtocolError as error:
             raise RuntimeError(f"the device's result makes no sense: {error}") from error
         if found.request_id != request.request_id:
             raise RuntimeError("the device's result is that of another request")
+        if self._device is not None and isinstance(found, MeasureResult):
+            named = ((trial, replace(m, device=self._device)) for trial, m in found.measurements)
+            found = replace(found, measurements=tuple(named))
         return found
 
     def _connected(self) -> _Connection:
@@ -268,7 +367,7 @@ class RemoteHarness:
         for again in (False, True):
             try:
                 started = self._command.start(self._arguments, again)
-            except ViaError as error:
+            except HarnessError as error:
                 if not self._facts:
                     raise
                 raise DeviceLost(str(error)) from error
@@ -296,7 +395,7 @@ class RemoteHarness:
         self._facts = facts
         self._looked_at = float("-inf")
 
-    def _send(self, message: Mapping[str, Any], data: bytes = b"") -> None:
+    def _send(self, message: Mapping[str, Any], data: Bytes = b"") -> None:
         connection = self._connected()
         text = json.dumps(message, separators=(",", ":")).encode()
         assert connection.process.stdin is not None

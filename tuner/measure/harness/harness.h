@@ -9,24 +9,34 @@
 
 enum { PROTOCOL = 7, MOST_READINGS = 4096 };
 
-/* The readings of the reference kernel, each beside the best so far (tuner/measure/speed.py). */
+/* A reading of the reference kernel, next to the best so far: arithmetic, memory. */
 typedef struct {
-    double readings[2][MOST_READINGS];
-    size_t count;
-    double seconds[2], ratios[2]; /* the last ones: arithmetic, memory */
+    double seconds[2], ratios[2];
+    bool taken, disturbed;
+} tw_reading;
+
+/* The readings of a device (tuner/measure/speed.py): those of one thread, which are processor time,
+ * and those of several, which are wall time. */
+typedef struct {
+    double readings[2][2][MOST_READINGS];
+    size_t counts[2];
+    tw_reading last;
     double last_at, disturbed_since;
-    bool disturbed, is_disturbed_long;
+    bool is_disturbed_long;
 } tw_speed;
 
-void tw_speed_take(tw_speed *speed, double arithmetic, double memory);
-/* JSON of the last reading; "null" before the first. */
-void tw_speed_json(const tw_speed *speed, bool with_throttled, tw_text *text);
+void tw_speed_take(tw_speed *speed, double arithmetic, double memory, int threads);
+/* JSON of a reading, or of the last one with whether the device is slow for long; "null" for
+ * none. */
+void tw_reading_json(const tw_reading *reading, tw_text *text);
+void tw_speed_json(const tw_speed *speed, tw_text *text);
 /* How disturbed a reading is: at most 1 where it is not. */
-double tw_speed_excess(const tw_speed *speed);
+double tw_reading_excess(const tw_reading *reading);
 
 /* cache.c */
 typedef struct {
-    char folder[512];
+    char folder[512], empty[520];
+    int number;     /* of the folder, among those of the processes of this device */
     uint64_t bytes; /* most that it holds */
     int lock;
     struct tw_verified *verified; /* files whose bytes were compared with their names */
@@ -52,6 +62,7 @@ typedef struct {
     const char *root; /* that holds `proc` and `sys`; "" for / */
     char worker[65];  /* in whose name it measures */
     uint64_t sandbox_bytes;
+    unsigned first_user, last_user; /* that candidates run as where this is root; 0: none */
     tw_facts facts;
     tw_cache cache;
     tw_speed speed;
@@ -65,11 +76,12 @@ int tw_serve(tw_harness *harness);
 /* work.c */
 
 typedef struct tw_task tw_task;
-/* A request to measure or to run, read from what the agent says; NULL with the reason. */
-tw_task *tw_task_of(tw_harness *harness, const json *request, tw_error *error);
-/* The blobs that it names. */
+/* A request to run programs, or batches that are measured together, read from what the agent says;
+ * NULL with the reason. */
+tw_task *tw_task_of(tw_harness *harness, const json *requests, tw_error *error);
+/* The blobs that they name. */
 tw_blob *tw_task_blobs(tw_task *task, size_t *count);
-/* Do it: its result as JSON. False where it was cancelled, or with the reason where nothing could
+/* Do it: a list of results as JSON. False where it was cancelled, or with the reason where nothing could
  * be done. */
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
                 tw_error *error);
@@ -85,14 +97,15 @@ void tw_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* check.c: print whether the device measures well, and what to type; the exit status. */
 int tw_check(tw_harness *harness, bool as_json);
 
-/* results.c: a batch that is measured, and its result. */
+/* results.c: batches that are measured together, and their results. */
 
 typedef struct tw_batch tw_batch;
-tw_batch *tw_batch_of(const json *request, tw_error *error);
-/* Measure it; false where that was cancelled, or nothing could be done (with the reason). */
+tw_batch *tw_batch_of(const json *requests, tw_error *error);
+/* Measure them; false where that was cancelled, or nothing could be done (with the reason). */
 bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
                       bool *cancelled, tw_error *error);
-void tw_batch_result(const tw_batch *batch, const tw_harness *harness, tw_text *text);
+/* The list of their results. */
+void tw_batch_results(const tw_batch *batch, const tw_harness *harness, tw_text *text);
 void tw_batch_free(tw_batch *batch);
 
 #endif

@@ -122,7 +122,7 @@ static double next_round(double began, double seconds) {
 }
 
 /* Keep those that are neither abandoned nor shown to be slower than the fastest; how many. */
-static size_t still_racing(batch *all, entry **left, size_t count) {
+static size_t still_racing(const batch *all, entry **left, size_t count) {
     const double **samples = tw_allocate(count * sizeof *samples);
     size_t *counts = tw_allocate(count * sizeof *counts), kept = 0;
     bool *stays = tw_allocate(count * sizeof *stays);
@@ -145,16 +145,25 @@ static size_t still_racing(batch *all, entry **left, size_t count) {
     return kept;
 }
 
-static void screen(batch *all, entry **left, size_t count, double *seconds) {
+/* Rounds of all batches that screen, those of one between those of the others. */
+static void screen(batch *batches, size_t count, double *seconds) {
     double began = -INFINITY;
-    for (int round = 0; round < all->repeat.samples && count; round++) {
-        began = next_round(began, all->repeat.round_seconds);
-        shuffle(&all->repeat, left, count);
+    for (int round = 0;; round++) {
+        double apart = -1;
+        for (size_t i = 0; i < count; i++)
+            if (batches[i].left_count) apart = fmax(apart, batches[i].repeat.round_seconds);
+        if (apart < 0) return; /* nothing is left */
+        began = next_round(began, apart);
         for (size_t i = 0; i < count; i++) {
-            if (round == 0 && !calibrated(all, left[i], all->best, seconds)) continue;
-            all->best = fmin(all->best, sample(all, left[i], seconds));
+            batch *all = &batches[i];
+            shuffle(&all->repeat, all->left, all->left_count);
+            for (size_t j = 0; j < all->left_count; j++) {
+                if (round == 0 && !calibrated(all, all->left[j], all->best, seconds)) continue;
+                all->best = fmin(all->best, sample(all, all->left[j], seconds));
+            }
+            bool last = round + 1 >= all->repeat.samples;
+            all->left_count = last ? 0 : still_racing(all, all->left, all->left_count);
         }
-        count = still_racing(all, left, count);
     }
 }
 
@@ -197,31 +206,48 @@ static void compare(batch *all, entry **ready, size_t count, double *seconds) {
     free(racers);
 }
 
-void tw_race(batch *all, entry *ready, size_t *count) {
+/* Put the incumbent first, where it passed its checks. */
+static void put_first(batch *all) {
     const char *incumbent = json_get_text(all->request, "incumbent");
-    entry **left = tw_allocate(*count * sizeof *left);
-    double *seconds = tw_allocate(all->timed_count * sizeof *seconds);
-    for (size_t i = 0; i < *count; i++) left[i] = &ready[i];
-    if (*incumbent && *count) {
-        const json *each = json_get(all->request, "candidates")->first;
-        for (int64_t number = 0; each; each = each->next, number++)
-            for (size_t i = 1;
-                 i < *count && strcmp(json_get_text(each, "trial_id"), incumbent) == 0; i++)
-                if (left[i]->number == number) {
-                    entry *moved = left[0];
-                    left[0] = left[i], left[i] = moved;
-                }
-        compare(all, left, *count, seconds);
-    } else {
-        screen(all, left, *count, seconds);
+    const json *each = json_get(all->request, "candidates")->first;
+    for (int64_t number = all->first; each; each = each->next, number++)
+        for (size_t i = 1;
+             i < all->left_count && strcmp(json_get_text(each, "trial_id"), incumbent) == 0; i++)
+            if (all->left[i]->number == number) {
+                entry *moved = all->left[0];
+                all->left[0] = all->left[i], all->left[i] = moved;
+            }
+}
+
+void tw_race(batch *batches, size_t count, pool *pool) {
+    size_t cases = 0;
+    for (size_t i = 0; i < count; i++) {
+        batch *all = &batches[i];
+        all->left = tw_allocate(all->ready_count * sizeof *all->left);
+        all->left_count = all->ready_count;
+        for (size_t j = 0; j < all->ready_count; j++) all->left[j] = &all->ready[j];
+        if (all->timed_count > cases) cases = all->timed_count;
     }
-    for (size_t i = 0; i < *count; i++) {
-        for (size_t j = 0; j < all->timed_count; j++) tw_free_kernel(&ready[i].kernels[j]);
-        free(ready[i].kernels);
-        free(ready[i].samples);
+    double *seconds = tw_allocate(cases * sizeof *seconds);
+    for (size_t i = 0; i < count; i++) {
+        batch *all = &batches[i];
+        if (!*json_get_text(all->request, "incumbent")) continue;
+        put_first(all);
+        if (all->left_count) compare(all, all->left, all->left_count, seconds);
+        all->left_count = 0;
     }
-    free(left);
+    screen(batches, count, seconds);
     free(seconds);
-    tw_forget(all);
-    *count = 0;
+    for (size_t i = 0; i < count; i++) {
+        batch *all = &batches[i];
+        for (size_t j = 0; j < all->ready_count; j++) {
+            entry *done = &all->ready[j];
+            for (size_t k = 0; k < all->timed_count; k++) tw_free_kernel(&done->kernels[k]);
+            free(done->kernels);
+            free(done->samples);
+        }
+        free(all->left);
+        all->left = NULL, all->ready_count = 0;
+    }
+    tw_forget(pool);
 }

@@ -1,5 +1,5 @@
-/* Batches as the worker sees them: who is measured when a candidate takes the sandbox with it, and
- * what is reported. As tuner/measure/sandbox.py. */
+/* Batches that are measured together, as the worker sees them: who is measured when a candidate takes
+ * the sandbox with it, and what is reported. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,16 +29,24 @@ typedef struct {
     double started, ended;
 } observed;
 
-struct tw_batch {
+/* One request. */
+typedef struct {
     const json *request, *candidates, *cases;
-    size_t count, case_count, timed_count, samples;
+    size_t first, count; /* of its candidates among all */
+    size_t case_count, timed_count, samples;
     bool has_sizes;
     double limit;
+} part;
+
+struct tw_batch {
+    part *parts;
+    size_t part_count, count; /* of candidates of all parts */
     observed *seen;
     bool *group; /* those that are measured just now */
     int64_t current;
+    int threads;
     tw_speed *speed;
-    tw_speed worst; /* the slowest reading meanwhile */
+    tw_reading worst; /* the slowest one meanwhile */
 };
 
 static double wall(void) {
@@ -47,10 +55,10 @@ static double wall(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static bool is_timed(const tw_batch *batch, const json *one, size_t number) {
+static bool is_timed(const part *one, const json *each, size_t number) {
     double weight = 0;
-    bool weighted = json_number(json_get(one, "weight"), &weight) && weight > 0;
-    return weighted || (number == 0 && batch->timed_count == 0);
+    bool weighted = json_number(json_get(each, "weight"), &weight) && weight > 0;
+    return weighted || (number == 0 && one->timed_count == 0);
 }
 
 static void reset(observed *seen) {
@@ -59,54 +67,72 @@ static void reset(observed *seen) {
     *seen = (observed){.max_error = -1, .against = -1};
 }
 
-tw_batch *tw_batch_of(const json *request, tw_error *error) {
+static bool read_part(part *made, const json *request, tw_error *error) {
     const json *repeat = json_get_kind(request, "repeat", JSON_OBJECT);
-    tw_batch made = {.request = request,
-                     .candidates = json_get_kind(request, "candidates", JSON_ARRAY),
-                     .cases = json_get_kind(request, "cases", JSON_ARRAY)};
     int64_t samples;
-    if (!made.candidates || !made.cases || !made.cases->count || !made.candidates->count ||
-        made.candidates->count > MOST_CANDIDATES ||
+    *made = (part){.request = request,
+                   .candidates = json_get_kind(request, "candidates", JSON_ARRAY),
+                   .cases = json_get_kind(request, "cases", JSON_ARRAY)};
+    if (!made->candidates || !made->cases || !made->cases->count || !made->candidates->count ||
+        made->candidates->count > MOST_CANDIDATES ||
         !json_integer(json_get(repeat, "samples"), 1, 10000, &samples) ||
-        !json_number(json_get(repeat, "limit_seconds"), &made.limit) || !(made.limit > 0) ||
-        made.limit > 86400) {
-        tw_fail(error, "the request makes no sense");
-        return NULL;
-    }
+        !json_number(json_get(repeat, "limit_seconds"), &made->limit) || !(made->limit > 0) ||
+        made->limit > 86400)
+        return tw_fail(error, "the request makes no sense");
     size_t weighted = 0;
-    for (const json *each = made.cases->first; each; each = each->next)
-        weighted += is_timed(&made, each, 1);
-    made.has_sizes = json_get_kind(made.cases->first, "sizes", JSON_OBJECT) &&
-                     json_get(made.cases->first, "sizes")->count > 0;
-    made.count = made.candidates->count, made.case_count = made.cases->count;
-    made.timed_count = weighted, made.samples = (size_t)samples;
-    made.seen = tw_allocate(made.count * sizeof *made.seen);
-    made.group = tw_allocate(made.count * sizeof *made.group);
-    for (size_t i = 0; i < made.count; i++) reset(&made.seen[i]);
-    if (weighted > MOST_TIMED) {
-        free(made.seen);
-        free(made.group);
-        tw_fail(error, "a batch of %zu timed cases is not measured here", weighted);
-        return NULL;
+    for (const json *each = made->cases->first; each; each = each->next)
+        weighted += is_timed(made, each, 1);
+    made->has_sizes = json_get_kind(made->cases->first, "sizes", JSON_OBJECT) &&
+                      json_get(made->cases->first, "sizes")->count > 0;
+    made->count = made->candidates->count, made->case_count = made->cases->count;
+    made->timed_count = weighted, made->samples = (size_t)samples;
+    if (weighted > MOST_TIMED)
+        return tw_fail(error, "a batch of %zu timed cases is not measured here", weighted);
+    return true;
+}
+
+tw_batch *tw_batch_of(const json *requests, tw_error *error) {
+    part *parts = tw_allocate(requests->count * sizeof *parts);
+    size_t number = 0, count = 0;
+    for (const json *each = requests->first; each; each = each->next, number++) {
+        if (!read_part(&parts[number], each, error)) {
+            free(parts);
+            return NULL;
+        }
+        parts[number].first = count;
+        count += parts[number].count;
     }
-    tw_batch *kept = tw_allocate(sizeof *kept);
-    *kept = made;
-    return kept;
+    tw_batch *made = tw_allocate(sizeof *made);
+    *made = (tw_batch){.parts = parts,
+                       .part_count = requests->count,
+                       .count = count,
+                       .seen = tw_allocate(count * sizeof *made->seen),
+                       .group = tw_allocate(count * sizeof *made->group)};
+    for (size_t i = 0; i < count; i++) reset(&made->seen[i]);
+    return made;
 }
 
 void tw_batch_free(tw_batch *batch) {
     if (!batch) return;
     for (size_t i = 0; i < batch->count; i++) reset(&batch->seen[i]);
+    free(batch->parts);
     free(batch->seen);
     free(batch->group);
     free(batch);
 }
 
-/* Seconds that a sample has. */
-static size_t width(const tw_batch *batch) { return batch->timed_count ? batch->timed_count : 1; }
+/* The request of a candidate. */
+static const part *part_of(const tw_batch *batch, int64_t trial) {
+    const part *found = batch->parts;
+    while ((size_t)trial >= found->first + found->count) found++;
+    return found;
+}
 
-static void note_sample(tw_batch *batch, observed *seen, const json *seconds) {
-    size_t wide = width(batch), place = seen->sample_count * wide;
+/* Seconds that a sample has. */
+static size_t width(const part *one) { return one->timed_count ? one->timed_count : 1; }
+
+static void note_sample(const part *one, observed *seen, const json *seconds) {
+    size_t wide = width(one), place = seen->sample_count * wide;
     if (!seconds || seconds->count != wide || seen->sample_count >= MOST_SAMPLES) return;
     double *more = realloc(seen->samples, (place + wide) * sizeof *more);
     if (!more) return;
@@ -133,9 +159,10 @@ static void note_speed(tw_batch *batch, const json *seconds) {
     const json *first = seconds ? seconds->first : NULL;
     if (!json_number(first, &arithmetic) || !json_number(first->next, &memory)) return;
     if (!(arithmetic > 0 && memory > 0)) return;
-    tw_speed_take(batch->speed, arithmetic, memory);
-    if (!batch->worst.count || tw_speed_excess(batch->speed) > tw_speed_excess(&batch->worst))
-        batch->worst = *batch->speed;
+    tw_speed_take(batch->speed, arithmetic, memory, batch->threads);
+    const tw_reading *last = &batch->speed->last;
+    if (!batch->worst.taken || tw_reading_excess(last) > tw_reading_excess(&batch->worst))
+        batch->worst = *last;
 }
 
 static void note(tw_batch *batch, const json *event) {
@@ -146,11 +173,12 @@ static void note(tw_batch *batch, const json *event) {
         !batch->group[trial])
         return; /* a candidate that speaks in the name of others tells nothing of them */
     observed *seen = &batch->seen[trial];
+    const part *one = part_of(batch, trial);
     seen->ended = wall();
     if (!seen->started) seen->started = seen->ended;
     if (strcmp(what, "begin") == 0) batch->current = trial;
     if (strcmp(what, "sample") == 0)
-        note_sample(batch, seen, json_get_kind(event, "seconds", JSON_ARRAY));
+        note_sample(one, seen, json_get_kind(event, "seconds", JSON_ARRAY));
     if (strcmp(what, "pair") == 0) note_pair(batch, seen, event);
     if (strcmp(what, "checked") != 0) return;
     bool ok = strcmp(status, "ok") == 0;
@@ -160,7 +188,7 @@ static void note(tw_batch *batch, const json *event) {
     snprintf(seen->error, sizeof seen->error, "%s", json_get_text(event, "error"));
     if (json_number(json_get(event, "max_error"), &error) && error > seen->max_error)
         seen->max_error = error;
-    seen->checks += ok && seen->checks < (int64_t)batch->case_count;
+    seen->checks += ok && seen->checks < (int64_t)one->case_count;
 }
 
 /* The watch of the batch, with that of the lease behind it. */
@@ -197,7 +225,7 @@ static tw_ended attempt(tw_batch *batch, tw_job *job, const tw_watch *watch, tw_
     size_t waiting = batch->count;
     tw_ended ended = TW_ENDED;
     memset(left, true, batch->count);
-    batch->worst.count = 0;
+    batch->worst.taken = false;
     while (waiting) {
         size_t size = 0;
         bool one = alone || suspect >= 0;
@@ -227,47 +255,54 @@ static tw_ended attempt(tw_batch *batch, tw_job *job, const tw_watch *watch, tw_
     return ended == TW_CANCELLED || ended == TW_NO_CHILD || ended == TW_FAILED ? ended : TW_ENDED;
 }
 
+/* Every step of every candidate at its limit: to be read, checked, calibrated and sampled. */
+static void set_limits(const tw_batch *batch, tw_job *job) {
+    double steps = 0, cases = 0;
+    job->limit = 0;
+    for (size_t i = 0; i < batch->part_count; i++) {
+        const part *one = &batch->parts[i];
+        steps += (double)one->count *
+                 (2 * (double)one->case_count + 4 * (double)width(one) * ((double)one->samples + 1));
+        cases += (double)one->case_count;
+        job->limit = fmax(job->limit, one->limit);
+    }
+    job->budget = START_SECONDS + cases * (job->limit + START_SECONDS) + steps * job->limit;
+}
+
 bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
                       bool *was_cancelled, tw_error *error) {
-    double steps = (double)batch->count * (2 * (double)batch->case_count +
-                                           4 * (double)width(batch) * ((double)batch->samples + 1));
-    batch->speed = &harness->speed;
-    job->limit = batch->limit;
-    job->budget = START_SECONDS + (double)batch->case_count * (batch->limit + START_SECONDS) +
-                  steps * batch->limit;
+    batch->speed = &harness->speed, batch->threads = job->threads;
+    set_limits(batch, job);
     tw_ended ended = attempt(batch, job, watch, error);
     /* what a disturbed device measured is measured once more; one that is so for long stays so */
-    if (ended == TW_ENDED && batch->worst.count && batch->worst.disturbed &&
-        !harness->speed.is_disturbed_long) {
+    if (ended == TW_ENDED && batch->worst.disturbed && !harness->speed.is_disturbed_long) {
         observed *first = batch->seen;
-        tw_speed *before = tw_allocate(sizeof *before);
-        *before = batch->worst;
+        tw_reading before = batch->worst;
         batch->seen = tw_allocate(batch->count * sizeof *batch->seen);
         for (size_t i = 0; i < batch->count; i++) reset(&batch->seen[i]);
         ended = attempt(batch, job, watch, error);
-        bool worse = ended == TW_ENDED && tw_speed_excess(&batch->worst) >= tw_speed_excess(before);
+        bool worse = ended == TW_ENDED && tw_reading_excess(&batch->worst) >= tw_reading_excess(&before);
         if (worse || ended == TW_CANCELLED) { /* what was measured first is whole, and stays */
             ended = TW_ENDED;
             observed *second = batch->seen;
-            batch->seen = first, first = second, batch->worst = *before;
+            batch->seen = first, first = second, batch->worst = before;
         }
         for (size_t i = 0; i < batch->count; i++) reset(&first[i]);
         free(first);
-        free(before);
     }
     *was_cancelled = ended == TW_CANCELLED;
     return ended == TW_ENDED;
 }
 
-static void add_samples(const tw_batch *batch, const observed *seen, tw_text *text) {
-    size_t wide = width(batch);
+static void add_samples(const part *one, const observed *seen, tw_text *text) {
+    size_t wide = width(one);
     double *sums = tw_allocate(seen->sample_count * sizeof *sums);
     for (size_t i = 0; i < seen->sample_count; i++) {
         size_t column = 0, number = 0;
-        for (const json *each = batch->cases->first; each; each = each->next, number++) {
+        for (const json *each = one->cases->first; each; each = each->next, number++) {
             double weight = 1;
-            if (!is_timed(batch, each, number)) continue;
-            if (batch->has_sizes) json_number(json_get(each, "weight"), &weight);
+            if (!is_timed(one, each, number)) continue;
+            if (one->has_sizes) json_number(json_get(each, "weight"), &weight);
             sums[i] += weight * seen->samples[i * wide + column++];
         }
     }
@@ -275,11 +310,11 @@ static void add_samples(const tw_batch *batch, const observed *seen, tw_text *te
     free(sums);
 }
 
-static void add_sizes(const tw_batch *batch, const observed *seen, tw_text *text) {
-    size_t column = 0, number = 0, wide = width(batch);
-    for (const json *each = batch->cases->first; each; each = each->next, number++) {
+static void add_sizes(const part *one, const observed *seen, tw_text *text) {
+    size_t column = 0, number = 0, wide = width(one);
+    for (const json *each = one->cases->first; each; each = each->next, number++) {
         const json *sizes = json_get(each, "sizes"), *weight = json_get(each, "weight");
-        if (!is_timed(batch, each, number)) continue;
+        if (!is_timed(one, each, number)) continue;
         tw_text_format(text,
                        "%s{\"sizes\":%.*s,\"weight\":%s,\"samples_seconds\":", column ? "," : "",
                        (int)sizes->raw_length, sizes->raw, weight->string);
@@ -288,9 +323,9 @@ static void add_sizes(const tw_batch *batch, const observed *seen, tw_text *text
     }
 }
 
-static void add_seeds(const tw_batch *batch, tw_text *text) {
+static void add_seeds(const part *one, tw_text *text) {
     bool said = false;
-    for (const json *each = batch->cases->first; each; each = each->next) {
+    for (const json *each = one->cases->first; each; each = each->next) {
         const json *inputs = json_get_kind(each, "inputs", JSON_ARRAY);
         for (const json *input = inputs ? inputs->first : NULL; input; input = input->next) {
             const json *seed = json_get_kind(input, "seed", JSON_NUMBER);
@@ -310,8 +345,9 @@ static void add_same(tw_text *text, const char *name, const json *value) {
 }
 
 static const json *candidate_at(const tw_batch *batch, int64_t number) {
-    const json *each = batch->candidates->first;
-    for (; each && number > 0; number--) each = each->next;
+    const part *one = part_of(batch, number);
+    const json *each = one->candidates->first;
+    for (number -= (int64_t)one->first; each && number > 0; number--) each = each->next;
     return each;
 }
 
@@ -330,8 +366,8 @@ static void add_comparison(const tw_batch *batch, const observed *seen, tw_text 
     tw_text_add(text, "}", 1);
 }
 
-static void add_measurement(const tw_batch *batch, const tw_harness *harness, const json *candidate,
-                            const observed *seen, tw_text *text) {
+static void add_measurement(const tw_batch *batch, const part *one, const tw_harness *harness,
+                            const json *candidate, const observed *seen, tw_text *text) {
     bool right = strcmp(seen->status, "ok") == 0, ok = right && seen->sample_count;
     const char *error = ok ? "" : *seen->error ? seen->error : "it was not timed";
     tw_text_format(text, "\"status\":\"%s\",\"error\":",
@@ -341,7 +377,7 @@ static void add_measurement(const tw_batch *batch, const tw_harness *harness, co
     tw_text_string(text, error, strlen(error));
     tw_text_format(text, ",\"samples_seconds\":");
     if (ok)
-        add_samples(batch, seen, text);
+        add_samples(one, seen, text);
     else
         tw_text_format(text, "[]");
     tw_text_format(text, ",\"max_error\":");
@@ -349,11 +385,11 @@ static void add_measurement(const tw_batch *batch, const tw_harness *harness, co
         tw_text_number(text, seen->max_error);
     else
         tw_text_format(text, "null");
-    add_same(text, "tolerance", json_get(batch->request, "tolerance"));
+    add_same(text, "tolerance", json_get(one->request, "tolerance"));
     tw_text_format(text, ",\"seeds\":[");
-    add_seeds(batch, text);
+    add_seeds(one, text);
     tw_text_add(text, "]", 1);
-    add_same(text, "reference_digest", json_get(batch->cases->first, "reference_digest"));
+    add_same(text, "reference_digest", json_get(one->cases->first, "reference_digest"));
     add_same(text, "object_digest", json_get(candidate, "object_digest"));
     add_same(text, "build_seconds", json_get(candidate, "build_seconds"));
     tw_text_format(text, ",\"measure_seconds\":");
@@ -368,23 +404,32 @@ static void add_measurement(const tw_batch *batch, const tw_harness *harness, co
         tw_text_format(text, "null");
     }
     tw_text_format(text, ",\"speed\":");
-    tw_speed_json(&batch->worst, false, text);
+    tw_reading_json(&batch->worst, text);
     tw_text_format(text, ",\"at_sizes\":[");
-    if (ok && batch->has_sizes) add_sizes(batch, seen, text);
+    if (ok && one->has_sizes) add_sizes(one, seen, text);
     tw_text_add(text, "]", 1);
 }
 
-void tw_batch_result(const tw_batch *batch, const tw_harness *harness, tw_text *text) {
-    const json *id = json_get(batch->request, "request_id"), *each = batch->candidates->first;
+static void add_result(const tw_batch *batch, const part *one, const tw_harness *harness,
+                       tw_text *text) {
+    const json *each = one->candidates->first;
     tw_text_format(text, "{\"protocol\":%d,\"worker\":\"%s\"", PROTOCOL, harness->worker);
-    add_same(text, "request_id", id);
+    add_same(text, "request_id", json_get(one->request, "request_id"));
     tw_text_format(text, ",\"measurements\":[");
-    for (size_t i = 0; i < batch->count; i++, each = each->next) {
+    for (size_t i = 0; i < one->count; i++, each = each->next) {
         tw_text_format(text, "%s{\"measurement\":{", i ? "," : "");
-        add_measurement(batch, harness, each, &batch->seen[i], text);
+        add_measurement(batch, one, harness, each, &batch->seen[one->first + i], text);
         tw_text_add(text, "}", 1);
         add_same(text, "trial_id", json_get(each, "trial_id"));
         tw_text_add(text, "}", 1);
     }
     tw_text_format(text, "]}");
+}
+
+void tw_batch_results(const tw_batch *batch, const tw_harness *harness, tw_text *text) {
+    for (size_t i = 0; i < batch->part_count; i++) {
+        tw_text_format(text, i ? "," : "[");
+        add_result(batch, &batch->parts[i], harness, text);
+    }
+    tw_text_format(text, "]");
 }

@@ -86,16 +86,21 @@ void tw_probe(const tw_child *child, int threads) {
 }
 
 static bool do_job(const tw_child *child, const tw_job *job, tw_error *error) {
-    json_document document = {0};
-    const json *plan = NULL;
-    if (!job->request) { /* only to see how fast the device is */
+    if (!job->requests) { /* only to see how fast the device is */
         for (int i = 0; i < (job->probes ? job->probes : 1); i++) tw_probe(child, 1);
         return true;
     }
-    if (job->plan && !(plan = json_parse(&document, job->plan->data, job->plan->size)))
-        return tw_fail(error, "the plan is no JSON");
-    return job->wanted ? tw_measure(child, job->request, plan, job->wanted, error)
-                       : tw_run(child, job->request, plan, error);
+    tw_part *parts = tw_allocate(job->requests->count * sizeof *parts);
+    size_t count = 0;
+    for (const json *each = job->requests->first; each; each = each->next, count++) {
+        json_document *document = tw_allocate(sizeof *document);
+        const tw_blob *plan = job->plans[count];
+        parts[count].request = each;
+        if (plan && !(parts[count].plan = json_parse(document, plan->data, plan->size)))
+            return tw_fail(error, "the plan is no JSON");
+    }
+    return job->wanted ? tw_measure(child, parts, count, job->wanted, error)
+                       : tw_run(child, parts, error);
 }
 
 static _Noreturn void live(const tw_job *job, int events, const char *nonce, pid_t parent) {

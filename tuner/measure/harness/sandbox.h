@@ -3,23 +3,26 @@
 #define TW_SANDBOX_H
 
 #include <sched.h>
+#include <sys/types.h>
 
 #include "child.h"
 
 /* What a process is to do, and may. */
 typedef struct {
-    const json *request;
+    const json *requests; /* one run, or batches that are measured together; NULL: probes alone */
     const tw_blob *blobs;
     size_t blob_count;
-    const tw_blob *plan; /* NULL where the request needs none */
-    const bool *wanted;  /* of a batch, the candidates; NULL for a run */
+    const tw_blob *const *plans; /* of each request; NULL where it needs none */
+    const bool *wanted;          /* of batches, the candidates; NULL for a run */
     double limit;        /* seconds that a step may take */
     double budget;       /* and all steps together */
     size_t event_bytes;  /* most that one thing it says may have */
-    int probes;          /* without a request: how often the reference kernel is timed */
+    int probes;          /* without requests: how often the reference kernel is timed */
     int threads;
     uint64_t memory;        /* bytes of address space; 0: no limit */
     const cpu_set_t *cores; /* NULL: all */
+    uid_t user;             /* that it becomes where the harness is root; 0: none */
+    const char *folder;     /* an empty one, where it is */
 } tw_job;
 
 typedef enum {

@@ -2,12 +2,14 @@
  * standard output: lines of JSON, and blobs.
  *
  *     harness  {"hello":PROTOCOL,"digest":...,"facts":{...},"brief":{...},"cache_bytes":...}
- *     agent    {"do":"work","worker":ID,"request":{...}}
+ *     agent    {"do":"work","worker":ID,"requests":[{...},...]}: one run, or batches to interleave
  *     harness  {"need":[DIGEST,...]}
  *     agent    {"blob":DIGEST,"bytes":N}, then N bytes; for each that is needed, in that order
- *     harness  {"result":{...}}, {"failed":REASON,"cause":"worker" or "service"}, or
+ *     harness  {"results":[{...},...]}, {"failed":REASON,"cause":"worker" or "service"}, or
  *              {"cancelled":true}
- *     agent    {"do":"cancel"}, at any time after the work; {"do":"probe"}, between works
+ *     agent    {"do":"cancel"}, at any time after the work; {"do":"probe"}, between works; with
+ *              "times":N, the harness answers
+ *     harness  {"readings":[[SECONDS,SECONDS],...]} of the reference kernel's two parts, or "failed"
  *     harness  {"state":{"speed":...,"condition":...}}, {"log":TEXT}, at any time
  *
  * The agent's end ends the harness, and whatever it has started. */
@@ -28,6 +30,7 @@ enum {
     MOST_LINE_BYTES = 256 << 20,
     STATE_SECONDS = 5,
     FOREVER = -1,
+    MOST_PROBES = 100,
 };
 
 typedef struct {
@@ -82,7 +85,7 @@ static void tell_failed(const char *cause, const tw_error *error) {
 static void tell_state(server *self) {
     tw_text line = {0};
     tw_text_format(&line, "{\"state\":{\"speed\":");
-    tw_speed_json(&self->harness->speed, true, &line);
+    tw_speed_json(&self->harness->speed, &line);
     tw_text_format(&line, ",\"condition\":");
     tw_condition(&line, self->harness->root);
     tw_text_add(&line, "}}", 2);
@@ -273,7 +276,7 @@ static void work(server *self, const json *asked) {
     size_t count;
     self->is_cancelled = false;
     snprintf(harness->worker, sizeof harness->worker, "%.64s", json_get_text(asked, "worker"));
-    tw_task *task = tw_task_of(harness, json_get(asked, "request"), &error);
+    tw_task *task = tw_task_of(harness, json_get_kind(asked, "requests", JSON_ARRAY), &error);
     bool done = task != NULL;
     if (done) {
         cause = "worker";
@@ -289,7 +292,7 @@ static void work(server *self, const json *asked) {
     } else if (done) {
         tw_text line = {0};
         tell_state(self);
-        tw_text_format(&line, "{\"result\":");
+        tw_text_format(&line, "{\"results\":");
         tw_text_add(&line, result.data, result.length);
         tw_text_add(&line, "}", 1);
         tell(&line);
@@ -300,12 +303,30 @@ static void work(server *self, const json *asked) {
     tw_task_free(task);
 }
 
-static void probe(server *self) {
-    tw_error error;
+/* Time the reference kernel. Who asks for so many readings is told them. */
+static void probe(server *self, const json *asked) {
+    const tw_speed *speed = &self->harness->speed;
+    tw_error error = {.text = ""};
+    tw_text line = {0};
+    int64_t times = 1;
+    bool told = json_integer(json_get(asked, "times"), 1, MOST_PROBES, &times);
+    size_t number = speed->counts[0];
     self->is_cancelled = false;
-    if (!tw_probe_device(self->harness, 1, has_ended, self, &error))
-        tw_say("the reference kernel: %s", error.text);
+    bool probed = tw_probe_device(self->harness, (int)times, has_ended, self, &error);
+    if (!probed && told) tell_failed("worker", &error);
+    if (!probed && !told) tw_say("the reference kernel: %s", error.text);
     tell_state(self);
+    if (!probed || !told) return;
+    tw_text_format(&line, "{\"readings\":[");
+    for (size_t first = number; number < speed->counts[0]; number++) {
+        tw_text_add(&line, number == first ? "[" : ",[", number == first ? 1 : 2);
+        tw_text_number(&line, speed->readings[0][0][number % MOST_READINGS]);
+        tw_text_add(&line, ",", 1);
+        tw_text_number(&line, speed->readings[0][1][number % MOST_READINGS]);
+        tw_text_add(&line, "]", 1);
+    }
+    tw_text_add(&line, "]}", 2);
+    tell(&line);
 }
 
 int tw_serve(tw_harness *harness) {
@@ -322,7 +343,7 @@ int tw_serve(tw_harness *harness) {
         if (strcmp(what, "work") == 0)
             work(&self, asked);
         else if (strcmp(what, "probe") == 0)
-            probe(&self);
+            probe(&self, asked);
         else if (text && strcmp(what, "cancel") != 0) /* that came after the result */
             self.ended = true;
         json_free(&document);

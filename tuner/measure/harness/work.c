@@ -1,4 +1,4 @@
-/* One request, from what an agent says until there is a result. */
+/* Requests, from what an agent says until there are results. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 
 enum {
     MOST_BLOBS = 100000,
+    MOST_TOGETHER = 16,
     MOST_STEPS = 10000,
     EVENT_BYTES = 4096,        /* of an event, besides what grows with the request */
     CASE_BYTES = 32,           /* a number for each case */
@@ -19,15 +20,16 @@ enum {
     MOST_EVENT_BYTES = 64 << 20,
 };
 #define START_SECONDS 60.0
+#define LEAST_ADDRESS_BYTES (UINT64_C(1) << 30)
 
 struct tw_task {
     tw_harness *harness;
-    const json *request;
-    bool is_run;
+    const json *requests; /* a list */
+    const json *run;      /* the only one, where it is a run */
     int threads;
     tw_blob *blobs;
     size_t count, room;
-    char request_id[201];
+    const tw_blob *plans[MOST_TOGETHER]; /* of each request; NULL where it needs none */
     tw_text result; /* of a run: what the sandbox said */
     bool (*cancelled)(void *self);
     void *self;
@@ -55,18 +57,18 @@ static void name_blob(tw_task *task, const char *digest) {
     snprintf(named->digest, sizeof named->digest, "%.64s", digest);
 }
 
-static bool name_blobs(tw_task *task, tw_error *error) {
-    const json *cases = json_get_kind(task->request, "cases", JSON_ARRAY);
-    const json *plain = json_get_kind(task->request, "plain", JSON_ARRAY);
-    const json *sizes = json_get_kind(task->request, "blobs", JSON_OBJECT);
+static bool name_blobs(tw_task *task, const json *request, tw_error *error) {
+    const json *cases = json_get_kind(request, "cases", JSON_ARRAY);
+    const json *plain = json_get_kind(request, "plain", JSON_ARRAY);
+    const json *sizes = json_get_kind(request, "blobs", JSON_OBJECT);
     size_t count =
         (cases ? cases->count : 0) + (plain ? plain->count : 0) + (sizes ? sizes->count : 0);
-    if (count > MOST_BLOBS || (task->is_run ? !sizes : !cases))
+    if (count > MOST_BLOBS || (task->run ? !sizes : !cases))
         return tw_fail(error, "the request makes no sense");
-    for (const json *each = task->is_run ? sizes->first : NULL; each; each = each->next)
+    for (const json *each = task->run ? sizes->first : NULL; each; each = each->next)
         name_blob(task, each->key);
-    if (!task->is_run) {
-        name_blob(task, json_get_text(task->request, "library_digest"));
+    if (!task->run) {
+        name_blob(task, json_get_text(request, "library_digest"));
         for (const json *each = cases->first; each; each = each->next)
             name_blob(task, json_get_text(each, "reference_digest"));
         for (const json *each = plain ? plain->first : NULL; each; each = each->next)
@@ -78,28 +80,50 @@ static bool name_blobs(tw_task *task, tw_error *error) {
     return true;
 }
 
-tw_task *tw_task_of(tw_harness *harness, const json *request, tw_error *error) {
-    const json *asked = request;
+static bool is_run(const json *request) {
+    return strcmp(json_get_text(request, "kind"), "run") == 0;
+}
+
+/* Read one of the requests, of which the first has number 0. */
+static bool add_request(tw_task *task, const json *request, size_t number, tw_error *error) {
     int64_t protocol, threads;
-    tw_task made = {.harness = harness, .request = request};
-    const char *request_id = json_get_text(request, "request_id");
-    made.is_run = strcmp(json_get_text(request, "kind"), "run") == 0;
-    if (!json_integer(json_get(request, "protocol"), PROTOCOL, PROTOCOL, &protocol)) {
-        tw_fail(error, "the request is of another protocol than %d", PROTOCOL);
-        return NULL;
+    if (!json_integer(json_get(request, "protocol"), PROTOCOL, PROTOCOL, &protocol))
+        return tw_fail(error, "the request is of another protocol than %d", PROTOCOL);
+    const json *asked = is_run(request) ? request : json_get(request, "key");
+    if (!is_name(json_get_text(request, "request_id"), 200) ||
+        !json_integer(json_get(asked, "threads"), 1, TW_MAX_THREADS, &threads))
+        return tw_fail(error, "the request makes no sense");
+    if (number && (is_run(request) || task->run || task->threads != threads))
+        return tw_fail(error, "the requests do not go together");
+    if (is_run(request)) task->run = request;
+    task->threads = (int)threads;
+    return name_blobs(task, request, error);
+}
+
+/* Find the plan of each request among the blobs, which do not move any more. */
+static void find_plans(tw_task *task) {
+    size_t number = 0;
+    for (const json *each = task->requests->first; each; each = each->next, number++) {
+        const json *plain = json_get_kind(each, "plain", JSON_ARRAY);
+        const json *plan = plain ? plain->first : NULL;
+        for (size_t i = 0; i < task->count && plan && plan->kind == JSON_STRING; i++)
+            if (strcmp(task->blobs[i].digest, plan->string) == 0)
+                task->plans[number] = &task->blobs[i];
     }
-    if (!made.is_run) asked = json_get(request, "key");
-    if (!is_name(request_id, 200) ||
-        !json_integer(json_get(asked, "threads"), 1, TW_MAX_THREADS, &threads)) {
-        tw_fail(error, "the request makes no sense");
-        return NULL;
-    }
-    made.threads = (int)threads;
-    snprintf(made.request_id, sizeof made.request_id, "%s", request_id);
-    if (!name_blobs(&made, error)) {
+}
+
+tw_task *tw_task_of(tw_harness *harness, const json *requests, tw_error *error) {
+    tw_task made = {.harness = harness, .requests = requests};
+    bool right = requests && requests->count && requests->count <= MOST_TOGETHER;
+    size_t number = 0;
+    if (!right) tw_fail(error, "the work makes no sense");
+    for (const json *each = right ? requests->first : NULL; each && right; each = each->next)
+        right = add_request(&made, each, number++, error);
+    if (!right) {
         free(made.blobs);
         return NULL;
     }
+    find_plans(&made);
     tw_task *kept = tw_allocate(sizeof *kept);
     *kept = made;
     return kept;
@@ -123,7 +147,7 @@ void tw_task_free(tw_task *task) {
  * it. */
 static bool lacks(const tw_task *task, tw_error *error) {
     int64_t wanted;
-    if (!json_integer(json_get(task->request, "memory_bytes"), 0, INT64_C(1) << 46, &wanted))
+    if (!json_integer(json_get(task->run, "memory_bytes"), 0, INT64_C(1) << 46, &wanted))
         wanted = 0;
     uint64_t memory = task->harness->facts.memory_bytes;
     uint64_t available = tw_free_bytes(task->harness->root);
@@ -157,20 +181,33 @@ static bool is_cancelled(void *given) {
     return task->cancelled(task->self);
 }
 
+/* Most address space: what is stated, or the memory of the machine. Blobs that are mapped take none
+ * of that. */
+static uint64_t address_bytes(const tw_task *task) {
+    uint64_t bytes = task->harness->sandbox_bytes, machine = task->harness->facts.memory_bytes;
+    if (!bytes && machine) bytes = machine < LEAST_ADDRESS_BYTES ? LEAST_ADDRESS_BYTES : machine;
+    if (!bytes) return 0;
+    for (size_t i = 0; i < task->count; i++) bytes += task->blobs[i].size;
+    return bytes;
+}
+
+/* The user of this process's sandboxes. */
+static uid_t user_of(const tw_harness *harness) {
+    unsigned users = harness->last_user - harness->first_user + 1;
+    return harness->first_user ? harness->first_user + (unsigned)harness->cache.number % users : 0;
+}
+
 static tw_job job_of(const tw_task *task) {
     const tw_harness *harness = task->harness;
-    const json *plain = json_get_kind(task->request, "plain", JSON_ARRAY);
-    const char *plan =
-        plain && plain->first && plain->first->kind == JSON_STRING ? plain->first->string : "";
-    tw_job job = {.request = task->request,
-                  .blobs = task->blobs,
-                  .blob_count = task->count,
-                  .threads = task->threads,
-                  .memory = harness->sandbox_bytes,
-                  .cores = harness->facts.some_cores ? &harness->facts.cores : NULL};
-    for (size_t i = 0; i < task->count && *plan; i++)
-        if (strcmp(task->blobs[i].digest, plan) == 0) job.plan = &task->blobs[i];
-    return job;
+    return (tw_job){.requests = task->requests,
+                    .plans = task->plans,
+                    .blobs = task->blobs,
+                    .blob_count = task->count,
+                    .threads = task->threads,
+                    .memory = address_bytes(task),
+                    .user = user_of(harness),
+                    .folder = harness->cache.empty,
+                    .cores = harness->facts.some_cores ? &harness->facts.cores : NULL};
 }
 
 /* Most bytes that an event of a run can have. */
@@ -198,23 +235,23 @@ static void add_run_fields(const tw_task *task, bool ok, tw_text *text) {
 
 static void run_result(const tw_task *task, const char *status, const char *error, tw_text *text) {
     tw_text_format(text,
-                   "{\"kind\":\"run\",\"protocol\":%d,\"request_id\":\"%s\",\"worker\":\"%s\","
+                   "[{\"kind\":\"run\",\"protocol\":%d,\"request_id\":\"%s\",\"worker\":\"%s\","
                    "\"status\":\"%s\","
                    "\"error\":",
-                   PROTOCOL, task->request_id, task->harness->worker, status);
+                   PROTOCOL, json_get_text(task->run, "request_id"), task->harness->worker, status);
     tw_text_string(text, error, strlen(error));
     add_run_fields(task, strcmp(status, "ok") == 0, text);
-    tw_text_add(text, "}", 1);
+    tw_text_add(text, "}]", 2);
 }
 
 static bool do_run(tw_task *task, tw_text *text, tw_error *error) {
     const tw_watch watch = {task, take_event, is_cancelled};
     tw_job job = job_of(task);
-    if (!json_number(json_get(task->request, "limit_seconds"), &job.limit) || !(job.limit > 0) ||
+    if (!json_number(json_get(task->run, "limit_seconds"), &job.limit) || !(job.limit > 0) ||
         job.limit > 86400)
         return tw_fail(error, "the request makes no sense");
     job.budget = START_SECONDS + job.limit * MOST_STEPS;
-    job.event_bytes = run_event_bytes(task->request);
+    job.event_bytes = run_event_bytes(task->run);
     tw_ended ended = tw_sandbox(&job, &watch, error);
     if (ended == TW_CANCELLED || ended == TW_NO_CHILD) return false;
     if (ended == TW_ENDED && !task->result.length) {
@@ -230,16 +267,17 @@ static bool do_run(tw_task *task, tw_text *text, tw_error *error) {
     return true;
 }
 
-static bool do_batch(tw_task *task, tw_text *text, tw_error *error) {
+static bool do_batches(tw_task *task, tw_text *text, tw_error *error) {
     const tw_watch watch = {task, take_event, is_cancelled};
     tw_job job = job_of(task);
     bool cancelled = false;
-    const json *cases = json_get_kind(task->request, "cases", JSON_ARRAY);
-    job.event_bytes = EVENT_BYTES + CASE_BYTES * (cases ? cases->count : 0);
-    tw_batch *batch = tw_batch_of(task->request, error);
+    job.event_bytes = EVENT_BYTES;
+    for (const json *each = task->requests->first; each; each = each->next)
+        job.event_bytes += CASE_BYTES * json_get_kind(each, "cases", JSON_ARRAY)->count;
+    tw_batch *batch = tw_batch_of(task->requests, error);
     bool measured =
         batch && tw_batch_measure(batch, task->harness, &job, &watch, &cancelled, error);
-    if (measured && !cancelled) tw_batch_result(batch, task->harness, text);
+    if (measured && !cancelled) tw_batch_results(batch, task->harness, text);
     tw_batch_free(batch);
     return measured && !cancelled;
 }
@@ -247,7 +285,7 @@ static bool do_batch(tw_task *task, tw_text *text, tw_error *error) {
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
                 tw_error *error) {
     task->cancelled = cancelled, task->self = self;
-    if (!task->is_run) return do_batch(task, result, error);
+    if (!task->run) return do_batches(task, result, error);
     if (!lacks(task, error)) return do_run(task, result, error);
     run_result(task, "refused", error->text, result);
     return true;
@@ -260,7 +298,7 @@ static void take_speed(void *given, const json *event) {
     take_event(given, event);
     if (seconds && seconds->count == 2 && json_number(seconds->first, &both[0]) &&
         json_number(seconds->first->next, &both[1]) && both[0] > 0 && both[1] > 0)
-        tw_speed_take(&task->harness->speed, both[0], both[1]);
+        tw_speed_take(&task->harness->speed, both[0], both[1], task->threads);
 }
 
 bool tw_probe_device(tw_harness *harness, int times, bool (*cancelled)(void *self), void *self,

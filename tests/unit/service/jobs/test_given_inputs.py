@@ -14,8 +14,11 @@ from tests.unit.service.command_line import data_folder, run
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.artifact import load_artifact
-from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.packing import aligned_zeros
+from tilewright.compiler.runtime.program import Port, Program
+from tilewright.compiler.targets.target import Target
 from tilewright.service.cli.given import given_inputs
+from tilewright.service.jobs.device.device import Loadable
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.evidence.verification import _draw
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
@@ -25,6 +28,10 @@ from tilewright.service.jobs.report.comparison import onnxruntime_run
 from tilewright.service.option_texts import OptionError, parse_values
 from tilewright.service.quantize.errors import QuantizeError
 from tilewright.tuner.measure.model_runs import INPUT_SEED
+from tilewright.tuner.measure.run_packing import Blobs
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.measure.wire import array_of_bytes
 
 __all__ = ["data_folder"]  # a fixture
 
@@ -141,23 +148,25 @@ def test_a_model_that_is_cut_has_a_range_that_holds_hints_and_samples() -> None:
 
 def test_a_device_runs_programs_on_the_same_inputs(model: Path, samples: Path) -> None:
     given = given_inputs(model, samples, parse_values(["sr=8000"]), {})
-    seen: list[Any] = []
+    inputs = (Port("x", DType.FLOAT32, (1, 9)), Port("sr", DType.INT64, ()))
+    program = Program("p", inputs, (), (), (), 0, 0)
+    seen: dict[str, np.ndarray] = {}
 
-    class Executable:
-        inputs = (Port("x", DType.FLOAT32, (1, 9)), Port("sr", DType.INT64, ()))
+    class Device(LocalDevice):
+        def _answered(
+            self, request: RunRequest, blobs: Blobs, target: Target | None
+        ) -> tuple[RunResult, str]:
+            (asked,) = request.programs
+            seen.update({n: array_of_bytes(blobs[d]) for n, d in asked.inputs.items()})
+            return RunResult(request.request_id, RunStatus.OK), ""
 
-        def profile(self, inputs: Any, samples: int) -> np.ndarray:
-            seen.append(inputs)
-            return np.zeros((samples, 1))
+    def nothing(*_: object) -> Any:
+        raise AssertionError("it is not loaded here")
 
-    class Loadable:
-        def load(self, threads: int) -> Executable:
-            return Executable()
-
-    with LocalDevice(given) as device:
-        device.profile(Loadable(), 1, 2)  # type: ignore[arg-type]  # as much as is used
-    np.testing.assert_array_equal(seen[0]["x"], np.full((1, 9), 101, np.float32))
-    assert seen[0]["sr"] == 8000
+    with Device(given) as device:
+        device.profile(Loadable(program, aligned_zeros(0), nothing, nothing), 1, 2)
+    np.testing.assert_array_equal(seen["x"], np.full((1, 9), 101, np.float32))
+    assert seen["sr"] == 8000
 
 
 def test_what_is_given_must_be_what_the_model_takes(

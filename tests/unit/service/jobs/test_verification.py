@@ -16,13 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.unit.service.devices import FakeDevice
 from tilewright.compiler.codegen.link import linkers
-from tilewright.compiler.errors import CompilerError, OutOfMemoryError
+from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program import artifacts
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.artifact import Artifact, read_artifact
-from tilewright.compiler.runtime.executable import Executable
 from tilewright.service.jobs.device.loadables import of_artifact
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.evidence.certificate import WrongProgramError, together
@@ -32,6 +31,10 @@ from tilewright.service.jobs.evidence.verification import (
     verify_artifact,
 )
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
+from tilewright.tuner.measure.local_runner import LocalRunner
+from tilewright.tuner.measure.run_packing import Blobs
+from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.run_wire import RunRequest
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""
@@ -270,12 +273,13 @@ def test_a_device_without_the_memory_verifies_nothing(
     """A large size of a range may be more than this machine holds: the artifact is made, and told
     to be unverified there."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OutOfMemoryError("there is not enough memory to run 'm'")
+    def refuse(_: LocalRunner, request: RunRequest, blobs: Blobs) -> RunResult:
+        why = "there is not enough memory to run 'm'"
+        return RunResult(request.request_id, RunStatus.OUT_OF_MEMORY, why)
 
     builder = ProgramBuilder(None, planned.mode)
     artifacts.save_artifact({(): planned.plan}, builder, tmp_path / "a")
-    monkeypatch.setattr(Executable, "run", refuse)
+    monkeypatch.setattr(LocalRunner, "run", refuse)
     found = verify_artifact(planned, read_artifact(tmp_path / "a"), HERE)
     assert not found.complete and found.not_run == (
         "this machine: there is not enough memory to run 'm'"

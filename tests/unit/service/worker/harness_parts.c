@@ -90,11 +90,12 @@ static int judge_part(const tw_text *text) {
 }
 
 /* The side of the child: a job that talks, and what it needs besides. */
-bool tw_run(const tw_child *child, const json *request, const json *plan, tw_error *error) {
+bool tw_run(const tw_child *child, const tw_part *part, tw_error *error) {
+    const json *request = part->request;
     bool ends = strcmp(json_get_text(request, "talks"), "second") == 0;
     double start = tw_now();
     tw_begin(child, -1);
-    (void)plan, (void)error;
+    (void)error;
     if (strcmp(json_get_text(request, "talks"), "forged") == 0) /* as a candidate can */
         for (int file = 3; file < 16; file++)
             if (write(file, "{\"event\":\"done\"}\n", 17) < 0) continue;
@@ -113,9 +114,9 @@ bool tw_run(const tw_child *child, const json *request, const json *plan, tw_err
     return true;
 }
 
-bool tw_measure(const tw_child *child, const json *request, const json *plan, const bool *wanted,
+bool tw_measure(const tw_child *child, const tw_part *parts, size_t count, const bool *wanted,
                 tw_error *error) {
-    (void)child, (void)request, (void)plan, (void)wanted;
+    (void)child, (void)parts, (void)count, (void)wanted;
     return tw_fail(error, "no batch");
 }
 
@@ -147,8 +148,12 @@ static int talk_part(const char *what) {
     tw_error error;
     watched self = {.cancels = strcmp(what, "cancelled") == 0};
     const tw_watch watch = {&self, take_event, is_cancelled};
-    snprintf(text, sizeof text, "{\"talks\":\"%.20s\"}", what);
-    tw_job job = {.request = json_parse(&document, text, strlen(text)), .budget = 60, .threads = 1};
+    snprintf(text, sizeof text, "[{\"talks\":\"%.20s\"}]", what);
+    const tw_blob *no_plan = NULL;
+    tw_job job = {.requests = json_parse(&document, text, strlen(text)),
+                  .plans = &no_plan,
+                  .budget = 60,
+                  .threads = 1};
     job.event_bytes = 4096;
     job.limit = strcmp(what, "ever") == 0 ? 0.3 : 30;
     int ended = tw_sandbox(&job, &watch, &error);

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.harness import driver as remote_harness
 from tilewright.tuner.measure.harness.build import harness_path
 from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError, target_of
-from tilewright.tuner.measure.harness.driver import Blob, RemoteHarness
+from tilewright.tuner.measure.harness.driver import Blob, Bytes, Harness, HarnessLimits
 from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
@@ -185,13 +184,7 @@ def test_a_device_is_looked_at_without_a_service(compiled: Path, tmp_path: Path)
 def request_of(symbols: Sequence[str], code: bytes) -> tuple[MeasureRequest, Blob]:
     """What measures kernels that add two arrays, and its blobs."""
     request, blobs = adding(host_target(), code, symbols, Phase.SCREEN)
-
-    def blob(digest: str) -> Path:
-        path = Path(tempfile.gettempdir()) / f"blob-{digest}"
-        path.write_bytes(blobs[digest])
-        return path
-
-    return request, blob
+    return request, blobs.__getitem__
 
 
 @pytest.fixture
@@ -200,8 +193,8 @@ def log() -> list[str]:
 
 
 @pytest.fixture
-def harness(folder: Path, log: list[str]) -> Iterator[RemoteHarness]:
-    found = RemoteHarness(DeviceCommand("{}", folder, log.append), 1 << 20, 0, log.append)
+def harness(folder: Path, log: list[str]) -> Iterator[Harness]:
+    found = Harness(DeviceCommand("{}", folder, log.append), HarnessLimits(1 << 20), log.append)
     yield found
     found.close()
 
@@ -217,7 +210,7 @@ def test_a_harness_is_copied_to_the_device_once_and_again_where_it_is_damaged(
     via = DeviceCommand(SHELL.replace("{home}", str(tmp_path / "home")), folder, log.append)
 
     def facts() -> Mapping[str, Any]:
-        found = RemoteHarness(via, 1 << 20, 1 << 30, log.append)
+        found = Harness(via, HarnessLimits(1 << 20, 1 << 30), log.append)
         try:
             return found.facts()
         finally:
@@ -263,40 +256,38 @@ def test_what_is_no_command_is_refused(tmp_path: Path, text: str) -> None:
         DeviceCommand(text, tmp_path, print)
 
 
-def test_work_that_is_not_wanted_any_more_ends_at_once(
-    harness: RemoteHarness, tmp_path: Path
-) -> None:
+def test_work_that_is_not_wanted_any_more_ends_at_once(harness: Harness, tmp_path: Path) -> None:
     code = library_of(KERNELS, tmp_path)
     request, blob = request_of(["hangs"], code)
     request = replace(request, repeat=replace(request.repeat, limit_seconds=60.0))
     harness.begin("w")
     started = time.monotonic()
     cancelled = lambda: time.monotonic() > started + 1.0  # noqa: E731
-    assert harness.work([request], blob, cancelled, lambda _: False) == [None]
+    assert harness.work([request], blob, cancelled) == [None]
     assert time.monotonic() < started + 10.0
     good, blob = request_of(["good"], code)
-    (result,) = harness.work([good], blob, never, lambda _: False)
+    (result,) = harness.work([good], blob, never)
     assert isinstance(result, MeasureResult) and result.measurements[0][1].status is Status.OK
     assert result.worker == "w" and harness.state()["speed"] is not None
 
 
 def test_a_disk_that_is_full_fails_the_work_and_says_so(
-    harness: RemoteHarness, folder: Path, tmp_path: Path
+    harness: Harness, folder: Path, tmp_path: Path
 ) -> None:
     (folder / "device/0").mkdir(parents=True)
     (folder / "device/0/arriving").symlink_to("/dev/full")
     request, blob = request_of(["good"], library_of(KERNELS, tmp_path))
     with pytest.raises(RuntimeError, match="cannot be kept: No space left on device"):
-        harness.work([request], blob, never, lambda _: False)
+        harness.work([request], blob, never)
 
 
 def test_a_request_beyond_the_cache_of_the_device_is_refused(
-    harness: RemoteHarness, tmp_path: Path
+    harness: Harness, tmp_path: Path
 ) -> None:
     work = SpeedsWork("5" * 64, 64, (0, 0, 0), 0)
     size = (1 << 32) + 6  # cut to 32 bits it would look small
     run = RunRequest("r", "", 1, (), (), work, {"5" * 64: size}, 0, 60.0)
-    (result,) = harness.work([run], lambda _: tmp_path, never, lambda _: False)
+    (result,) = harness.work([run], lambda _: b"", never)
     assert isinstance(result, RunResult) and result.status is RunStatus.REFUSED
     assert result.error == (
         f"the run needs {size} bytes of blobs, the device has room for {1 << 20}"
@@ -349,7 +340,7 @@ def test_a_request_that_comes_during_a_probe_is_worked_on_after_it(
     )
     assert process.stdin is not None and process.stdout is not None
     request, _ = request_of(["good"], b"code")
-    work = {"do": "work", "worker": "w", "request": request.to_json()}
+    work = {"do": "work", "worker": "w", "requests": [request.to_json()]}
     for _ in range(50):  # until the child of a probe is met
         process.stdin.write(b'{"do":"probe"}\n')
         process.stdin.flush()
@@ -372,7 +363,9 @@ def test_a_request_that_comes_during_a_probe_is_worked_on_after_it(
 
 def test_a_device_that_is_away_is_not_taken_for_found(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to("/usr/bin/env")
-    found = RemoteHarness(DeviceCommand(f"{tmp_path}/way {{}}", folder, print), 1 << 20, 0, print)
+    found = Harness(
+        DeviceCommand(f"{tmp_path}/way {{}}", folder, print), HarnessLimits(1 << 20), print
+    )
     assert found.facts()
     found.close()
     (tmp_path / "way").unlink()
@@ -383,19 +376,19 @@ def test_a_device_that_is_away_is_not_taken_for_found(folder: Path, tmp_path: Pa
 
 
 def test_a_blob_that_is_damaged_here_costs_its_request_alone(
-    harness: RemoteHarness, tmp_path: Path
+    harness: Harness, tmp_path: Path
 ) -> None:
     request, blob = request_of(["good"], library_of(KERNELS, tmp_path))
 
-    def damaged(digest: str) -> Path:
+    def damaged(digest: str) -> Bytes:
         if digest == request.library_digest:
             raise OSError("it was damaged")
         return blob(digest)
 
     with pytest.raises(OSError, match="it was damaged") as raised:
-        harness.work([request], damaged, never, lambda _: False)
+        harness.work([request], damaged, never)
     assert not isinstance(raised.value, DeviceLost)
-    (result,) = harness.work([request], blob, never, lambda _: False)
+    (result,) = harness.work([request], blob, never)
     assert isinstance(result, MeasureResult)
 
 
@@ -417,13 +410,13 @@ def test_a_device_where_nothing_can_be_copied_says_so(folder: Path, tmp_path: Pa
         (tmp_path / "bin" / name).symlink_to(path)
     command = f"env HOME={tmp_path} XDG_CACHE_HOME= PATH={tmp_path}/bin"
     with pytest.raises(DeviceLost, match=r"cannot be copied to the device .*base64"):
-        RemoteHarness(DeviceCommand(command, folder, print), 1 << 20, 0, print).facts()
+        Harness(DeviceCommand(command, folder, print), HarnessLimits(1 << 20), print).facts()
     assert not [*(tmp_path / ".cache/tilewright").iterdir()]
 
 
 def test_what_wraps_a_harness_ends_with_it(folder: Path) -> None:
     command = DeviceCommand("sh -c '{} \"$@\"; true' x", folder, print)
-    harness = RemoteHarness(command, 1 << 20, 0, print)
+    harness = Harness(command, HarnessLimits(1 << 20), print)
     harness.begin("w")
     (wrapper,) = children_of(os.getpid())[-1:]
     (inner,) = children_of(wrapper)
@@ -436,7 +429,7 @@ def test_a_device_that_floods_is_lost(folder: Path, tmp_path: Path) -> None:
     text = text.replace("for line in", "while True: say(more=1)\nfor line in")
     (tmp_path / "fake.py").write_text(text)
     via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, print)
-    harness = RemoteHarness(via, 1 << 30, 0, print)
+    harness = Harness(via, HarnessLimits(1 << 30), print)
     with pytest.raises(DeviceLost):
         for _ in range(100):
             harness.begin("w")
@@ -469,12 +462,13 @@ for line in sys.stdin:
         ("print('[' * 100000, flush=True)", DeviceLost, "it ended"),
         ("say(nothing=1)", DeviceLost, "it said what makes no sense"),
         ("sys.exit()", DeviceLost, "it ended"),
-        ("say(result={})", RuntimeError, "the device's result makes no sense"),
+        ("say(results=[{}])", RuntimeError, "the device's result makes no sense"),
         (
-            "say(result=dict(protocol=PROTOCOL, request_id='x', worker='', measurements=[]))",
+            "say(results=[dict(protocol=PROTOCOL, request_id='x', worker='', measurements=[])])",
             RuntimeError,
             "that of another request",
         ),
+        ("say(results=[])", RuntimeError, "those of other requests"),
         ('say(failed="no process", cause="worker")', RuntimeError, "the device: no process"),
         ('say(failed="no sense", cause="service")', ProtocolError, "the device: no sense"),
         ("say(cancelled=True)", DeviceLost, "it said what makes no sense"),
@@ -495,8 +489,8 @@ def test_a_device_is_not_believed(
     text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
     (tmp_path / "fake.py").write_text(text)
     via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, print)
-    harness = RemoteHarness(via, 1 << 30, 0, print)
+    harness = Harness(via, HarnessLimits(1 << 30), print)
     request, blob = request_of(["good"], b"code")
     with pytest.raises(error, match=why):
-        harness.work([request], blob, never, lambda _: False)
+        harness.work([request], blob, never)
     harness.close()

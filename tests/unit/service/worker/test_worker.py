@@ -13,31 +13,29 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.measured import honest
-from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state, until
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.signing import SigningKey
-from tilewright.service.worker import local_harness
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.state import Spooled, StateFolder
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
+from tilewright.tuner.measure.harness.driver import HarnessLimits
 from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 def test_a_worker_measures_and_reports(
-    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
     queue(storage, "a", "b", "c")
     start()
     until(lambda: state(storage, "c") is RequestState.DONE)
-    assert sandbox.measured == ["a", "b", "c"]
+    assert harness.measured == ["a", "b", "c"]
     result = storage.leases.status(["a"])["a"].result
     assert result is not None
     assert MeasureResult.from_json(result).measurements[0][1].ok
@@ -55,9 +53,9 @@ def test_an_idle_worker_says_how_fast_its_device_is(
 
 
 def test_a_stopped_worker_gives_its_leases_back_and_leaves(
-    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a", "b", "c")
     running = start()
     until(lambda: state(storage, "b") is RequestState.LEASED)
@@ -65,14 +63,14 @@ def test_a_stopped_worker_gives_its_leases_back_and_leaves(
     assert {state(storage, n) for n in "abc"} == {RequestState.QUEUED}
     assert storage.leases.status(["a"])["a"].attempt == 0
     assert [w.health for w in storage.workers.list()] == [Health.GONE]
-    assert sandbox.measured == []
+    assert harness.measured == []
 
 
 def test_a_drained_worker_finishes_what_it_has(
-    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
     """Two leases are in its hand when it is drained; what comes later stays in the queue."""
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a", "b")
     running = start()
     until(lambda: state(storage, "b") is RequestState.LEASED)
@@ -80,10 +78,10 @@ def test_a_drained_worker_finishes_what_it_has(
     storage.workers.drain(worker.id)
     queue(storage, "c")
     until(lambda: "drained: nothing new comes" in running.log)
-    sandbox.gate.set()
+    harness.gate.set()
     until(lambda: state(storage, "b") is RequestState.DONE)
     time.sleep(0.5)  # two heartbeats, a long poll
-    assert state(storage, "c") is RequestState.QUEUED and sandbox.measured == ["a", "b"]
+    assert state(storage, "c") is RequestState.QUEUED and harness.measured == ["a", "b"]
     storage.workers.drain(worker.id, draining=False)
     until(lambda: state(storage, "c") is RequestState.DONE)
     until(lambda: "used again" in running.log)
@@ -106,52 +104,52 @@ def test_results_wait_in_the_spool_while_the_service_is_away(
     server: Any,
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a")
     start()
-    until(sandbox.started.is_set)  # the worker has all that it needs
+    until(harness.started.is_set)  # the worker has all that it needs
     assert state(storage, "a") is RequestState.LEASED
     server.stop()
-    sandbox.gate.set()
+    harness.gate.set()
     until(lambda: any(options.spool.rglob("spool/a.json")))
     assert state(storage, "a") is RequestState.LEASED
     server.start()
     until(lambda: state(storage, "a") is RequestState.DONE)
     until(lambda: not any(options.spool.rglob("spool/a.json")))
-    assert sandbox.measured == ["a"]
+    assert harness.measured == ["a"]
 
 
 def test_a_lease_that_ran_out_during_an_outage_is_not_measured_twice(
     server: Any,
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a")
     start()
-    until(sandbox.started.is_set)  # the worker has all that it needs
+    until(harness.started.is_set)  # the worker has all that it needs
     assert state(storage, "a") is RequestState.LEASED
     server.stop()
-    sandbox.gate.set()
+    harness.gate.set()
     until(lambda: any(options.spool.rglob("spool/a.json")))
     # the lease runs out before the service is back, and the request is queued again
     later = type(storage.leases)(storage.engine, lambda: time.time() + 1000)
     assert later.expire().requeued == ("a",)
     server.start()
     until(lambda: state(storage, "a") is RequestState.DONE)
-    assert sandbox.measured == ["a"]
+    assert harness.measured == ["a"]
 
 
 def test_a_killed_worker_reports_its_spool_before_it_claims(
     server: Any,
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
     """What a `kill -9` leaves: an id, a held lease, a spooled result."""
@@ -168,7 +166,7 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
     running = start()
     until(lambda: state(storage, "new") is RequestState.DONE)
     until(lambda: state(storage, "begun") is RequestState.DONE)
-    assert sorted(sandbox.measured) == ["begun", "new"]
+    assert sorted(harness.measured) == ["begun", "new"]
     assert storage.leases.status(["done"])["done"].result == result.to_json()
     # the lease in hand did not have to run out
     assert storage.leases.status(["begun"])["begun"].attempt == 2
@@ -179,7 +177,7 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
 def test_nothing_is_claimed_while_results_wait_to_be_reported(
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the worker would be offered what it has measured already, once its lease runs out."""
@@ -195,21 +193,21 @@ def test_nothing_is_claimed_while_results_wait_to_be_reported(
     names = "abcdefgh"
     queue(storage, *names)
     start()
-    until(lambda: len(sandbox.measured) >= 1)
+    until(lambda: len(harness.measured) >= 1)
     (worker,) = storage.workers.list()
-    until(lambda: storage.leases.in_hand().get(worker.id, 0) <= len(sandbox.measured))
+    until(lambda: storage.leases.in_hand().get(worker.id, 0) <= len(harness.measured))
     time.sleep(1.0)  # as long as several claims take
     claimed = [name for name in names if storage.leases.history(name)]
     assert len(claimed) <= 4
     refusing = False
     until(lambda: state(storage, "h") is RequestState.DONE)
-    assert sorted(sandbox.measured) == list(names)
+    assert sorted(harness.measured) == list(names)
 
 
 def test_a_cancelled_request_is_dropped(
-    storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a")
     start()
     until(lambda: state(storage, "a") is RequestState.LEASED)
@@ -221,9 +219,9 @@ def test_a_cancelled_request_is_dropped(
         until(
             lambda before=worker: storage.workers.list()[0].last_heartbeat > before.last_heartbeat
         )
-    sandbox.gate.set()
+    harness.gate.set()
     until(lambda: state(storage, "b") is RequestState.DONE)
-    assert sandbox.measured == ["b"]
+    assert harness.measured == ["b"]
 
 
 def test_a_request_of_another_protocol_fails_with_its_reason(
@@ -233,29 +231,6 @@ def test_a_request_of_another_protocol_fails_with_its_reason(
     start()
     until(lambda: state(storage, "old") is RequestState.FAILED)
     assert "protocol version 99" in (storage.leases.status(["old"])["old"].error or "")
-
-
-def test_a_run_without_free_memory_is_refused_and_the_sandbox_gives_up_what_it_holds(
-    storage: Storage,
-    start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local_harness, "available_bytes", lambda: 1000 + 500 * sandbox.closed)
-    library = storage.blobs.put(b"probes")
-    work = SpeedsWork(library, 64, (0, 0, 0), 0)
-    for name, memory_bytes in (("fits", 1500), ("large", 1501)):
-        request = RunRequest(name, "", 1, (), (), work, {library: 6}, memory_bytes, 60.0)
-        storage.leases.submit([NewRequest(name, TARGET, request.to_json(), (library,))])
-    start()
-    until(lambda: state(storage, "large") is RequestState.DONE)
-    results = [
-        RunResult.from_json(storage.leases.status([name])[name].result or {})
-        for name in ("fits", "large")
-    ]
-    assert [result.status for result in results] == [RunStatus.OK, RunStatus.REFUSED]
-    assert results[1].error == ("the run needs 1501 bytes of memory, 1500 are free on this device")
-    assert sandbox.measured == ["fits"]
 
 
 def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
@@ -268,7 +243,7 @@ def test_a_service_with_another_key_is_not_the_one_that_is_known(
     start: Callable[[], Running],
     storage: Storage,
     options: WorkerOptions,
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     tmp_path: Path,
 ) -> None:
     """As with the hosts that ssh knows: the first contact counts, or what the user says."""
@@ -294,7 +269,7 @@ def test_a_service_with_another_key_is_not_the_one_that_is_known(
 def test_a_lease_that_the_service_did_not_sign_is_not_run(
     storage: Storage,
     options: WorkerOptions,
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     monkeypatch: pytest.MonkeyPatch,
     forged: str,
 ) -> None:
@@ -316,37 +291,23 @@ def test_a_lease_that_the_service_did_not_sign_is_not_run(
     queue(storage, "a")
     running = Running(options).ended()
     assert isinstance(running.error, Distrusted) and "is not signed" in str(running.error)
-    assert sandbox.measured == [] and not list(options.spool.glob("*/0/blobs/*"))
+    assert harness.measured == [] and not list(options.spool.glob("*/0/blobs/*"))
 
 
-def test_a_worker_says_what_confines_its_candidates(
-    start: Callable[[], Running], sandbox: type[FakeSandbox], options: WorkerOptions
+def test_options_of_the_sandbox_reach_the_harness(
+    options: WorkerOptions, harness: type[FakeHarness]
 ) -> None:
-    running = start()
-    until(lambda: any("confined by" in line for line in running.log))
-    assert "candidates are confined: limits" in running.log
-    assert "candidates are not confined by 'no network': there is none for it" in running.log
-    confinement = sandbox.confinement
-    assert confinement.user is None
-    assert Path(confinement.folder).is_absolute() and confinement.folder.endswith("/0/blobs")
-
-
-def test_workers_of_one_machine_have_users_of_their_own(
-    options: WorkerOptions, sandbox: type[FakeSandbox], storage: Storage
-) -> None:
-    options = replace(options, sandbox_users=(70_000, 70_001), sandbox_bytes=5, cores=(0,))
-    users = []
-    running = []
-    for _ in range(3):
-        before = len(storage.workers.list())
-        running.append(Running(options))
-        until(lambda: any("confined" in line for line in running[-1].log))
-        users.append(sandbox.confinement.user)
-        assert len(storage.workers.list()) == before + 1
-    for each in running:
-        each.end()
-    assert users == [70_000, 70_001, 70_000]
-    assert (sandbox.confinement.memory_bytes, sandbox.confinement.cores) == (5, (0,))
+    users = (70_000, 70_001)
+    running = Running(replace(options, sandbox_users=users, sandbox_bytes=5 << 20, cores=(0, 1)))
+    until(lambda: bool(running.log))
+    running.end()
+    assert harness.limits.arguments == [
+        *("--serve", "{folder}", "--cache-mib", "1024", "--sandbox-users", "70000-70001"),
+        *("--sandbox-mib", "5", "--cores", "0-1"),
+    ]
+    assert HarnessLimits(1 << 20, sandbox_users=None, all_cores=True).arguments == [
+        *("--serve", "{folder}", "--cache-mib", "1", "--sandbox-users", "none", "--cores", "all"),
+    ]
 
 
 def test_json_that_is_not_an_object_is_no_answer(server: Any, owner: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.service.proxies import PAGE, Answer, Proxy
-from tests.unit.service.workers import TARGET, FakeSandbox, Running, queue, state, until
+from tests.unit.service.workers import TARGET, FakeHarness, Running, queue, state, until
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.service.worker.claiming import MOST_DAMAGED
@@ -101,7 +101,7 @@ def test_a_proxys_404_ends_nothing_and_loses_nothing(
     proxy: Proxy,
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     path: str,
 ) -> None:
     """While a service is replaced, its proxy says 404 to everything for some seconds."""
@@ -111,7 +111,7 @@ def test_a_proxys_404_ends_nothing_and_loses_nothing(
     until(lambda: len(proxy.answered) >= 3)
     proxy.instead = lambda asked: None
     until(lambda: state(storage, "a") is RequestState.DONE)
-    assert sandbox.measured == ["a"] and running.error is None
+    assert harness.measured == ["a"] and running.error is None
 
 
 def test_a_result_stays_in_the_spool_until_the_service_has_it(
@@ -176,15 +176,15 @@ def test_a_spool_that_another_release_wrote_ends_nothing(
 def test_a_worker_that_the_service_forgot_registers_before_it_reports(
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
 ) -> None:
     """Its hand is full of what it cannot report: the reporting thread must introduce it anew."""
-    sandbox.gate.clear()
+    harness.gate.clear()
     queue(storage, "a")
     start()
-    until(sandbox.started.is_set)
+    until(harness.started.is_set)
     storage.workers.forget(-1000.0)
-    sandbox.gate.set()
+    harness.gate.set()
     until(lambda: state(storage, "a") is RequestState.DONE)
 
 
@@ -235,7 +235,7 @@ def test_a_registration_whose_answer_was_lost_makes_one_worker(
 
 
 def test_leases_whose_answer_was_lost_come_with_the_next_claim(
-    storage: Storage, proxy: Proxy, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    storage: Storage, proxy: Proxy, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
     """They do not run out first: the settings give them longer than the test waits."""
     lost: list[bytes] = []
@@ -259,7 +259,7 @@ def test_leases_whose_answer_was_lost_come_with_the_next_claim(
 
 
 def test_a_blob_that_always_arrives_damaged_is_given_up(
-    proxy: Proxy, storage: Storage, start: Callable[[], Running], sandbox: type[FakeSandbox]
+    proxy: Proxy, storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
     """It is fetched some times; then the lease ends with the reason, as nobody's crash."""
     proxy.instead = lambda path: (200, {}, b"other bytes") if "/v1/blobs/" in path else None
@@ -271,4 +271,4 @@ def test_a_blob_that_always_arrives_damaged_is_given_up(
     assert first.blame == "service"
     proxy.instead = lambda path: None
     until(lambda: state(storage, "a") is RequestState.DONE)
-    assert sandbox.measured == ["a"]
+    assert harness.measured == ["a"]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from tilewright.service.worker import secrecy
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
-from tilewright.service.worker.process import main
 from tilewright.service.worker.secrecy import hide_secrets
-from tilewright.tuner.measure import linux
 
 COMMON = ("--server", "http://x", "--token", "t")
 
@@ -25,9 +24,8 @@ COMMON = ("--server", "http://x", "--token", "t")
         (["--server", "http://x"], "--token or --token-file"),
         (["--server", "http://x", "--token-file", "/no/such"], "cannot be read"),
         (["--server", "http://x", "--token", "t", "--cache-mib", "0"], "at least 1"),
-        (["--server", "http://x", "--token", "t", "--python", "'"], "no closing quotation"),
-        ([*COMMON, "--sandbox-mib", "12"], "at least 1024"),
-        ([*COMMON, "--sandbox-mib", "-1"], "at least 1024"),
+        ([*COMMON, "--sandbox-mib", "12"], "at least 64"),
+        ([*COMMON, "--sandbox-mib", "-1"], "at least 64"),
         ([*COMMON, "--sandbox-users", "0-5"], "no FIRST-LAST of users other than root"),
         ([*COMMON, "--sandbox-users", "7-5"], "no FIRST-LAST"),
         ([*COMMON, "--sandbox-users", "x"], "no FIRST-LAST"),
@@ -57,11 +55,9 @@ def test_options_come_from_the_environment(tmp_path: Path) -> None:
     environment = {
         "TILEWRIGHT_SERVER": "https://s",
         "TILEWRIGHT_SPOOL": str(tmp_path),
-        "TILEWRIGHT_PYTHON": "nice python3",
     }
     found = parse_arguments(["--token-file", str(file)], environment)
     assert (found.server, found.token, found.spool) == ("https://s", "secret", tmp_path)
-    assert found.python == ("nice", "python3")
 
 
 WHOLE = {
@@ -70,7 +66,6 @@ WHOLE = {
     "--name": "n",
     "--spool": "/spool",
     "--cache-mib": "3",
-    "--python": "nice python3",
     "--sandbox-users": "5000-5001",
     "--sandbox-mib": "2048",
     "--cores": "0,2",
@@ -90,7 +85,6 @@ def test_every_option_says_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None
         spool=Path("/spool"),
         targets=("a", "b"),
         cache_bytes=3 << 20,
-        python=("nice", "python3"),
         sandbox_users=(5000, 5001),
         sandbox_bytes=2 << 30,
         cores=(0, 2),
@@ -98,7 +92,7 @@ def test_every_option_says_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None
     )
     arguments = [word for pair in WHOLE.items() for word in pair]
     assert parse_arguments([*arguments, "--target", "a", "--target", "b"], {}) == given
-    names = ("server", "token", "spool", "python", "sandbox_users", "cores", "service_key")
+    names = ("server", "token", "spool", "sandbox_users", "cores", "service_key")
     environment = {
         f"TILEWRIGHT_{name.upper()}": WHOLE[f"--{name.replace('_', '-')}"] for name in names
     }
@@ -118,8 +112,6 @@ def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> No
     found = parse_arguments([*COMMON, "--sandbox-mib", "2048"], environment)
     assert (found.sandbox_users, found.cores) == ((5000, 5001), (0,))
     assert found.sandbox_bytes == 2 << 30
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert parse_arguments(COMMON, {}).sandbox_users is None, "only root becomes somebody else"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the process list is Linux's")
@@ -139,8 +131,10 @@ def test_secrets_are_hidden_where_a_system_can(
     asked: list[str] = []
     log: list[str] = []
     monkeypatch.setattr("tilewright.service.worker.secrecy.sys.platform", system)
-    monkeypatch.setattr(linux, "hide", lambda: asked.append("memory"))
-    monkeypatch.setattr(linux, "hide_argument", lambda token: asked.append(token) or hidden(token))
+    monkeypatch.setattr(secrecy, "hide_process", lambda: asked.append("memory"))
+    monkeypatch.setattr(
+        secrecy, "hide_argument", lambda token: asked.append(token) or hidden(token)
+    )
     if isinstance(said, type):
         with pytest.raises(said):  # a bug is no reason to go on
             hide_secrets("secret", log.append)
@@ -172,14 +166,6 @@ def test_the_token_does_not_stay_in_the_process_list(form: list[str], tmp_path: 
     assert b"s3cret" not in shown and b"******" in shown
 
 
-def test_a_python_that_cannot_run_the_sandbox_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--server", "http://x", "--token", "t", "--spool", str(tmp_path)]
-    assert main([*options, "--python", "no-such-python -v"]) == 1
-    assert "--python: the command 'no-such-python -v' cannot be" in capsys.readouterr().err
-
-
 def test_the_service_packages_command_passes_the_options_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,3 +178,13 @@ def test_the_service_packages_command_passes_the_options_on(
     found = parse_arguments(given[0], {})
     assert (found.cores, found.sandbox_bytes, found.token) == ((0,), 2 << 30, "t")
     assert "5000-5001" in given[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+def test_a_process_hides_from_others_of_its_user() -> None:
+    code = (
+        "import ctypes; from tilewright.service.worker import secrecy; secrecy.hide_process(); "
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -74,7 +74,7 @@ def test_a_worker_reports_its_condition(
     storage: Storage, start: Callable[[], Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"temperature_celsius": 61.0, "load": 1.5, "clock_ratio": 0.5, "governor": "schedutil"}
-    monkeypatch.setattr("tilewright.service.worker.local_harness.device_condition", lambda: said)
+    monkeypatch.setattr("tilewright.service.worker.process.device_condition", lambda: said)
     start()
     until(lambda: any(worker.condition for worker in storage.workers.list()))
     assert [worker.condition for worker in storage.workers.list()] == [said]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.service.workers import REFERENCE, FakeSandbox, Running, queue, state, until
+from tests.unit.service.workers import REFERENCE, FakeHarness, Running, queue, state, until
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.service.worker.cache import BlobCache
@@ -35,7 +35,7 @@ def test_a_full_disk_does_not_lose_a_result(
 def test_a_blob_that_was_damaged_on_the_disk_is_not_loaded(
     storage: Storage,
     start: Callable[[], Running],
-    sandbox: type[FakeSandbox],
+    harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
     """The expected output is kept for the next batch; something wrote over it meanwhile."""
@@ -46,7 +46,7 @@ def test_a_blob_that_was_damaged_on_the_disk_is_not_loaded(
     kept.write_bytes(b"X" * len(REFERENCE))
     queue(storage, "b")
     until(lambda: state(storage, "b") is RequestState.DONE)
-    assert sandbox.measured == ["a", "b"]
+    assert harness.measured == ["a", "b"]
     assert any("was damaged on the disk" in line for line in running.log)
     assert kept.read_bytes() == REFERENCE
 

@@ -1,0 +1,65 @@
+"""One side of `benchmarks.harnesses`: a process that measures what its parent sends.
+
+It runs with the sources of either checkout, so it imports what both have. Messages are pickles from
+the parent process.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import models
+from tilewright.compiler import driver
+from tilewright.compiler.mode import Mode
+from tilewright.compiler.program.builder import ProgramBuilder
+from tilewright.compiler.targets.host import host_target
+from tilewright.service.jobs.device.loadables import of_compiled
+from tilewright.service.jobs.device.local_device import LocalDevice
+from tilewright.tuner.measure.wire import MeasureRequest
+
+
+class Side:
+    """Measures kernels and whole programs as a local job does."""
+
+    def __init__(self, device: LocalDevice) -> None:
+        self._device = device
+        self._programs: dict[str, Any] = {}
+
+    def kernel(self, request: Mapping[str, Any], blobs: Mapping[str, bytes]) -> list[float | None]:
+        """Seconds of a run of each candidate; None for a failure."""
+        runner = self._device.local_runner
+        runner.submit(MeasureRequest.from_json(request), blobs)
+        while not (results := runner.poll(60.0)):
+            continue
+        return [measurement.run_seconds for _, measurement in results[0].measurements]
+
+    def program(self, name: str, threads: int) -> list[float | None]:
+        """Seconds of the fastest of a few runs of a model with default schedules."""
+        if name not in self._programs:
+            mode = Mode(host_target())
+            plan = driver.make_plan(
+                driver.optimise(driver.load_graph(models.build(name)), mode), mode
+            )
+            self._programs[name] = of_compiled(ProgramBuilder(None, mode).build(plan))
+        return [self._device.race([[self._programs[name]]], threads).incumbent_seconds]
+
+
+def main() -> None:
+    channel = sys.stdout.buffer
+    sys.stdout = sys.stderr  # a library that prints does not end the conversation
+    with LocalDevice() as device:
+        side = Side(device)
+        while True:
+            try:
+                work, arguments = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            pickle.dump(getattr(side, work)(*arguments), channel)
+            channel.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What every device does with whole programs: requests of `tuner.measure.run_wire`, and what their
+results say. How a request reaches the device is the subclass's matter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.compiler.runtime.speeds import largest_block
+from tilewright.compiler.targets.device import DeviceFacts
+from tilewright.compiler.targets.target import Target
+from tilewright.service.jobs.device.device import Checked, DeviceError, Loadable, Variant
+from tilewright.service.jobs.inputs.given_inputs import GivenInputs
+from tilewright.tuner.measure.model_runs import INPUT_SEED, Race
+from tilewright.tuner.measure.plain_form import plain_programs
+from tilewright.tuner.measure.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
+from tilewright.tuner.measure.run_packing import (
+    Blobs,
+    PackedProgram,
+    make_request,
+    pack_program,
+)
+from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult
+from tilewright.tuner.measure.run_wire import (
+    CheckWork,
+    ProfileWork,
+    RaceWork,
+    RunRequest,
+    SpeedsWork,
+    Work,
+)
+from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
+
+
+class ProgramRuns(ABC):
+    """The part of a `Device` that runs programs.
+
+    Args:
+        job_id: what asks.
+        target: what code is generated for; None: what a caller says.
+        limit_seconds: wall time that one step of a run may take.
+        given: real inputs of the model whose programs are run.
+    """
+
+    def __init__(
+        self, job_id: str, target: Target | None, limit_seconds: float, given: GivenInputs
+    ) -> None:
+        self._job_id = job_id
+        self._run_target = target
+        self._limit_seconds = limit_seconds
+        self._given = given
+        self._speeds: dict[str, Speeds] = {}
+
+    @property
+    @abstractmethod
+    def facts(self) -> DeviceFacts | None:
+        """As `Device.facts`."""
+
+    @property
+    @abstractmethod
+    def _where(self) -> str:
+        """The device, as a sentence begins."""
+
+    @abstractmethod
+    def _await(self, target: Target) -> None:
+        """Wait until the device is there. Raises DeviceError."""
+
+    @abstractmethod
+    def _answered(
+        self, request: RunRequest, blobs: Blobs, target: Target | None
+    ) -> tuple[RunResult, str]:
+        """The result of a run, and the id of the worker that did it.
+
+        Raises:
+            DeviceError: if the device cannot do it.
+        """
+
+    @property
+    def fetch_bytes(self) -> int:
+        """As `Device.fetch_bytes`."""
+        return FETCH_BYTES
+
+    def speeds(self, target: Target) -> Speeds:
+        """As `Device.speeds`."""
+        known = self._speeds.get(target.key)
+        if known is not None:
+            return known
+        self._await(target)
+        facts = self.facts
+        if facts is None:
+            raise DeviceError(f"{self._where} does not say what its device is")
+        library = probe_library(target)
+        work = SpeedsWork(
+            digest_bytes(library),
+            vector_bytes(target),
+            cache_sizes(facts),
+            facts.memory_bytes,
+            tuple(dots(target)),
+        )
+        more = {work.library: memoryview(library)}
+        most = largest_block(work.cache_bytes, work.memory_bytes)
+        result, _ = self._run((), 1, work, more, most, target)
+        if result.speeds is None:
+            raise self._incomplete()
+        self._speeds[target.key] = result.speeds
+        return result.speeds
+
+    def check(
+        self,
+        loadable: Loadable,
+        threads: int,
+        seed: int,
+        expected: Mapping[str, np.ndarray],
+        fetch: Sequence[str] = (),
+    ) -> Checked:
+        """As `Device.check`."""
+        ports = {port.name: port for port in loadable.program.outputs}
+        coming = sum(ports[name].bytes for name in fetch)
+        if coming > FETCH_BYTES:
+            raise DeviceError(
+                f"{self._where} brings back outputs of at most {FETCH_BYTES} bytes, "
+                f"{coming} are wanted"
+            )
+        files = {name: array_to_bytes(array) for name, array in expected.items()}
+        names = {name: digest_bytes(data) for name, data in files.items()}
+        more = {names[name]: memoryview(data) for name, data in files.items()}
+        # an output and what is expected of it, both as float64, and their difference
+        largest = max((3 * 8 * array.size for array in expected.values()), default=0)
+        work = CheckWork(0, seed, names, tuple(fetch))
+        packed = self._packed(loadable, seed)
+        result, _ = self._run((packed,), threads, work, more, largest + coming)
+        arrays = result.arrays()
+        if result.errors.keys() != expected.keys() or arrays.keys() != set(fetch):
+            raise self._incomplete()
+        return Checked(dict(result.errors), arrays)
+
+    def race(
+        self,
+        variants: Iterable[Variant],
+        threads: int,
+    ) -> Race:
+        """As `Device.race`; one request for each pair, so that a device holds two variants at a
+        time."""
+        turns = iter(variants)
+        incumbent = tuple(map(self._packed, next(turns)))
+        found: list[Race] = []
+        for variant in turns:
+            found.append(self._race([incumbent, tuple(map(self._packed, variant))], threads))
+        if not found:
+            found.append(self._race([incumbent], threads))
+        workers = {race.worker for race in found}
+        return Race(
+            min(race.incumbent_seconds for race in found),
+            tuple(comparison for race in found for comparison in race.comparisons),
+            workers.pop() if len(workers) == 1 else "",
+        )
+
+    def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
+        """As `Device.profile`."""
+        work = ProfileWork(0, samples)
+        result, _ = self._run((self._packed(loadable),), threads, work, {}, 0)
+        seconds = np.array(result.seconds, np.float64)
+        if len(seconds) != sum(1 for _ in loadable.program.walk()):
+            raise self._incomplete()
+        return seconds
+
+    def _race(self, variants: Sequence[Sequence[PackedProgram]], threads: int) -> Race:
+        numbers: list[tuple[int, ...]] = []
+        programs: list[PackedProgram] = []
+        for variant in variants:
+            numbers.append(tuple(range(len(programs), len(programs) + len(variant))))
+            programs += variant
+        result, worker = self._run(programs, threads, RaceWork(tuple(numbers)), {}, 0)
+        found = result.race
+        if found is None or len(found.comparisons) != len(variants) - 1:
+            raise self._incomplete()
+        return replace(found, worker=worker)
+
+    def _run(
+        self,
+        programs: Sequence[PackedProgram],
+        threads: int,
+        work: Work,
+        more: Blobs,
+        work_bytes: int,
+        target: Target | None = None,
+    ) -> tuple[RunResult, str]:
+        """A worker's result of a run, and the worker's id."""
+        target = target or self._run_target
+        plain: tuple[str, ...] = ()
+        if target is not None and target.family.modules and not isinstance(work, SpeedsWork):
+            try:
+                plain, spelled = plain_programs(
+                    [each.program for each in programs],
+                    work.seed,
+                    [each.given for each in programs],
+                )
+            except ValueError as error:
+                raise DeviceError(f"{self._where}: {error}") from error
+            more = {**more, **{name: memoryview(data) for name, data in spelled.items()}}
+        request, blobs = make_request(
+            self._job_id, threads, programs, work, more, work_bytes, self._limit_seconds
+        )
+        return self._answered(replace(request, plain=plain), blobs, target)
+
+    def _packed(self, loadable: Loadable, seed: int = INPUT_SEED) -> PackedProgram:
+        program = loadable.program
+        library = loadable.link() if program.kernels else b""
+        given = self._given.provided(program.inputs, seed)
+        return pack_program(program, loadable.weights, library, given)
+
+    def _incomplete(self) -> DeviceError:
+        return DeviceError(f"{self._where} reported a run without its results")
