@@ -1,8 +1,7 @@
 """Jobs over HTTP on emulated machines: `python -m benchmarks.device_jobs`.
 
-For each machine and each harness (the one in Python, the one in C) a service starts here, the
-harness starts on the machine under qemu-user, and one job is submitted for it: a convolution with a
-bias and a ReLU, a pooling and a product. Its kernels are tuned, certified and raced there: every
+For each machine a service starts here, the harness starts on the machine under qemu-user, and one
+job is submitted for it: a convolution with a bias and a ReLU, a pooling and a product. Its kernels are tuned, certified and raced there: every
 measurement is of the worker's machine, the whole model is compared with the reference there, and
 the tuned program is paired with the untuned one there. Times of an emulator mean nothing, and none
 is shown; races have outcomes all the same. tests/devices does these jobs, too, with fewer trials.
@@ -30,7 +29,6 @@ from tests.devices.test_jobs import save_model
 
 NAME = "device-jobs"
 MACHINES = {each.name: each for each in (CORTEX_A72, CORTEX_A15, RISCV64)}
-WORKERS = ("python", "c")
 LARGEST_ERROR = 1e-4
 
 
@@ -53,7 +51,6 @@ class DeviceJob:
 
     machine: str
     architecture: str
-    worker: str
     target: str
     measured: int
     certified: int
@@ -70,7 +67,7 @@ class DeviceJob:
         return agrees and self.certified > 0 and not self.elsewhere
 
 
-def do_job(machine: Machine, worker: str, trials: int, seconds: float) -> DeviceJob:
+def do_job(machine: Machine, trials: int, seconds: float) -> DeviceJob:
     """One job on a machine that is set up for it."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
@@ -80,19 +77,16 @@ def do_job(machine: Machine, worker: str, trials: int, seconds: float) -> Device
         save_model(folder / "small.onnx")
         service = Service(folder / "service", zig_environment())
         try:
-            if worker == "c":
-                service.start_via(emulated, put_harness, "board")
-            else:
-                service.start_worker(emulated, "board")
+            service.start_via(emulated, put_harness, "board")
             submit = ("job", "submit", str(folder / "small.onnx"), "--target", "board")
             printed = service.run(*submit, "--trials", str(trials), seconds=seconds)
             (job,) = re.findall(r"^job (\w+)$", printed, re.MULTILINE)
-            return _outcome(service, machine, worker, job)
+            return _outcome(service, machine, job)
         finally:
             service.stop()
 
 
-def _outcome(service: Service, machine: Machine, worker: str, job: str) -> DeviceJob:
+def _outcome(service: Service, machine: Machine, job: str) -> DeviceJob:
     with service.client() as client:
         done = client.job(job)
     storage = service.storage()
@@ -106,7 +100,6 @@ def _outcome(service: Service, machine: Machine, worker: str, job: str) -> Devic
     return DeviceJob(
         machine=machine.name,
         architecture=machine.architecture,
-        worker=worker,
         target=target or "",
         measured=len(measured),
         certified=sum(each.certified for each in measured),
@@ -119,10 +112,10 @@ def _outcome(service: Service, machine: Machine, worker: str, job: str) -> Devic
 
 def page(origin: Origin, jobs: Sequence[DeviceJob]) -> str:
     """The jobs as Markdown, a row each."""
-    header = ["machine", "architecture", "worker", "target", "measured", "certified"]
+    header = ["machine", "architecture", "target", "measured", "certified"]
     rows = [
         [
-            *(each.machine, each.architecture, each.worker, each.target),
+            *(each.machine, each.architecture, each.target),
             *(str(each.measured), str(each.certified)),
             "" if each.error is None else f"{each.error:.1e}",
             f"{each.outcome} ({each.pairs})" if each.pairs else each.outcome,
@@ -147,7 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Do the jobs, write the report after each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device_jobs", description=__doc__)
     parser.add_argument("--machines", nargs="+", default=list(MACHINES), choices=list(MACHINES))
-    parser.add_argument("--workers", nargs="+", default=list(WORKERS), choices=WORKERS)
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=1800.0, help="that a job may take")
     parser.add_argument("--keep", action="store_true", help="rows of an earlier run")
@@ -159,14 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jobs = [DeviceJob(**row) for row in rows]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     for name in options.machines:
-        for worker in options.workers:
-            if any((each.machine, each.worker) == (name, worker) for each in jobs):
-                continue
-            job = do_job(MACHINES[name], worker, options.trials, options.seconds)
-            jobs.append(replace(job, commit=origin.commit))
-            print(jobs[-1], flush=True)
-            rows = [asdict(each) for each in jobs]
-            write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, page(origin, jobs))
+        if any(each.machine == name for each in jobs):
+            continue
+        job = do_job(MACHINES[name], options.trials, options.seconds)
+        jobs.append(replace(job, commit=origin.commit))
+        print(jobs[-1], flush=True)
+        rows = [asdict(each) for each in jobs]
+        write_result(RESULTS_FOLDER / options.name, origin, {"rows": rows}, page(origin, jobs))
 
 
 if __name__ == "__main__":

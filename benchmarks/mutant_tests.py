@@ -122,7 +122,7 @@ class Recordings:
             near = self._importing(mutant.path) | self._of_file(contract)
             tests.update(near, *by_line.values())
         else:
-            near = set()
+            near = frozenset()
         turns: Counter[str] = Counter()
         keys: dict[str, tuple[bool, int, float]] = {}
         for test in sorted(tests & self._judges, key=lambda test: (self._seconds[test], test)):
