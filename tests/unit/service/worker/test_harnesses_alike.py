@@ -1,10 +1,9 @@
-"""What every harness does, behind the real application: that of Python, that of C, and that of
-JavaScript in Node."""
+"""What every harness does, behind the real application: the C program on this machine, the same
+through a shell, and JavaScript in Node."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from tilewright.service.api.worker_page import FOLDER
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.harness.build import harness_path
-from tilewright.tuner.measure.harness.command import target_of
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status
 from tilewright.tuner.measure.model_runs import draw_inputs
 
@@ -77,23 +74,18 @@ class Bench:
         return measure(self.device, self.target, self.link(KERNELS), names, phase)
 
 
-def command_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> list[str]:
+def command_of(kind: str, folder: Path) -> list[str]:
     """What starts a worker of a kind, as a user does."""
     python = [sys.executable, "-m", "tilewright.service.worker"]
-    if kind == "python":
+    if kind == "here":
         return python
     if kind == "node":
         return ["node", str(FOLDER / "node.mjs")]
-    path = harness_path(target_of(platform.machine()), folder / "spool" / "harness")
-    path.parent.mkdir(parents=True)
-    shutil.copy(request.getfixturevalue("compiled"), path)
-    if kind == "c":
-        return [*python, "--via", "{}"]
     # through a shell, with another home that stands for the device's
     return [*python, "--via", f"env HOME={folder}/home XDG_CACHE_HOME="]
 
 
-@pytest.fixture(params=["python", "c", "shell", "node"])
+@pytest.fixture(params=["here", "shell", "node"])
 def bench(
     request: pytest.FixtureRequest, server: Any, storage: Storage, tmp_path: Path
 ) -> Iterator[Bench]:
@@ -105,7 +97,7 @@ def bench(
     target = resolve_target("wasm32") if kind == "node" else host_target()
     secret, _ = storage.tokens.create("board", [Scope.MEASURE], lifetime_seconds=600)
     (tmp_path / "token").write_text(secret)
-    command = [*command_of(kind, request, tmp_path), "--server", server.url, "--name", "board"]
+    command = [*command_of(kind, tmp_path), "--server", server.url, "--name", "board"]
     command += ["--token-file", str(tmp_path / "token"), "--spool", str(tmp_path / "spool")]
 
     def link(source: str) -> bytes:
