@@ -85,7 +85,6 @@ QUERIES: Mapping[str, Sequence[str]] = {
         "workload={unknown_workload}&target=x86-64-v3",
     ),
     "/v1/workers": ("", "alive=true"),
-    "/v1/devices": ("", "limit=1000"),
     "/v1/audit": ("", "limit=1000"),
 }
 """What is asked of a route besides its path."""

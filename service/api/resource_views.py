@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -10,15 +10,12 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import StoredTarget, StoredWorkload
 from tilewright.db.stores.tokens import Token
 from tilewright.db.stores.trials import StoredTrial
-from tilewright.db.stores.workers import RegisteredWorker
 from tilewright.service.api.schemas.records import StoredRecordView
 from tilewright.service.api.schemas.resources import (
-    DeviceView,
     StoredWorkloadView,
     TargetView,
     TrialView,
 )
-from tilewright.service.api.views import worker_view
 
 JobPart = TypeVar("JobPart", TrialView, StoredRecordView)
 
@@ -58,18 +55,3 @@ def workload_view(stored: StoredWorkload) -> StoredWorkloadView:
 
 def target_view(stored: StoredTarget) -> TargetView:
     return TargetView(**{**asdict(stored), "description": dict(stored.description)})
-
-
-def device_view(worker: RegisteredWorker, names: Mapping[str, str]) -> DeviceView:
-    """`names` of targets by their keys."""
-    seen = worker_view(worker, names=names)
-    return DeviceView(
-        name=seen.name,
-        worker_id=seen.id,
-        targets=seen.targets,
-        target_keys=seen.target_keys,
-        device=seen.device,
-        health=seen.health,
-        speed=seen.speed,
-        condition=seen.condition,
-    )

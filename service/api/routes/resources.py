@@ -1,4 +1,4 @@
-"""What the service knows besides jobs and records: tasks, trials, workloads, targets, devices."""
+"""What the service knows besides jobs and records: tasks, trials, workloads, targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tilewright.db.errors import AmbiguousIdError, NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import TaskStatus
 from tilewright.db.stores.tokens import Token
-from tilewright.db.stores.workers import Health
 from tilewright.service.api.conditional import NOT_MODIFIED, tagged
 from tilewright.service.api.deps import Reader, StorageDep
 from tilewright.service.api.errors import invalid
@@ -18,7 +17,6 @@ from tilewright.service.api.gate import GatedRoute
 from tilewright.service.api.pages import PagesDep
 from tilewright.service.api.refusals import refuses
 from tilewright.service.api.resource_views import (
-    device_view,
     target_view,
     trial_view,
     without_jobs_of_others,
@@ -27,14 +25,13 @@ from tilewright.service.api.resource_views import (
 from tilewright.service.api.schemas.fields import Digest
 from tilewright.service.api.schemas.jobs import TaskView
 from tilewright.service.api.schemas.resources import (
-    DeviceView,
     StoredWorkloadView,
     TargetView,
     TrialView,
     WorkloadView,
 )
 from tilewright.service.api.views import task_view
-from tilewright.service.jobs.device.job_target import target_key_of, target_names
+from tilewright.service.jobs.device.job_target import target_key_of
 from tilewright.tuner.measure.measurement import Status
 
 router = APIRouter(tags=["resources"], route_class=GatedRoute)
@@ -129,11 +126,3 @@ def list_targets(storage: StorageDep, _: Reader, pages: PagesDep) -> list[Target
     """Targets that jobs and workers have brought, by key."""
     found = storage.workloads.list_targets(limit=pages.limit, after=pages.after)
     return [target_view(stored) for stored in pages.told(found)]
-
-
-@router.get("/devices")
-def list_devices(storage: StorageDep, _: Reader, pages: PagesDep) -> list[DeviceView]:
-    """The devices that can be tuned for: those of all workers that have not left."""
-    names = target_names(storage)
-    found = pages.told(storage.workers.list(limit=pages.limit, after=pages.after))
-    return [device_view(worker, names) for worker in found if worker.health is not Health.GONE]

@@ -1,4 +1,4 @@
-"""Trials, workloads, targets and devices, as they travel over HTTP."""
+"""Trials, workloads and targets, as they travel over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tilewright.service.api.schemas.bodies import View
 from tilewright.service.api.schemas.fields import (
     SHOWN_DESCRIPTION,
     SHOWN_TARGET,
-    DeviceJson,
     Id,
     Key,
     MeasurementJson,
@@ -20,7 +19,6 @@ from tilewright.service.api.schemas.fields import (
     Time,
     Version,
 )
-from tilewright.service.api.schemas.workers import WorkerCondition, WorkerSpeed
 
 
 class WorkloadView(View):
@@ -66,18 +64,3 @@ class TargetView(View):
     name: str = Field(examples=[SHOWN_TARGET])
     description: dict[str, Any] = Field(examples=[SHOWN_DESCRIPTION])
     created_at: Time
-
-
-class DeviceView(View):
-    """A machine that measures, as its worker describes it."""
-
-    name: str = Field(description="The worker's", examples=["rack-3"])
-    worker_id: Id
-    targets: list[str] = Field(
-        description="Names of targets that it runs, the best first", examples=[[SHOWN_TARGET]]
-    )
-    target_keys: list[Key]
-    device: DeviceJson = Field(description="Model, cores, caches, governor, ...")
-    health: str = Field(examples=["healthy"])
-    speed: WorkerSpeed | None = Field(None, description="Of its reference kernel just now")
-    condition: WorkerCondition | None = None

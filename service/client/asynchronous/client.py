@@ -24,7 +24,7 @@ from tilewright.service.api.schemas.records import (
     WithdrawRequest,
     WithdrawView,
 )
-from tilewright.service.api.schemas.resources import DeviceView, TrialView, WorkloadView
+from tilewright.service.api.schemas.resources import TrialView, WorkloadView
 from tilewright.service.api.schemas.tokens import (
     AuditView,
     NewTokenView,
@@ -344,10 +344,6 @@ class AsyncClient(AsyncConnection):
 
     async def workers(self) -> list[WorkerView]:
         return await self._views(WorkerView, "/v1/workers", most=None)
-
-    async def devices(self) -> list[DeviceView]:
-        """The devices of workers that have not left."""
-        return await self._views(DeviceView, "/v1/devices", most=None)
 
     async def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
         """Give a worker no new leases, or new ones again."""

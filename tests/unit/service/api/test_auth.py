@@ -26,7 +26,6 @@ NEEDED: dict[str, Scope | None] = {
     "GET /v1/audit": Scope.ADMIN,
     "GET /v1/blobs/{digest}": Scope.MEASURE,
     "GET /v1/cost-models": Scope.READ,
-    "GET /v1/devices": Scope.READ,
     "GET /v1/health": None,
     "GET /v1/jobs": Scope.READ,
     "GET /v1/jobs/{job_id}": Scope.READ,

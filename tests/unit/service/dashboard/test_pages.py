@@ -80,7 +80,6 @@ def test_every_list_has_pages(client: TestClient) -> None:
 LISTS = {
     "/v1/audit": 3,
     "/v1/cost-models": 3,
-    "/v1/devices": 3,
     "/v1/jobs": 3,
     "/v1/jobs/{job_id}/log": 3,
     "/v1/jobs/{job_id}/tasks": 3,
@@ -195,7 +194,6 @@ def test_the_client_gets_the_whole_list(
     ):
         assert [worker.name for worker in client.workers()] == [f"w{n}" for n in range(5)]
         assert len(client.tokens()) == 6
-        assert [one.name for one in client.devices()] == [f"w{n}" for n in range(5)]
         assert client.audit(3, None, None) == []
         for seed in range(4):
             submit_to(web, owner, seed)
@@ -283,15 +281,3 @@ def test_workloads_and_targets_are_listed(client: TestClient, storage: Storage) 
     (shown,) = client.get("/v1/targets").json()
     assert (shown["key"], shown["name"]) == (target.key, "x86-64-v3")
     assert shown["description"] == target.to_json()
-
-
-def test_devices_are_those_of_workers_that_have_not_left(
-    client: TestClient, storage: Storage
-) -> None:
-    key = resolve_target("x86-64-v3").key
-    here = storage.workers.register("here", [key], {"model": "a CPU"})
-    left = storage.workers.register("left", [key], {})
-    storage.workers.leave(left.id)
-    (shown,) = client.get("/v1/devices").json()
-    assert (shown["worker_id"], shown["name"], shown["health"]) == (here.id, "here", "healthy")
-    assert (shown["targets"], shown["device"]) == (["x86-64-v3"], {"model": "a CPU"})
