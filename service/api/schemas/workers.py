@@ -24,6 +24,7 @@ from tilewright.service.api.schemas.fields import (
     Name,
     Time,
 )
+from tilewright.tuner.measure.wire import PROTOCOL
 
 MOST_FACTS_BYTES = 64 << 10
 """Of a device's facts as JSON."""
@@ -66,7 +67,7 @@ class WorkerRequest(RequestBody):
     """A worker introduces itself. It draws its id: with that, it is the same worker when it comes
     again, after a restart or because it saw no answer."""
 
-    model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=5)
+    model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=PROTOCOL)
 
     name: Name
     device: DeviceFactsJson = Field(default_factory=dict)

@@ -1,0 +1,109 @@
+"""The messages of the worker protocol have the same fields in Python, C and JavaScript.
+
+Python's dataclasses define them. C and JavaScript spell the names by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright.compiler.runtime.json_form import JsonForm
+from tilewright.compiler.runtime.speeds import Speeds
+from tilewright.tuner.measure import plain_form
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, TimesAt
+from tilewright.tuner.measure.run_result import RunResult
+from tilewright.tuner.measure.run_wire import (
+    CheckWork,
+    Part,
+    ProfileWork,
+    ProgramParts,
+    RaceWork,
+    RunRequest,
+    SpeedsWork,
+)
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.measure.wire import (
+    PROTOCOL,
+    Candidate,
+    Case,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+)
+
+ROOT = Path(__file__).parents[3]
+
+REQUESTS = (
+    *(MeasureRequest, Candidate, Case, RepeatSettings, RecordKey),
+    *(RunRequest, ProgramParts, Part, CheckWork, RaceWork, ProfileWork, SpeedsWork),
+)
+RESULTS = (MeasureResult, Measurement, TimesAt, Comparison, Speed, RunResult, Speeds)
+
+AGENT = {"do", "worker", "request", "blob", "bytes", "cancel", "plain"}
+"""Fields of the lines that an agent writes to a harness, around requests and blobs."""
+
+
+def harness() -> str:
+    (header,) = [
+        path
+        for package in ("service", "tuner")
+        for path in (ROOT / package).rglob("harness.h")
+        if "build" not in path.parts
+    ]
+    return "\n".join(path.read_text() for path in sorted(header.parent.glob("*.[ch]")))
+
+
+def browser() -> str:
+    return "\n".join(path.read_text() for path in (ROOT / "service/browser").glob("*.mjs"))
+
+
+def fields(kind: type) -> set[str]:
+    """The names in the JSON form of a message."""
+    form: Any = getattr(kind, "json_form", JsonForm())
+    names = {form.names.get(each.name, each.name) for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return names | {*form.constants} | {*form.derived}
+
+
+def in_c_source(name: str, source: str) -> bool:
+    """Whether C spells a name, or puts it together from a word and an ending."""
+    word, _, ending = name.partition("_")
+    composed = f"%s_{ending}" in source and f'"{word}"' in source
+    return composed or re.search(rf'"{name}\\?"', source) is not None
+
+
+def plan_fields() -> set[str]:
+    """The names in the plan that accompanies a request for a device without NumPy."""
+    tree = ast.parse(Path(plain_form.__file__).read_text())
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+    return {key.value for key in keys if isinstance(key, ast.Constant)}
+
+
+@pytest.mark.parametrize("source", [harness, browser])
+def test_the_protocol_number_is_pythons(source: Any) -> None:
+    assert re.findall(r"\bPROTOCOL = (\d+)", source()) == [str(PROTOCOL)]
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_c_and_javascript_write_every_field_of_a_result(kind: type) -> None:
+    c, javascript = harness(), browser()
+    in_c = {name for name in fields(kind) if in_c_source(name, c)}
+    assert in_c == fields(kind)
+    in_javascript = {n for n in fields(kind) if re.search(rf"\b{n}\b\s*[:,}}]", javascript)}
+    assert in_javascript == fields(kind)
+
+
+def test_c_reads_only_fields_that_messages_have() -> None:
+    c = harness()
+    read = set(re.findall(r'json_get\w*\([^"]*?"(\w+)"', c))
+    written = set(re.findall(r'\\"(\w+)\\":', c))
+    known = {name for kind in REQUESTS for name in fields(kind)} | plan_fields() | AGENT
+    known.add("model")  # of the device's facts, which it writes itself
+    assert {"cases", "reference_digest", "factors", "vector_bytes"} <= read, "they are found"
+    assert read - known - written == set()
