@@ -1,11 +1,12 @@
 """Jobs over HTTP on emulated machines: `python -m benchmarks.device_jobs`.
 
 For each machine a service starts here, the harness starts on the machine under qemu-user, and one
-job is submitted for it: a convolution with a bias and a ReLU, a pooling and a product. Its
-kernels are tuned, certified and raced there: every measurement is of the worker's machine, the whole model is compared with the reference there, and
-the tuned program is paired with the untuned one there. Times of an emulator mean nothing, and none
-is shown; races have outcomes all the same. tests/devices does these jobs, too, with fewer trials.
-Results go to benchmarks/results/device-jobs.json.gz and .md, one job after the other.
+job is submitted for it: a convolution with a bias and a ReLU, a pooling and a product. Its kernels
+are tuned, certified and raced there: every measurement is of the worker's machine, the whole model
+is compared with the reference there, and the tuned program is paired with the untuned one there.
+Times of an emulator mean nothing, and none is shown; races have outcomes all the same.
+tests/devices does these jobs, too, with fewer trials. Results go to benchmarks/results/device-
+jobs.json.gz and .md, one job after the other.
 """
 
 from __future__ import annotations
