@@ -1,5 +1,6 @@
-"""What Tilewright remembers: models, jobs, measurements and the best schedules, in SQL.
+"""The database of Tilewright: models, jobs, measurements and the best schedules, in SQL.
 
-One set of stores serves SQLite (embedded) and PostgreSQL. To import this package loads nothing;
-`db.engine` needs SQLAlchemy, and `db.migrate` needs alembic for a database of an earlier revision.
+One set of stores serves SQLite (embedded) and PostgreSQL. Importing this package loads nothing
+else; `db.engine` needs SQLAlchemy, and `db.migrate` needs alembic for a database of an earlier
+revision.
 """

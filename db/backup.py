@@ -40,7 +40,7 @@ _MANIFEST, _TABLES, _BLOBS = "manifest.json", "tables/", "blobs/"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an archive holds."""
+    """Contents of an archive."""
 
     format: int
     revision: str
@@ -56,7 +56,7 @@ class NotEmptyError(DatabaseError):
 
 
 class BackupError(DatabaseError):
-    """The file is no archive of a database, or is damaged; nothing was restored."""
+    """The file is not an archive of a database, or is damaged; nothing was restored."""
 
 
 def backup(
@@ -90,7 +90,7 @@ def backup(
                         with place.local(digest) as path:
                             archive.add(path, _BLOBS + digest, filter=_plain)
                             sizes.append(path.stat().st_size)
-                    except NotFoundError:  # swept meanwhile, or lost: `db check` tells
+                    except NotFoundError:  # swept meanwhile, or lost: see `db check`
                         missing.append(digest)
                 manifest = Manifest(
                     FORMAT, revision, clock(), counts, len(sizes), sum(sizes), tuple(missing)
@@ -110,7 +110,7 @@ def restore(engine: sa.Engine, place: BlobBytes, file: Path) -> Manifest:
     """Fill an empty database and its blobs from an archive, and migrate it to this release.
 
     Raises:
-        BackupError: if the file is no archive, or a blob in it is damaged.
+        BackupError: if the file is not an archive, or a blob in it is damaged.
         NotEmptyError: if the database has rows.
         SchemaVersionError: if a newer release made the archive, or it is too old to be migrated.
         StorageError: if something cannot be read or written.
@@ -266,7 +266,7 @@ def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
 
 
 def _read(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    """A file of the archive. Raises BackupError if there is none by that name."""
+    """A file of the archive. Raises BackupError if none has that name."""
     try:
         found = archive.extractfile(name)
     except KeyError:

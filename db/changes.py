@@ -1,8 +1,8 @@
-"""What lookups answer otherwise than before: what they answered is kept until it is named here.
+"""Invalidation of cached lookups: an answer is valid until its key is named here.
 
-A transaction that changes what is served says so in the table `lookup_changes`, which keeps the
-last few. Whoever answers with what it has kept reads first what has been added since it last did.
-So no answer is older than what was committed before the question, whoever committed it.
+A transaction that changes served records or models adds their keys to the table `lookup_changes`,
+which keeps the last few rows. A cache reads the rows added since its last read before it answers.
+So no answer is older than the last commit before the query, whichever process committed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class LookupChanges(Protocol):
     """The changes of a database, for one event loop."""
 
     def unchanged(self) -> bool:
-        """Whether there is certainly nothing to read. It never waits: False is what cannot be told
-        at once."""
+        """Whether there is certainly nothing to read. It never waits: it returns False if the
+        answer is not known at once."""
 
     async def read(self) -> Collection[str] | None:
         """The keys that have changed since the last call, one call at a time.
@@ -69,7 +69,7 @@ def open_changes(engine: sa.Engine) -> LookupChanges:
 
 
 class _Rows:
-    """What the rows say of the keys that changed."""
+    """The changed keys, read from the rows."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -134,7 +134,7 @@ class SqliteChanges:
             if own is not None:
                 return int(own.driver.execute("PRAGMA data_version").fetchone()[0])
         except self._engine.dialect.loaded_dbapi.Error:
-            pass  # whoever reads the rows is told why
+            pass  # the next read of the rows raises the reason
         return None
 
 

@@ -28,7 +28,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is not as it should be, in one sentence."""
+    """A fault, described in one sentence."""
 
     severity: Severity
     what: str
@@ -82,7 +82,7 @@ def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterato
 
 
 def _digest(place: BlobBytes, digest: str) -> str | None:
-    """What the bytes hash to; None if the sweep was faster."""
+    """The digest of the bytes; None if the sweep has removed them."""
     hasher = hashlib.sha256()
     try:
         for chunk in place.read(digest):

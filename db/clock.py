@@ -1,7 +1,7 @@
-"""Two clocks: the database's, for what several processes decide by, and one that is passed in.
+"""Two clocks: the database's, for times that several processes compare, and one passed in.
 
 Times in the database are seconds since the epoch, UTC, float64. A deadline that one machine sets
-and another one reads must not depend on either's clock: both ask the database. Tests pass a clock
+and another one reads must not depend on either's clock: both use the database's. Tests pass a clock
 in.
 """
 

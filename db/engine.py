@@ -105,10 +105,10 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def together(engine: sa.Engine) -> Iterator[None]:
-    """What this thread writes and reads inside, through whatever stores, is one transaction.
+    """Make all writes and reads of this thread inside, through any stores, one transaction.
 
-    It commits at the end, and nothing is saved if anything fails. Keep it short: on SQLite nobody
-    else writes meanwhile.
+    It commits at the end, and nothing is saved if anything fails. Keep it short: on SQLite no other
+    transaction writes meanwhile.
     """
     with writing(engine) as connection:
         token = _joined.set((engine, connection, threading.get_ident()))
@@ -140,8 +140,8 @@ def write_immediately(connection: sa.Connection) -> None:
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A transaction that only reads: one snapshot on SQLite. Raises StorageError.
 
-    On PostgreSQL each statement sees what is committed when it begins, within a transaction or
-    without one; so there is none, which would be two more ways to the server and back.
+    On PostgreSQL each statement sees the commits before its begin, with or without a transaction.
+    So none is begun there, which saves two round trips to the server.
     """
     joined = _joined_in(engine)
     if joined is not None:
@@ -163,7 +163,7 @@ class OwnConnection:
         self._held = engine.connect()
         self._held.detach()
         self.driver = cast(Any, self._held.connection.dbapi_connection)
-        if engine.dialect.name == "postgresql":  # of SQLite's no connection begins by itself
+        if engine.dialect.name == "postgresql":  # SQLite's connections do not begin automatically
             self.driver.autocommit = True
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def _open_sqlite(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Engine:
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
-        # The driver must not begin transactions by itself: `_begin` does.
+        # The driver must not begin transactions: `_begin` does.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys=ON")

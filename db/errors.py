@@ -1,4 +1,4 @@
-"""Errors of the database layer. Every message is one sentence that can be shown as it stands."""
+"""Errors of the database layer. Every message is one sentence that can be shown to a user."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StateError(DatabaseError):
 
 
 class StaleLeaseError(DatabaseError):
-    """The caller's lease or claim is over: someone else has it now, or the work is finished.
+    """The caller's lease or claim has ended: another holder has it now, or the work is finished.
 
     The holder stops at once and saves nothing more under this lease.
     """

@@ -8,10 +8,10 @@ from tilewright.db.errors import StateError
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last four are final."""
+    """State of a job. The last four are final."""
 
     QUEUED = "queued"  # waits for a tuner
-    WAITING = "waiting_for_worker"  # nobody alive runs its target; no tuner holds it
+    WAITING = "waiting_for_worker"  # no living worker runs its target; no tuner holds it
     PAUSED = "paused"  # its owner stopped it, and may let it go on
     RUNNING = "running"  # a tuner holds it and measures
     VERIFYING = "verifying"  # measured; the artifact is built and compared with the reference
@@ -29,7 +29,7 @@ _STOPPED = frozenset({JobState.PAUSED, JobState.CANCELLED})  # by its owner, at 
 
 # queued <- running: a tuner that shuts down gives its job back.
 # waiting <- running: the last worker for its target is gone.
-# running <- waiting: no worker came in time, and the job ends with what is known.
+# running <- waiting: no worker came in time, and the job ends with the known records.
 # running <- verifying: a tuner died while verifying; its successor starts from the records.
 # failed <- queued, waiting: the job killed every tuner that took it.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {

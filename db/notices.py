@@ -57,7 +57,7 @@ def queue_topic(target_key: str) -> str:
 
 
 def worker_topic(worker_id: str) -> str:
-    """A worker that was drained, taken back or told to leave."""
+    """A worker that was drained, resumed or removed."""
     return f"worker:{worker_id}"
 
 

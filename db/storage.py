@@ -132,7 +132,7 @@ class Storage:
         )
 
     def together(self) -> AbstractContextManager[None]:
-        """What this thread does with stores inside is one transaction (`db.engine.together`)."""
+        """Make this thread's work with stores inside one transaction (`db.engine.together`)."""
         return together(self.engine)
 
     def close(self) -> None:

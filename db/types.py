@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-# SQLite numbers only INTEGER PRIMARY KEY columns by itself, and those hold 64 bits anyway.
+# SQLite numbers only INTEGER PRIMARY KEY columns automatically, and those hold 64 bits anyway.
 SerialId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 

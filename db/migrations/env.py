@@ -1,4 +1,4 @@
-"""What alembic runs: migrate over the connection that `db.migrate` hands in, in its transaction."""
+"""Alembic's entry point: migrate over the connection of `db.migrate`, in its transaction."""
 
 from __future__ import annotations
 

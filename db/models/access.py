@@ -1,4 +1,4 @@
-"""Who may do what, how often, and what was done."""
+"""Tables of access: permissions, rates, and the log of actions."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class IdempotencyRow(Base):
     token_id: Mapped[str] = mapped_column(primary_key=True)
     key: Mapped[str] = mapped_column(primary_key=True)
     digest: Mapped[str]  # of method, path, query and body
-    holder: Mapped[str]  # who answers it
-    until: Mapped[float]  # when somebody else may, if there is no answer
+    holder: Mapped[str]  # the process that answers it
+    until: Mapped[float]  # when another process may, without an answer
     status: Mapped[int | None]
     answer: Mapped[bytes | None] = mapped_column(sa.LargeBinary)
     created_at: Mapped[float] = mapped_column(index=True)

@@ -1,4 +1,4 @@
-"""What all tables share: the names of constraints, and the types of columns."""
+"""Definitions shared by all tables: names of constraints, and types of columns."""
 
 from __future__ import annotations
 

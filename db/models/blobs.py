@@ -27,7 +27,9 @@ class BlobRow(Base):
     bytes: Mapped[int | None] = mapped_column(sa.BigInteger)  # None: of an earlier release
     created_at: Mapped[float]
     touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
-    doomed_until: Mapped[float | None]  # a sweep deletes its bytes: nobody writes them until then
+    doomed_until: Mapped[
+        float | None
+    ]  # a sweep deletes its bytes: no process writes them until then
 
 
 class BlobReferenceRow(Base):
@@ -48,7 +50,7 @@ class ModelUploadRow(Base):
     digest: Mapped[str] = mapped_column(
         sa.ForeignKey("models.digest", ondelete="CASCADE"), primary_key=True
     )
-    owner: Mapped[str] = mapped_column(primary_key=True)  # the name of tokens, "" for nobody
+    owner: Mapped[str] = mapped_column(primary_key=True)  # the name of tokens, "" for no owner
     name: Mapped[str]
     created_at: Mapped[float]
 

@@ -1,4 +1,4 @@
-"""Tuned sizes of models, cost models, and the runs of the tuner."""
+"""Tables of decisions about whole models, and of the data from which tuner runs start."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CostModelRow(Base):
 
 
 class TuningRunRow(Base):
-    """What a run of the tune loop is repeated from, and what it forecast."""
+    """The recording from which a run of the tune loop is repeated, and its forecast."""
 
     __tablename__ = "tuning_runs"
 

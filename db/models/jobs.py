@@ -1,4 +1,4 @@
-"""Jobs, what they tell while they run, and what they tune."""
+"""Tables of jobs, their events and their tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobRow(Base):
     options: Mapped[Json]
     priority: Mapped[int]
     wait_seconds: Mapped[float | None]
-    owner: Mapped[str]  # "" for nobody: NULLs would all differ in the unique constraint
+    owner: Mapped[str]  # "" for no owner: NULLs would all differ in the unique constraint
     idempotency_key: Mapped[str | None]
     reason: Mapped[str | None]  # why it waits, or is incomplete
     error: Mapped[str | None]
@@ -90,8 +90,8 @@ class TaskRow(Base):
 
 
 class OpenTaskRow(Base):
-    """What a job tunes just now, so that no other does; it counts as long as the claim holds under
-    which the job took it."""
+    """A task that a job is tuning, so that no other job does. A row is valid as long as the claim
+    under which the job took the task."""
 
     __tablename__ = "open_tasks"
 

@@ -81,7 +81,7 @@ class RequestRow(Base):
     state: Mapped[str]
     attempt: Mapped[int]
     max_attempts: Mapped[int]
-    not_before: Mapped[float]  # nobody takes it earlier
+    not_before: Mapped[float]  # earliest time of a claim
     lease_id: Mapped[str | None]  # the last one
     worker_id: Mapped[str | None]  # the last one that took it
     result: Mapped[Json | None]
@@ -133,4 +133,4 @@ class LeaseRow(Base):
     blame: Mapped[str | None]
     error: Mapped[str | None]
     result_key: Mapped[str | None]
-    late_result: Mapped[Json | None]  # came after somebody else had the request
+    late_result: Mapped[Json | None]  # came after another worker had the request

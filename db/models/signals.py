@@ -1,4 +1,4 @@
-"""What processes tell each other."""
+"""Tables of notices between processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """What one process does for all: who does it, until when, and when it was last done."""
+    """Work that one process does for all: its holder, its end, and when it was last done."""
 
     __tablename__ = "sweeps"
 
@@ -23,7 +23,7 @@ class NoticeRow(Base):
     """The last notices of SQLite transactions (`tilewright.db.notices`); PostgreSQL has NOTIFY."""
 
     __tablename__ = "notices"
-    # numbers that were given once are not given again: a gap tells that rows were missed
+    # numbers that were given once are not given again: a gap shows that rows were missed
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)
@@ -31,10 +31,10 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """What lookups answer otherwise than before, the last few (`tilewright.db.changes`)."""
+    """Keys whose lookups changed, the last few (`tilewright.db.changes`)."""
 
     __tablename__ = "lookup_changes"
-    # numbers that were given once are not given again: they tell how far behind a reader is
+    # numbers that were given once are not given again: they show how far behind a reader is
     __table_args__ = {"sqlite_autoincrement": True}  # noqa: RUF012 (SQLAlchemy's own protocol)
 
     serial: Mapped[int] = mapped_column(SerialId, primary_key=True, autoincrement=True)

@@ -52,12 +52,12 @@ class TrialRow(Base):
     worker: Mapped[str]
     device: Mapped[Json]
     measured_at: Mapped[float]
-    checks: Mapped[int]  # draws of the inputs on which the output was right
+    checks: Mapped[int]  # random inputs on which the output was right
     comparison: Mapped[Json | None]  # with the incumbent, in pairs
     speed: Mapped[Json | None]  # of the reference kernel meanwhile
     at_sizes: Mapped[list[Any] | None]  # times at each size, of a workload with open ones
     stored_at: Mapped[float]
-    withdrawn: Mapped[bool]  # nobody learns from it any more
+    withdrawn: Mapped[bool]  # nothing learns from it any more
 
 
 class RetiredTrialsRow(Base):

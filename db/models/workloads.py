@@ -1,4 +1,4 @@
-"""What is tuned, and for what: the texts behind the keys."""
+"""Tables of workloads and targets: the texts behind the keys."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WorkloadRow(Base):
 
 
 class WorkloadShapeRow(Base):
-    """What a workload is apart from its sizes, the sizes, what it shares with those that differ in
-    numbers alone, and what it is called; found when it is first needed."""
+    """Derived facts of a workload, computed when first needed: its structure without sizes, the
+    sizes, the key shared with workloads that differ in numbers alone, and its name."""
 
     __tablename__ = "workload_shapes"
     __table_args__ = (sa.Index(None, "structure", "extent"),)

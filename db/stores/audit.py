@@ -20,7 +20,7 @@ _newest_first = PageOrder((_audit.c.serial,))
 
 
 class Action(StrEnum):
-    """What is written down. What a token merely reads, submits or measures is not."""
+    """Actions that are logged. Reading, submitting and measuring are not."""
 
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"

@@ -1,17 +1,17 @@
-"""What follows from a lease that ended without a result: for its request, and for its worker.
+"""Consequences of a lease that ended without a result: for its request, and for its worker.
 
-Blame is apart. A candidate under which several workers died is set aside: workers of several tokens
-where several have workers that could take it, because one token can have any number of workers. A
-worker with several failures of its own is in quarantine: it gets nothing, then, after a pause, one
-request at a time, the canary. A canary whose result is taken brings it back; one that fails doubles
-the pause.
+Blame is separate. A candidate under which several workers died is quarantined. They must be workers
+of several tokens if several tokens have workers that could take it, because one token can have any
+number of workers. A worker with several failures of its own is in quarantine: it gets nothing,
+then, after a pause, one request at a time, the canary. An accepted canary result ends the
+quarantine; a failed canary doubles the pause.
 
-Attempts are counted by owner: a request that the workers of one token have failed as often as it
-may be tried is there for others, as long as one of them lives. A result that came late, while
-somebody else had the request, is taken when that one comes to nothing: it is not done again.
+Attempts are counted by owner. A request that the workers of one token have failed as often as it
+may be tried is reserved for others, as long as one of them is alive. A late result, which arrived
+while another worker had the request, is accepted if that worker fails: the work is not repeated.
 
-A worker is answerable for what others of its token had failed when it was registered, and for all
-of its token while no result of its own was taken: else a new name would be the way out.
+A worker shares the failures that its token had before its registration, and all failures of its
+token until a result of its own is accepted: otherwise a new name would evade a quarantine.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MOST_TOGETHER = 100
 """Leases that one transaction of a sweep ends."""
 
 MOST_DEATHS = 3
-"""Workers that may die with a request in hand before nobody gets it any more."""
+"""Number of workers that may die with a request before it is offered to none."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 """Before a request is tried again: doubles with each attempt."""
 
 MOST_TURNS = 3
-"""An owner that has failed a request so many times its attempts ends it for everybody. Those after
-the first turn it got because whoever else lives let the request lie."""
+"""Factor on a request's attempts after which the failures of one owner end it for all. Attempts
+beyond the first turn happen because the other living workers left the request."""
 
 WINDOW_SECONDS = 3600.0
 """For so long a worker's failures count."""
@@ -60,8 +60,8 @@ def end_some(
     heard_since: float,
     most_failures: int,
 ) -> Sequence[tuple[str, RequestState]]:
-    """End the first `MOST_TOGETHER` leases that are over, as nobody heard of their workers; their
-    requests, and what became of each. None that another transaction has locked."""
+    """End the first `MOST_TOGETHER` leases whose workers were silent beyond the deadline. Returns
+    their requests with their new states. Skips rows that another transaction has locked."""
     query = (
         sa.select(requests)
         .join(leases, leases.c.id == requests.c.lease_id)
@@ -149,7 +149,7 @@ def end_without_result(
         values = {"error": error, "not_before": now + pause}
     update = sa.update(requests).where(requests.c.serial == request.serial)
     connection.execute(update.values(state=state.value, **values))
-    # whoever waits is woken when the pause is over, by `LeaseStore.wake`
+    # `LeaseStore.wake` wakes the waiting claims when the pause ends
     return state
 
 
@@ -252,8 +252,9 @@ def failures_by_owner(
 def spent_owners(
     connection: sa.Connection, rows: Sequence[sa.Row[Any]], heard_since: float
 ) -> Set[tuple[str, str | None]]:
-    """The owners whose workers have failed one of these requests as often as it may be tried: it is
-    for others, as long as one lives and for so long as a silent worker counts as alive."""
+    """The owners whose workers have used up the attempts of one of these requests. It is reserved
+    for others as long as one is alive, including the time in which a silent worker counts as
+    alive."""
     tried = [row for row in rows if row.attempt >= row.max_attempts and row.only_worker is None]
     if not tried:
         return frozenset()
@@ -354,8 +355,8 @@ def _count(failed: Any) -> int:
 
 
 def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, now: Any) -> None:
-    """Take a worker out of quarantine: its canary, taken at that time, came back well. Without a
-    time, because somebody says so."""
+    """Take a worker out of quarantine: its canary, claimed at that time, succeeded. Without a time,
+    an admin ends the quarantine."""
     update = sa.update(workers).where(
         workers.c.id == worker_id, workers.c.quarantined_at.is_not(None)
     )

@@ -1,7 +1,7 @@
-"""Where the bytes of blobs lie, as a protocol, and how bytes that arrive are gathered first.
+"""Protocol of the places that hold the bytes of blobs, and a buffer for arriving bytes.
 
-A place knows digests and bytes and nothing else. What a blob is for, how old it is and whether it
-may go is the business of `db.stores.blobs`.
+A place maps digests to bytes. The purpose, age and deletion of a blob are decided by
+`db.stores.blobs`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoredBytes:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Bytes that have all arrived and lie in a temporary file; nobody finds them yet."""
+    """Bytes that have all arrived and lie in a temporary file; lookups do not find them yet."""
 
     path: Path
     digest: str
@@ -50,7 +50,8 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Bytes that nobody finds under their digest any more: what a sweep does before it deletes."""
+    """Quarantined bytes: lookups by digest do not find them. A sweep quarantines before it
+    deletes."""
 
     digest: str
     nonce: str
@@ -62,7 +63,7 @@ class Aside:
 
     @staticmethod
     def parse(name: str) -> Aside | None:
-        """What `name` gives; None for any other text."""
+        """The inverse of `name`; None for any other text."""
         digest, _, nonce = name.partition("-")
         return Aside(digest, nonce) if is_digest(digest) and nonce else None
 
@@ -88,7 +89,7 @@ class BlobBytes(Protocol):
         ...
 
     def size(self, digest: str) -> int | None:
-        """How many bytes lie there; None for what does not, and for what is no digest."""
+        """Number of bytes of a digest; None if it is missing, or not a digest."""
         ...
 
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -106,8 +107,8 @@ class BlobBytes(Protocol):
         ...
 
     def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
-        """Let bytes be found no more, so that they can be brought back; what is not there is no
-        error. The names are nobody else's, whoever sets the same digest aside again."""
+        """Quarantine bytes, so that they can be restored; missing bytes are not an error. The names
+        are unique, also if the same digest is quarantined again."""
         ...
 
     def bring_back(self, aside: Sequence[Aside]) -> None:
@@ -115,7 +116,7 @@ class BlobBytes(Protocol):
         ...
 
     def discard(self, aside: Sequence[Aside]) -> None:
-        """Remove what was set aside, for ever; what is not there is no error."""
+        """Remove quarantined bytes for ever; missing ones are not an error."""
         ...
 
     def all_aside(self) -> Sequence[Aside]:
@@ -157,7 +158,7 @@ class Staging:
             _write_all(self._file, chunk)
 
     def finish(self) -> Staged:
-        """What has arrived, safe on the disk."""
+        """The bytes that have arrived, flushed to the disk."""
         with os_errors(self._folder):
             os.fsync(self._file.fileno())
         return Staged(self._path, self._hasher.hexdigest(), self._bytes)
@@ -170,9 +171,9 @@ class Staging:
 
 @contextmanager
 def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -> Iterator[Staged]:
-    """What the chunks add up to, in a file that is gone after the context unless it was moved.
+    """The joined chunks, in a file that is removed after the context unless it was moved.
 
-    What the source of the chunks raises passes as it is.
+    Errors of the source of the chunks pass unchanged.
 
     Raises:
         StorageError: if the disk refuses.

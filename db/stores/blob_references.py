@@ -39,7 +39,7 @@ _LOCK = (
 
 
 class BlobKind(StrEnum):
-    """What a blob is for, which is also what holds it."""
+    """Purpose of a blob, which is also the kind of its holder."""
 
     MODEL = "model"  # an ONNX file; held by its row
     ARTIFACT = "artifact"  # held by the job that made it
@@ -63,8 +63,8 @@ def refer_all(
 ) -> None:
     """Keep the blobs that each holder names as long as that holder is there.
 
-    The rows of the blobs are locked against a sweep until the transaction ends. A blob without a
-    row is none that a sweep deletes; `db check` tells of it.
+    The rows of the blobs are locked against a sweep until the transaction ends. A sweep does not
+    delete a blob without a row; `db check` reports it.
     """
     wanted = sorted({(digest, holder) for holder, digests in named.items() for digest in digests})
     for some in chunks(sorted({digest for digest, _ in wanted})):

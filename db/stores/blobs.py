@@ -1,14 +1,15 @@
-"""Blobs: immutable bytes named by their SHA-256, with a row each that says what they are for.
+"""Blobs: immutable bytes named by their SHA-256, each with a row.
 
 The bytes lie in a place of their own (`BlobBytes`): a folder, or an object store. Rows that name a
-blob write a reference to it in the same transaction. Nothing but the sweep deletes a blob: when
-nothing refers to it, and nobody has touched it for long.
+blob write a reference to it in the same transaction. Only the sweep deletes a blob: if nothing
+refers to it, and it was not touched for long.
 
-Bytes are deleted in no transaction: an object store may take its time, and on SQLite nobody else
-could write. So the sweep marks the rows, commits, sets the bytes aside, removes the rows that are
-still its own, and then deletes. Whoever wants to save the same bytes meanwhile waits until the row
-is gone. If the sweep is killed in between, or sleeps, its marks run out, and anybody may have the
-blobs again: it brings back what is no longer its own, or the next sweep does.
+Bytes are deleted outside of transactions: an object store may be slow, and on SQLite no other
+transaction could write. So the sweep marks the rows, commits, quarantines the bytes, removes the
+rows that still have its mark, and then deletes. A process that wants to save the same bytes
+meanwhile waits until the row is gone. If the sweep is killed in between, or sleeps, its marks
+expire, and the blobs may be used again: the same sweep restores them when it wakes, or the next one
+does.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ class BlobStore:
     def staged(
         self, chunks: Iterable[bytes], max_bytes: int | None = None
     ) -> AbstractContextManager[Staged]:
-        """What the chunks add up to, to be looked at before it is kept; else it is gone.
+        """The joined chunks, to be inspected before they are kept; otherwise they are removed.
 
-        Raises StorageError; TooManyBytesError when there is more than max_bytes.
+        Raises StorageError; TooManyBytesError if they exceed max_bytes.
         """
         return stage(self.place.staging, chunks, max_bytes)
 
@@ -119,7 +120,7 @@ class BlobStore:
     def read(self, digest: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Chunks of the bytes from `start` up to but without `end`, not verified.
 
-        Raises NotFoundError; a text that is no digest is not found, too.
+        Raises NotFoundError, also for a text that is not a digest.
         """
         return self.place.read(digest, start, end)
 
@@ -142,14 +143,14 @@ class BlobStore:
         return (stored.digest for stored in self.place.list())
 
     def sweep(self, keep_seconds: float) -> int:
-        """Remove what nothing refers to and nobody touched for so long; bytes freed.
+        """Remove blobs without references that were not touched for this time; returns bytes freed.
 
         Any process may call it at any time, several at once. The age protects a blob whose row is
         about to be written: saving or touching it makes it young again.
 
         Raises:
-            StorageError: if the place refuses; what was removed by then is gone with its rows. The
-                rest stays marked for a while, as the place may yet do what it was told.
+            StorageError: if the place fails; blobs removed by then are gone with their rows. The
+                rest stays marked for a while, as the place may still execute the command.
         """
         limit = self._clock() - keep_seconds
         freed = self.place.remove_left_overs(limit)
@@ -236,7 +237,7 @@ class BlobStore:
 
     def _release(self) -> None:
         """Drop references whose holder is gone."""
-        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+        with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             first = sa.select(_references.c.digest).where(stale()).limit(1)
             if connection.execute(first).first() is None:
                 return
@@ -273,7 +274,7 @@ class BlobStore:
         names = [row.digest for row in gone]
         aside = self.place.set_aside(names)
         with writing(self._engine) as connection:
-            # by the mark: one that ran out may be somebody else's by now
+            # by the mark: an expired one may belong to another sweep by now
             mine = _blobs.c.doomed_until == gone[0].doomed_until
             delete = sa.delete(_blobs).where(_blobs.c.digest.in_(names), mine)
             deleted = set(connection.execute(delete.returning(_blobs.c.digest)).scalars())

@@ -73,7 +73,7 @@ class EventStore:
             return _newest_first.page(connection, query, _event, limit, after)
 
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
-        """Events after `sequence`, in order; empty when there is none (or no such job)."""
+        """Events after `sequence`, in order; empty without any (or without such a job)."""
         query = (
             sa.select(_events)
             .where(_events.c.job_id == job_id, _events.c.sequence > sequence)

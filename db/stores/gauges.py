@@ -29,7 +29,7 @@ class Figures:
 
 
 class GaugeStore:
-    """What is asked of all rows at once. `clock` is for tests."""
+    """Queries over all rows at once. `clock` is for tests."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine

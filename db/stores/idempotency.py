@@ -1,8 +1,8 @@
 """Requests that a client has named, so that it may repeat them: each is done once.
 
-A row is in flight until its answer is there. Whoever works on it holds it for a while, and renews
-that; if that process dies, the next to repeat the request takes it over. An answer is kept as bytes
-that mean nothing here.
+A row is in flight until its answer is there. The process that works on it holds it for a while, and
+renews that; if it dies, the next repetition of the request takes over. An answer is kept as opaque
+bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeldKey:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the first request was answered."""
+    """The answer to the first request."""
 
     status: int
     answer: bytes
@@ -49,11 +49,11 @@ class IdempotencyStore:
         self._now = instant(clock)
 
     def begin(self, token_id: str, key: str, digest: str) -> HeldKey | Answered:
-        """Hold a request, or hear how it was answered.
+        """Hold a request, or return its answer.
 
         Raises:
             KeyMismatchError: if the key names a request of another digest.
-            KeyInFlightError: if somebody works on it.
+            KeyInFlightError: if a process works on it.
         """
         now = self._now()
         held = HeldKey(token_id, key, uuid.uuid4().hex)
@@ -101,7 +101,7 @@ class IdempotencyStore:
         """Forget requests that are older and not in flight; how many."""
         now = self._now()
         old = sa.and_(_keys.c.created_at < now - kept_seconds, _keys.c.until <= now)
-        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+        with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             if connection.execute(sa.select(_keys.c.key).where(old).limit(1)).first() is None:
                 return 0
         with writing(self._engine) as connection:

@@ -12,7 +12,7 @@ from tilewright.db.errors import AmbiguousIdError, NotFoundError
 _MOST_NAMED = 5
 
 LEAST_GIVEN = 4
-"""With fewer characters nothing is found: nobody lists a table letter by letter."""
+"""A shorter prefix finds nothing, so that a table cannot be listed letter by letter."""
 
 WHOLE: Mapping[str, int] = {
     "job": 32,

@@ -1,4 +1,4 @@
-"""What tuners do with jobs: take them in a fair order, report, hand on, let go."""
+"""Operations of tuners on jobs: claim in a fair order, report, hand on, release."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class JobClaims:
             lease_seconds: until when the claim holds unless it is renewed.
             max_attempts: tuners that a job may lose in a row.
             max_running: jobs of one owner at a time, unless the owner's token says otherwise.
-            wait_seconds: how long a job waits for a worker unless it says so itself; after that
-                it is taken without one, to end with what is known.
-            stall_seconds: a job that made no progress for so long is taken from its tuner.
-            shared: whether the tuner has other jobs in hand (see SHARED_ATTEMPTS and
+            wait_seconds: how long a job waits for a worker by default; after that it is claimed
+                without one, to end with the known records.
+            stall_seconds: a job without progress for this time is taken from its tuner.
+            shared: whether the tuner holds other jobs (see SHARED_ATTEMPTS and
                 ALONE_SECONDS).
         """
         with reading(self._engine) as connection:
@@ -146,7 +146,7 @@ class JobClaims:
                     "fencing_token": claim.fencing_token,
                     "attempts": job.attempts + 1,
                     "started_at": job.started_at if job.started_at is not None else now,
-                    # of one whose wait is over: why it has no worker
+                    # after the wait: why it has no worker
                     "reason": job.reason,
                 }
                 if job.state is not JobState.RUNNING:
@@ -167,8 +167,8 @@ class JobClaims:
     ) -> int:
         """Let queued jobs without a worker wait for one, and wake those that have one; how many.
 
-        Those that wait for one very worker are told anew what has changed. Any process may call it
-        at any time.
+        The reason of jobs that wait for one specific worker is updated. Any process may call it at
+        any time.
 
         Args:
             served: whether a worker for a target key, or that very worker, is alive.

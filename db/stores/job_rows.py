@@ -140,7 +140,7 @@ def state_event(state: JobState, **why: str | None) -> EventData:
 def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
     """The job, its row locked until the transaction ends. Raises StaleLeaseError.
 
-    A claim whose deadline is over still holds while nobody else has taken the job.
+    A claim after its deadline still holds while no other tuner has taken the job.
     """
     query = sa.select(jobs_table).where(holds(claim))
     row = connection.execute(query.with_for_update()).first()

@@ -124,8 +124,7 @@ class JobStore(JobClaims):
     def get(self, job_id: str, sees: str | None = None) -> Job:
         """The job with this id, or the only one whose id begins so.
 
-        `sees` is the owner for whom there are no jobs of others (`Token.sees`). Raises
-        NotFoundError.
+        `sees` is the owner whose jobs alone are visible (`Token.sees`). Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return get_job(connection, job_id, sees=sees)
@@ -172,7 +171,7 @@ class JobStore(JobClaims):
     def cancel(self, job_id: str) -> Job:
         """End a job at once, and cancel its requests; a tuner that holds it finds out.
 
-        A job that ended stays as it is (cancelling twice is no error). Raises NotFoundError.
+        A job that ended stays as it is (cancelling twice is not an error). Raises NotFoundError.
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -183,7 +182,7 @@ class JobStore(JobClaims):
     def pause(self, job_id: str) -> Job:
         """Stop a job at once until `resume`, and cancel its requests; its trials stay.
 
-        Pausing twice is no error. Raises NotFoundError, StateError (it ended).
+        Pausing twice is not an error. Raises NotFoundError, StateError (it ended).
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)

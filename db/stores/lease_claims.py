@@ -40,11 +40,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a claim brought."""
+    """Result of a claim."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
-    """No request for the worker's targets waits, so that nobody else need look."""
+    """No request for the worker's targets waits, so other claims for them need not look."""
     gone: bool = False
     """The worker has left."""
 
@@ -70,7 +70,8 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What several claims find before anything is taken. `found` are those that take nothing."""
+    """Facts for several claims before anything is taken. `found` answers those without new
+    leases."""
 
     found: Mapping[int, Found | NotFoundError]
     able: Sequence[int]
@@ -80,7 +81,7 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Who may take something at all, who has it already, and for which targets something waits."""
+    """Find the claims that may take a request, the claims already answered, and their targets."""
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
     found: dict[int, Found | NotFoundError] = {}
@@ -187,7 +188,7 @@ def _takeable(
 def _try_canaries(
     connection: sa.Connection, claimants: Iterable[_Claimant], ill: Collection[str], now: float
 ) -> None:
-    """A worker in quarantine gets one request at a time, once its pause is over.
+    """A worker in quarantine gets one request at a time, after its pause.
 
     Its row is locked: two claims of it at once, here or in another process, get one canary.
     """
@@ -281,7 +282,7 @@ def _deal(
         seen += [row.serial for row in rows]
         rows.sort(key=lambda row: (-row.priority, row.serial))
         _deal_out(rows, claimants, spent_owners(connection, rows, heard_since))
-        # each was for somebody who had room: whoever could take one that is left has none now
+        # each went to a claim with room: claims that could take a remaining one have none now
         left.update(row.target_key for row in rows)
     return left
 
@@ -294,8 +295,8 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """The first requests for a target, locked, as many as are wanted: without those that are seen,
-    and those that nobody of these is to take."""
+    """The first requests for a target, locked, up to the wanted number: without seen ones, and
+    without requests that none of these workers is to take."""
     query: sa.Select[Any] = (
         sa.select(*_taken_columns, requests.c.only_worker, requests.c.priority)
         .where(
@@ -312,7 +313,7 @@ def _first(
 def _deal_out(
     rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
 ) -> None:
-    """The first of what each may take, in turns, until nobody takes any more."""
+    """The first requests that each may take, in turns, until none takes more."""
     turn = [each for each in claimants if each.room]
     while rows and turn:
         next_turn = []

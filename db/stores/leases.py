@@ -92,7 +92,7 @@ class LeaseStore(MeasureQueue):
         token_id: str | None = None,
         claim_id: str | None = None,
     ) -> Sequence[Lease]:
-        """Take up to `limit` queued requests for these targets; empty when there is none.
+        """Claim up to `limit` queued requests for these targets; empty if none is queued.
 
         As `claim_all`, for one. Raises NotFoundError for a worker that is not known.
         """
@@ -105,8 +105,7 @@ class LeaseStore(MeasureQueue):
     def claim_all(
         self, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Found | NotFoundError]:
-        """What each of these claims brings, all in one transaction; an error for a worker that is
-        not known.
+        """Leases for each of these claims, in one transaction; an error for an unknown worker.
 
         No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has
         one writer. A worker that left or is drained gets nothing, one in quarantine a canary at
@@ -162,7 +161,7 @@ class LeaseStore(MeasureQueue):
         ]
 
     def asked(self, lease_id: str) -> JsonObject:
-        """What a lease asks for, whoever has it. Raises NotFoundError."""
+        """The request of a lease, independent of its holder. Raises NotFoundError."""
         query = sa.select(requests.c.payload).join(leases, leases.c.request_id == requests.c.id)
         with reading(self._engine) as connection:
             row = connection.execute(query.where(leases.c.id == lease_id)).first()
@@ -172,14 +171,15 @@ class LeaseStore(MeasureQueue):
         return payload
 
     def held(self, lease_id: str, worker_id: str) -> Held:
-        """What a result of this lease is judged by. Raises NotFoundError."""
+        """Facts by which a result of this lease is judged. Raises NotFoundError."""
         (found,) = self.held_all([(lease_id, worker_id)])
         if found is None:
             raise NotFoundError("lease", lease_id)
         return found
 
     def held_all(self, named: Sequence[tuple[str, str]]) -> Sequence[Held | None]:
-        """What results of these leases are judged by; each lease is named with its worker."""
+        """Facts by which results of these leases are judged; each lease is named with its
+        worker."""
         with reading(self._engine) as connection:
             return held(connection, named)
 
@@ -201,9 +201,9 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
         """Save results that came together.
 
-        A result that comes after its lease ran out is still taken while nobody else has the
-        request. Once somebody has, or it is cancelled, the result is LATE: kept with the lease, and
-        not counted unless the other one comes to nothing.
+        A result after the end of its lease is still accepted while no other worker has the request.
+        Once another worker has it, or it is cancelled, the result is LATE: kept with the lease, and
+        counted only if the other worker fails.
         """
         with writing(self._engine) as connection:
             return save(connection, reports, self._time(connection), self._most_failures)
@@ -259,10 +259,10 @@ class LeaseStore(MeasureQueue):
         return len(free)
 
     def expire(self) -> Expiry:
-        """End leases whose deadline is over: their requests are queued again, or end.
+        """End leases whose deadline has passed: their requests are queued again, or end.
 
-        Any process may call it, at any time, several at once. Where thousands run out together,
-        each transaction ends some: whoever waits for what it has locked is not kept waiting long.
+        Any process may call it, at any time, several at once. If thousands expire together, each
+        transaction ends some, so that others do not wait long for its locks.
         """
         over = sa.and_(leases.c.ended_at.is_(None), leases.c.deadline <= self._now())
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
@@ -286,7 +286,7 @@ class LeaseStore(MeasureQueue):
         )
 
     def wake(self) -> int:
-        """Tell who waits of requests whose pause before another attempt is over; how many.
+        """Notify waiting claims of requests whose pause before another attempt has ended; how many.
 
         Any process may call it, at any time, several at once.
         """
@@ -303,7 +303,7 @@ class LeaseStore(MeasureQueue):
         return len(rows)
 
     def extend(self, seconds: float) -> int:
-        """Put off every deadline, by the time in which nobody could renew; how many leases."""
+        """Extend every deadline by the time in which no worker could renew; how many leases."""
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount

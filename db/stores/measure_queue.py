@@ -59,8 +59,8 @@ class MeasureQueue:
 
         `stored` are others, whose outcomes the tuner has stored: they are acknowledged with it.
 
-        Raises StaleLeaseError if a job of theirs is paused or has ended: nobody is to measure for
-        it any more, even if its tuner does not know yet. Nothing is acknowledged then.
+        Raises StaleLeaseError if a job of theirs is paused or has ended: no worker measures for it
+        any more, even if its tuner has not noticed yet. Nothing is acknowledged then.
         """
         rows = [
             {
@@ -106,7 +106,7 @@ class MeasureQueue:
         return self._insert_made.values(created_at=self._now()).returning(requests.c.id)
 
     def status(self, request_ids: Sequence[str]) -> Mapping[str, RequestStatus]:
-        """Where these requests stand: what a tuner polls. Unknown ids are left out."""
+        """The states of these requests, for a tuner to poll. Unknown ids are left out."""
         found: dict[str, RequestStatus] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -166,7 +166,7 @@ class MeasureQueue:
             return connection.execute(query).scalars().all()
 
     def payloads(self, request_ids: Sequence[str]) -> Mapping[str, JsonObject]:
-        """What was submitted, of those that are known."""
+        """The submitted form of the known ones among these requests."""
         found: dict[str, JsonObject] = {}
         with reading(self._engine) as connection:
             for some in chunks(request_ids):
@@ -196,7 +196,7 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Let another worker have requests that nobody has taken yet; which they are."""
+        """Let another worker have requests that are not claimed yet; returns their ids."""
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)
             .where(requests.c.id.in_(list(request_ids)), is_queued())
@@ -212,8 +212,8 @@ class MeasureQueue:
         return names
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete final requests that finished that long ago and that nobody waits for, with their
-        leases; how many.
+        """Delete final requests that finished that long ago and whose outcome is not awaited, with
+        their leases; how many.
 
         An outcome that the tuner of an open job has not stored is kept, however old: no finished
         measurement is lost because its tuner was away.

@@ -1,4 +1,4 @@
-"""Who tunes what just now: one job at a time for a workload, target, threads, numerics and code."""
+"""Tasks being tuned: one job at a time per workload, target, threads, numerics and code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _jobs = table_of(JobRow)
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """What only one job should spend trials on at a time."""
+    """A task on which only one job should spend trials at a time."""
 
     workload_key: str
     target_key: str
@@ -29,7 +29,7 @@ class OpenTask:
 
 
 class OpenTaskStore:
-    """What was taken under a claim of a job is held as long as the claim, whatever the rows say."""
+    """Tasks taken under a claim of a job are held as long as the claim, independent of the rows."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine

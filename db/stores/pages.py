@@ -67,7 +67,7 @@ class PageOrder:
         if after is not None:
             self._check(after)
             place = sa.tuple_(*self.columns)
-            # 64 bits, also where the column has 32: what somebody sent may be larger
+            # 64 bits, also where the column has 32: a value from a request may be larger
             values = (
                 sa.literal(value, sa.BigInteger() if isinstance(value, int) else column.type)
                 for column, value in zip(self.columns, after, strict=True)
@@ -93,7 +93,7 @@ def _kind(column: sa.Column[Any]) -> type:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a column of a kind can hold a value that somebody sent."""
+    """Whether a column of a kind can hold a value from a request."""
     match value:
         case bool():
             return False

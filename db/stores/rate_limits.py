@@ -61,9 +61,9 @@ class RateLimitStore:
         return max(0.0, float(short or 0.0)) / rate.per_second
 
     def remove_full(self, idle_seconds: float) -> int:
-        """Delete buckets that nobody took from for so long that they are full; how many."""
+        """Delete buckets that have been unused until they are full; how many."""
         idle = _buckets.c.at < self._now() - idle_seconds
-        with reading(self._engine) as connection:  # mostly there are none: take no write lock
+        with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             if (
                 connection.execute(sa.select(_buckets.c.bucket).where(idle).limit(1)).first()
                 is None

@@ -19,7 +19,7 @@ _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's result. `result_key` names it: sending it again is no error."""
+    """A worker's result. `result_key` names it: sending it again is not an error."""
 
     lease_id: str
     worker_id: str
@@ -28,7 +28,7 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """What results are judged by, of each lease that is named with its worker."""
+    """Facts by which results are judged, for each lease that is named with its worker."""
     wanted = list(named)
     query = (
         sa.select(
@@ -142,7 +142,7 @@ class _Batch:
 
 
 def over(lease_id: str, request_id: str, outcome: str) -> StaleLeaseError:
-    """What is said about a lease that has ended."""
+    """The message about a lease that has ended."""
     return StaleLeaseError(f"lease '{lease_id}' of '{request_id}' is over: {outcome}")
 
 

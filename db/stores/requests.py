@@ -29,16 +29,16 @@ class LeaseOutcome(StrEnum):
 
     COMPLETED = "completed"  # its result is that of the request
     FAILED = "failed"  # the worker said that it cannot work on the request
-    REFUSED = "refused"  # the service did not believe the result
+    REFUSED = "refused"  # the service rejected the result
     LOST = "lost"  # the worker was silent beyond the deadline, or was killed
-    LATE = "late"  # a result came when the request was somebody else's, done or cancelled; it may
-    # yet become COMPLETED, if that one comes to nothing
+    LATE = "late"  # a result came when another worker had the request, or it was done or
+    # cancelled; it becomes COMPLETED if the other worker fails
     RELEASED = "released"  # given back
     CANCELLED = "cancelled"  # the request was
 
 
 class Blame(StrEnum):
-    """Who a lease without a result is put down to."""
+    """Cause to which a lease without a result is attributed."""
 
     CANDIDATE = "candidate"
     WORKER = "worker"
@@ -55,8 +55,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What a tuner submits. It names the request itself, which makes submitting idempotent: a
-    restarted tuner that submits again finds the old request, and its result if it has one."""
+    """A request as a tuner submits it. The tuner chooses its name, which makes submitting
+    idempotent: a restarted tuner that submits again finds the old request and its result."""
 
     request_id: str
     target_key: str
@@ -85,7 +85,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker's result is judged by: the request of its lease."""
+    """Facts by which a worker's result is judged: the request of its lease."""
 
     lease_id: str
     request_id: str
@@ -94,7 +94,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """What became of a lease: the evidence of who worked on a request, and how that ended."""
+    """Outcome of a lease: the worker of a request, and how its work ended."""
 
     lease_id: str
     request_id: str
@@ -129,12 +129,12 @@ class RequestStatus:
 class Completion(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # this result was saved before: the worker may forget it
-    LATE = "late"  # kept with the lease, and not counted while somebody else has the request
+    LATE = "late"  # kept with the lease, and not counted while another worker has the request
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What `expire` found: request ids."""
+    """Result of `expire`: request ids."""
 
     requeued: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()  # that have no attempt left

@@ -1,8 +1,7 @@
-"""What a database may forget by age: trials, finished jobs, artifacts, models and audit entries.
+"""Deletion by age: trials, finished jobs, artifacts, models and audit entries.
 
-What is best, and the evidence for it, is never old: it stays until something better takes its
-place. Nothing of a job that is open goes. Blobs are not deleted here: the sweep removes those that
-no row names any more.
+The best record and its evidence do not age: they stay until a better one replaces them. Rows of an
+open job stay. Blobs are not deleted here: the sweep removes those that no row names any more.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tilewright.db.stores.statements import chunks, table_of, upsert
 from tilewright.tuner.measure.measurement import RecordKey
 
 BATCH = 400
-"""Rows of one transaction: nobody waits for long."""
+"""Rows of one transaction, few enough that others do not wait long."""
 
 MOST_BATCHES = 25
 """Of one kind in one call; what is left is for the next one."""
@@ -118,7 +117,7 @@ class RetentionStore:
                     break
             with writing(self._engine) as connection:
                 locked = connection.execute(some.with_for_update(skip_locked=True)).scalars().all()
-                # asked again now that they are locked: somebody may want one since
+                # checked again under the lock: a new row may name one since
                 again = sa.select(key).where(key.in_(locked), old)
                 gone = connection.execute(again).scalars().all()
                 forget(connection, key, gone)
@@ -151,7 +150,8 @@ def _old_job(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
-    """Evidence for no record, of whatever state; neither of an open job nor of what one tunes."""
+    """Trials that are not evidence for any record, and belong neither to an open job nor to its
+    tasks."""
     tuned = sa.select(_tasks.c.workload_key).where(_tasks.c.job_id.in_(_open_jobs))
     return sa.and_(
         _trials.c.stored_at < limit,
@@ -202,7 +202,7 @@ def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> 
 
 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """What they leave is a note, so that who looks for them is told what became of them."""
+    """Leave a note in their place, which lookups of them report."""
     which = [_trials.c[name] for name in KEY]
     oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
     query = sa.select(*which, oldest).where(key.in_(gone)).group_by(*which)

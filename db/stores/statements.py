@@ -1,4 +1,4 @@
-"""Statements that SQLite and PostgreSQL spell alike but SQLAlchemy does not."""
+"""Statements with the same syntax in SQLite and PostgreSQL, but not in SQLAlchemy."""
 
 from __future__ import annotations
 

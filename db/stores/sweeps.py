@@ -21,13 +21,13 @@ CLAIMS = "claims"
 """The turn of a tuner that looks for jobs: as long as one has it, jobs are taken."""
 
 TERM_SECONDS = 6.0
-"""For so long nobody else takes a turn over: a holder that died is missed for no longer."""
+"""Seconds until another holder may take a turn over: a dead holder is replaced after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is the caller's turn. For `away_seconds` nobody had it: 0 where one holder followed the
-    other at once."""
+    """It is the caller's turn. It was free for `away_seconds`: 0 if one holder followed the other
+    at once."""
 
     away_seconds: float
 
@@ -43,7 +43,7 @@ class SweepStore:
         """The turn, or None while another holder has it.
 
         A holder that calls again within its term keeps it. Most calls only read: a term is renewed
-        when half of it is over.
+        after half of it.
         """
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
@@ -73,13 +73,13 @@ class SweepStore:
         return Turn(away if away > TERM_SECONDS else 0.0)
 
     def leave(self, name: str, holder: str) -> None:
-        """Give the turn up, if the holder has it: `age` is then that of a turn nobody ever had."""
+        """Give the turn up, if the holder has it: `age` is then None, as for an unused turn."""
         with writing(self._engine) as connection:
             mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Seconds since anybody had the turn, to half a term; None if nobody ever had."""
+        """Seconds since any holder had the turn, to half a term; None if it was never taken."""
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
         return None if row is None else max(0.0, float(row.age))

@@ -81,14 +81,13 @@ class TokenStore:
         max_running_jobs: int | None = None,
         all_owners: bool = False,
     ) -> tuple[str, Token]:
-        """(secret, token). The secret is shown once and not kept.
+        """Create a token; returns (secret, token). The secret is shown once and not kept.
 
-        A secret that is given (the embedded mode has one in a file) makes this idempotent: the
+        An existing secret (the embedded mode keeps its secret in a file) makes this idempotent: the
         token of that secret gets this name, these scopes and this lifetime from now on. One that
-        was revoked stays so.
-        Without `all_owners` it sees the jobs and models of tokens of this name alone.
-        The quotas bound the jobs of the token that are open or running; without, the
-        service's settings do.
+        was revoked stays so. Without `all_owners` it sees the jobs and models of tokens of this
+        name alone. The quotas bound open and running jobs of the token; the service's settings are
+        the default.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -144,10 +143,10 @@ class TokenStore:
     def rotate(
         self, token_id: str, *, grace_seconds: float, lifetime_seconds: float | None = None
     ) -> tuple[str, Token]:
-        """Give a token a new secret: (secret, token). The one before is taken for a while yet.
+        """Give a token a new secret: (secret, token). The previous one stays valid for a while.
 
-        One that is older still is over at once. With a lifetime the token ends that long from now,
-        else when it would have.
+        An older one expires at once. With a lifetime the token ends that long from now, else at its
+        earlier end.
 
         Raises NotFoundError, and StateError for a token that was revoked.
         """

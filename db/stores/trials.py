@@ -1,4 +1,4 @@
-"""Trials as somebody looks at them: those of a job or of a workload, whatever became of them."""
+"""Trials as pages list them: of a job or of a workload, with any outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutline:
-    """What a trial of a task tried and how it ended; `schedule` is its JSON."""
+    """Schedule and outcome of a trial of a task; `schedule` is its JSON."""
 
     schedule: dict[str, Any]
     origin: str

@@ -18,8 +18,7 @@ _workers = table_of(WorkerRow)
 def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
     """Count trials that were stored just now: (worker, status) of each.
 
-    Those of the service's own machine, of other services and of workers that were forgotten are
-    nobody's here.
+    Trials of the service's own machine, of other services and of deleted workers are not counted.
     """
     counts = Counter((worker, status) for worker, status in ended if worker)
     known: set[str] = set()

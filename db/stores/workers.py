@@ -68,8 +68,8 @@ class RegisteredWorker:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What is asked of a worker with each of its requests: no facts of its device, which are most
-    of a row."""
+    """The columns of a worker that each of its requests needs: without the facts of its device,
+    which are most of a row."""
 
     id: str
     name: str
@@ -91,7 +91,7 @@ class Heartbeat:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """By column, those that it tells."""
+        """The reported values, by column."""
         told = {"device": self.device, "speed": self.speed, "condition": self.condition}
         return {name: dict(value) for name, value in told.items() if value is not None}
 
@@ -163,10 +163,10 @@ class WorkerStore:
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Note all signs of life that came together; how the workers stand, None for one that is
-        not known.
+        """Note all heartbeats that came together; returns the workers' states, None for an unknown
+        one.
 
-        One that left has to introduce itself again: a message that was delayed brings nobody back.
+        A worker that left has to register again: a delayed heartbeat does not bring it back.
         """
         with writing(self._engine) as connection:
             # locked in one order, as everybody does who changes several
@@ -186,7 +186,7 @@ class WorkerStore:
         return [heard.get(sign.worker_id) for sign in signs]
 
     def presences(self, worker_ids: Collection[str] | None = None) -> Mapping[str, Presence]:
-        """How workers stand, of those that are known: all, or some; the first registered first."""
+        """The states of known workers, all or some; the first registered first."""
         query = self._presence_query(worker_ids).order_by(_workers.c.created_at, _workers.c.id)
         with reading(self._engine) as connection:
             return {row.id: self._presence(row) for row in connection.execute(query)}
@@ -251,7 +251,7 @@ class WorkerStore:
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def readmit(self, worker_id: str) -> RegisteredWorker:
-        """Take it out of quarantine, because somebody knows better. Raises NotFoundError."""
+        """Take it out of quarantine, on an admin's request. Raises NotFoundError."""
         with writing(self._engine) as connection:
             readmit(connection, worker_id, None, self._now())
             announce(connection, [worker_topic(worker_id)])
