@@ -1,8 +1,8 @@
 """Errors against float64: `python -m benchmarks.accuracy --models resnet50 bert-base-128`.
 
 There are two tables, for the untuned compiler in both modes of numerics. The first has models: the
-largest error of each output against the graph run in float64, beside ONNX Runtime's own error. The
-second has kernels: every distinct kernel of the models is run on drawn inputs, and the largest
+largest error of each output against the graph run in float64, next to ONNX Runtime's own error. The
+second has kernels: every distinct kernel of the models is run on random inputs, and the largest
 error of each algorithm is shown. All errors are relative to the largest expected output. Nothing is
 timed, so a busy machine does no harm.
 """

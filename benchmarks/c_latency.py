@@ -1,13 +1,13 @@
-"""A model as a C library beside the same program in Python: `python -m benchmarks.c_latency`.
+"""A model as a C library against the same program in Python: `python -m benchmarks.c_latency`.
 
 One program is compiled once, untuned and for one thread. A C program (c_turns.c) runs it from
 `libmodel.a`, Python processes with `Executable.run`, which makes new arrays for outputs: one loaded
 the artifact, one compiled the model. They take turns; a sample is the wall time of one run. Every
 repetition starts new processes, because where the system places pages moves times by a per cent. C
-runs twice: as linked, and with memory and weights on large pages, which NumPy asks Linux for by
-itself.
+runs twice: as linked, and with memory and weights on large pages, which NumPy requests from Linux
+automatically.
 
-`prepare` writes what is run to a folder, and `race` times it, for a moment when the machine is
+`prepare` writes the programs to a folder, and `race` times them, for a moment when the machine is
 quiet. Results go to benchmarks/results/c-latency.json.gz and .md.
 """
 
@@ -56,8 +56,8 @@ OURS_AND_THEIRS = 1e-6
 class Latency:
     """Seconds of a run: the median of all samples, and the fastest.
 
-    `ratio` and `less` are medians over the rounds: of what the engine's median is to Python's, and
-    of how much less it is.
+    `ratio` and `less` are medians over the rounds: of the engine's median divided by Python's, and
+    of Python's median minus the engine's.
     """
 
     model: str

@@ -1,10 +1,10 @@
-"""Processes are killed, requests lost, clocks wrong, and workers lie: what must hold, holds.
+"""Chaos: killed processes, lost requests, wrong clocks and lying workers break no promise.
 
 `python -m benchmarks.chaos` starts PostgreSQL, two replicas of the service (the clock of one is
 60 s slow), a tuner, two honest workers behind a proxy that loses, delays and doubles requests, and
-three workers that lie. Under a load of small jobs it kills the one or the other, in an order drawn
-from a seed. In the end every job must have ended, no finished measurement be lost or counted twice,
-and no lie be served.
+three workers that lie. Under a load of small jobs it kills processes in a random order set by a
+seed. At the end every job must have ended, each finished measurement counts once, and no false
+report is served.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ SETTINGS = {
 
 
 _HEARD_SECONDS = 60.0
-"""How long liars are waited for that nobody has heard yet."""
+"""Seconds to wait for liars without any answer yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens: how many kills, with how many jobs open at a time, of how many trials each.
+    """Size of a run: number of kills, of jobs open at a time, and of trials of each.
 
     `pause_seconds` lie between two kills at most; no kill comes after `seconds`.
     """
@@ -86,7 +86,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened, and what was found in the end. `told` has the answers to each liar."""
+    """Events of a run, and the final checks. `told` has the answers to each liar."""
 
     kills: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
@@ -162,7 +162,7 @@ class Chaos:
         ]
 
     def _live_leases(self) -> list[tuple[str, str]]:
-        """Leases that have not ended and whose they are: no worker is told this much."""
+        """Live leases with their workers: more than any worker learns."""
         query = sa.select(LeaseRow.id, LeaseRow.worker_id).where(LeaseRow.ended_at.is_(None))
         try:
             with reading(self.storage.engine) as connection:
@@ -310,7 +310,7 @@ def prepared(plan: Plan, folder: Path) -> Iterator[Chaos]:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What to do."""
+    """Parse the options of a run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="postgresql")

@@ -1,4 +1,4 @@
-"""What must hold after chaos, whatever was killed and whoever lied."""
+"""Promises that must hold after chaos, independent of kills and lies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 
 @dataclass(slots=True)
 class Found:
-    """What is in the database in the end. `wrong` has a sentence for each promise broken."""
+    """Final state of the database. `wrong` has a sentence for each broken promise."""
 
     jobs: Counter[str] = field(default_factory=Counter)
     trials: int = 0
@@ -76,7 +76,7 @@ def check(
 def _of_job(
     storage: Storage, job_id: str, requests: Sequence[RequestStatus], found: Found
 ) -> Iterator[str]:
-    """What is wrong with the trials of a job."""
+    """Faults in the trials of a job."""
     trials = {trial.id: trial for trial in storage.records.trials_of_job(job_id)}
     found.trials += len(trials)
     least = {
@@ -113,7 +113,7 @@ def _lost(
     leases: Mapping[str, Sequence[LeaseStatus]],
     found: Found,
 ) -> Iterator[str]:
-    """What honest workers finished and the service does not have, or has twice."""
+    """Results of honest workers that the service lacks, or has twice."""
     for worker_id, names in finished.items():
         for name, count in names.items():
             found.measured += 1

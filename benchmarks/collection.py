@@ -35,10 +35,10 @@ LOOK_SECONDS = 0.05
 TRACEBACK = "Traceback (most recent call last):"
 
 WALL_SHARE, WALL_SPARE = 1.25, 10.0
-"""What a command may take: so many times its budget, and so many seconds."""
+"""Limit of a command's wall time: a factor on its budget, plus seconds."""
 
 MEMORY_BYTES, MEMORY_SHARE = 4 << 30, 3
-"""What its processes may hold together: so much, and so many times the model."""
+"""Limit of the memory of its processes together: bytes, plus a factor on the model's size."""
 
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(FOLDER / "bytecode")}
 """The environment in which Python keeps its bytecode, as on a user's machine. Without it, each of a
@@ -70,7 +70,7 @@ class Row:
     too_scalar: bool = False
 
     def faults(self, seconds: float) -> list[str]:
-        """What was asked and is not so."""
+        """The requirements that are not met."""
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -115,7 +115,7 @@ def cell_text(text: str) -> str:
 
 
 def stored_bytes(file: Path) -> int:
-    """The size of a model's file, and of the data beside it."""
+    """The size of a model's file, with its external data."""
     return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*"))
 
 
@@ -174,7 +174,7 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def facts(printed: str) -> dict[str, Any]:
-    """What the command's JSON says of the job; empty if it printed none."""
+    """The job in the command's JSON; empty if it printed none."""
     from tilewright.service.messages import phases_text, result_lines
 
     try:
@@ -213,7 +213,7 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """What a command that failed said last, or the exception of its last traceback with the
+        """The last message of a failed command, or the exception of its last traceback with the
         line that raised it."""
         if self.traceback:
             lines = self.said.rpartition(TRACEBACK)[2].strip("\n").splitlines()
@@ -259,7 +259,7 @@ def _waited_seconds() -> float:
 
 
 def limited(memory_gb: float) -> Callable[[], None]:
-    """What a child does before it runs a command, so that the command has so much memory."""
+    """A function that limits the memory of a child before it runs a command."""
 
     def limit() -> None:
         size = int(memory_gb * 2**30)

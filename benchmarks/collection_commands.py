@@ -46,7 +46,7 @@ from benchmarks.real_fetch import REPOSITORY, FetchError
 from benchmarks.report import Origin, commit
 
 MOST_SECONDS = 60.0
-"""What a command may take."""
+"""Limit of a command's wall time, in seconds."""
 
 FORTY = (
     *("qdq-13", "qdq-channels-17", "qdq-int8-19", "qdq-16-bits-21", "qoperator-13"),
@@ -92,7 +92,7 @@ _PATHS = {
     "outputs": "outputs.npz",
     "quantised": "quantised.onnx",
 }
-"""What braces name, in the folder of a model."""
+"""Files that braces name, in the folder of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class CommandRow:
     last_line: str = ""
 
     def faults(self) -> list[str]:
-        """What was asked and is not so."""
+        """The requirements that are not met."""
         if self.problem:
             return [f"not tried: {self.problem}"]
         if self.exit_code is None:
@@ -231,13 +231,13 @@ def tried(
 
 
 def _needs(name: str) -> list[str]:
-    """What other commands make for this one."""
+    """The files that other commands make for this one."""
     return [made for made in _MADE_BY if f"{{{made}}}" in COMMANDS[name]]
 
 
 def write_inputs(model: Path, target: Path) -> None:
-    """Write inputs of a model: the first that came with it, or else drawn at the sizes that it
-    states, with 1 for those that it leaves open."""
+    """Write inputs of a model: the first that came with it, or else random ones at the sizes that
+    it states, with 1 for open ones."""
     with_it = model.parent / "feeds.npz"
     if model.name == "model.onnx" and with_it.exists():
         with np.load(with_it) as listed:

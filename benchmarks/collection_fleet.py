@@ -1,7 +1,7 @@
 """A service with one tuner and one worker, whose tuner is observed: its memory, and its children.
 
-The children that compute for a job (`compiler.process.bounded`) are told from the builder processes
-by their command lines.
+Command lines distinguish the children that compute for a job (`compiler.process.bounded`) from the
+builder processes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tilewright.service.storage import open_storage
 WEB, TUNER, WORKER = "web", "tuner", "worker"
 
 OF_A_JOB = b"tilewright.compiler.process.bounded"
-"""What the command line of a child that computes for a job holds."""
+"""Text in the command line of a child that computes for a job."""
 
 LEFT = ("job cancelled", "job let go", "job given back", "job ended", "job failed")
-"""What a tuner logs when it does nothing for a job any more."""
+"""Message that a tuner logs when it has finished with a job."""
 
 LOOK_SECONDS = 0.02
 WATCH_SECONDS = 0.2
@@ -101,7 +101,7 @@ class ObservedService:
         return waited(lambda: self.job(job_id).state.final, seconds) is not None
 
     def tuner_bytes(self) -> int:
-        """What the tuner holds, without its children."""
+        """Memory of the tuner in bytes, without its children."""
         return resident_bytes(self.fleet.pid(TUNER))
 
     def children(self) -> list[int]:

@@ -42,7 +42,7 @@ def products(opset: int) -> Any:
 
 
 def static(opset: int, form: str, activations: str, weights: str, per_channel: bool) -> Any:
-    """Calibrated with drawn inputs; `form` is QDQ or QOperator."""
+    """Calibrate with random inputs; `form` is QDQ or QOperator."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,

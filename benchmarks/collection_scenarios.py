@@ -1,4 +1,4 @@
-"""What happens to jobs that are cancelled, lose their tuner, or run beside large ones."""
+"""Scenarios: jobs that are cancelled, lose their tuner, or run at the same time as large ones."""
 
 from __future__ import annotations
 
@@ -162,12 +162,12 @@ def kill(
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A small model's job beside those of large ones.
+    """A small model's job, at the same time as jobs of large models.
 
     Attributes:
         alone_seconds: of its job without others, from its submission to its end; None if it did
             not end.
-        wall_seconds: the same beside the others.
+        wall_seconds: the same with the other jobs.
         phases: those of the other jobs when it ended.
         states: how the jobs ended, the small one first.
     """
@@ -186,7 +186,7 @@ class Beside:
 
 
 def alone(service: ObservedService, file: Path, seconds: float, patience: float) -> float | None:
-    """What the job of a model takes when there is no other."""
+    """The time of a model's job without others."""
     job_id = service.submit(file, seconds)
     service.ended(job_id, patience)
     return took(service.job(job_id))

@@ -2,8 +2,8 @@
 
 Each part starts an API, a tuner and a worker with an empty database: `models` tunes many models,
 and looks at the tuner's memory; `cancel` cancels one job in each phase; `kill` kills the tuner in
-each phase, and starts another; `beside` tunes a small model beside two large ones. A part that runs
-again replaces what was reported of it.
+each phase, and starts another; `beside` tunes a small model at the same time as two large ones. A
+repeated part replaces its earlier report.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class ModelRow:
     Attributes:
         problem: why it could not be tried at all.
         wall_seconds: from its submission to its end.
-        message: why it is not as asked, or what it says of itself.
-        before_bytes, peak_bytes, after_bytes: what the tuner held.
-        tree_bytes: the most that the tuner and its children held together.
+        message: why it misses a requirement, or its own message.
+        before_bytes, peak_bytes, after_bytes: memory of the tuner.
+        tree_bytes: largest memory of the tuner and its children together.
     """
 
     identity: str
@@ -73,7 +73,7 @@ class ModelRow:
     after_bytes: int = 0
 
     def faults(self, seconds: float) -> list[str]:
-        """What was asked and is not so."""
+        """The requirements that are not met."""
         if self.problem:
             return [f"not tried: {self.problem}"]
         checks = {
@@ -106,7 +106,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the tuner held, and its children: when it was new, after its first job, and after all.
+    """Memory of the tuner and its children: when it was new, after its first job, and after all.
 
     `children` are processes that computed for jobs and still lived when all had ended.
     """
@@ -165,7 +165,7 @@ def tuned(service: ObservedService, model: Collected, options: argparse.Namespac
 
 
 def _fetched(service: ObservedService, job_id: str) -> str:
-    """What is wrong with the artifact of a job."""
+    """The fault in the artifact of a job."""
     with tempfile.TemporaryDirectory(prefix="tilewright-collection-") as work:
         try:
             folder = service.client.fetch(job_id, Path(work, "artifact"))
@@ -175,7 +175,7 @@ def _fetched(service: ObservedService, job_id: str) -> str:
 
 
 Keep = Callable[[str, Any], None]
-"""Is told of a part's name and of what is known of it so far."""
+"""Callback for the progress of a part: its name and its results so far."""
 
 
 def run_models(
@@ -258,7 +258,7 @@ def report(data: Mapping[str, Any]) -> str:
 
 
 def memory_sentence(memory: Memory) -> str:
-    """What became of the tuner's memory."""
+    """Growth of the tuner's memory, in words."""
     return (
         f"The tuner held {_mib(memory.new_bytes)} MiB when it was new, "
         f"{_mib(memory.first_bytes)} after its first job and {_mib(memory.last_bytes)} after all; "
@@ -307,7 +307,7 @@ def _cells(part: str, row: Mapping[str, Any], limit: float) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], text: int) -> str:
-    """What others wrote has no bars and no line breaks."""
+    """Text of others without bars and line breaks, for a cell."""
     plain = [[" ".join(c.split()).replace("|", "\\|")[:LONGEST] for c in row] for row in rows]
     return markdown_table(list(header), plain, text)
 

@@ -1,12 +1,11 @@
-"""How near innermost loops come to the peak of cores that are not here.
+"""Share of the peak that innermost loops reach on cores without hardware here.
 
 `python -m benchmarks.core_shares`: models are compiled untuned for each core. Of each kernel that
 multiplies, the innermost loop of the statement with the most multiply-adds goes to llvm-mca, which
 simulates LLVM's model of the core. Its share is the cycles that its multiply-adds would take at the
-peak of our model of the core (`CoreModel`), over those that it takes. Caches, TLBs and mispredicted
-branches are no part of such a simulation.
-llvm-mca is fetched once into the cache of the tests of devices. Results go to
-benchmarks/results/core-shares.json.gz and .md.
+peak of our model of the core (`CoreModel`), over those that it takes. The simulation has no caches,
+TLBs or mispredicted branches. llvm-mca is fetched once into the cache of the tests of devices.
+Results go to benchmarks/results/core-shares.json.gz and .md.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Share:
 
 
 class Simulator:
-    """llvm-mca, with what it takes to start it beside libraries of another Debian."""
+    """The command of llvm-mca, with the loader and libraries of its own Debian release."""
 
     def __init__(self) -> None:
         root = debian("amd64", "trixie", [f"llvm-{LLVM}"])

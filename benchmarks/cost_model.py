@@ -124,8 +124,8 @@ def score_part(
 ) -> list[Row]:
     """Learn from all tasks but those of a part, and order the candidates of that one.
 
-    The part that follows says when to stop. What models are trained for by default is also judged
-    with a few of a task's own samples, where it is one of several.
+    The next part decides when to stop. The default objective is also judged with a few of a task's
+    own samples, if several objectives are compared.
     """
     everything = [sample for found in judged.values() for sample in found]
     stopping = [s for s in everything if s.task in following]
@@ -184,7 +184,7 @@ def _corrected(family: str, own: Sequence[Sample], base: XGBoostModel, seed: int
 
 
 def write_results(rows: Mapping[str, list[Row]], counts: Mapping[str, int]) -> str:
-    """Write JSON and Markdown, and return the Markdown. What is left out heads each table."""
+    """Write JSON and Markdown, and return the Markdown. The left-out part heads each table."""
     origin = Origin()
     lines = [
         "# Cost models on tasks they have not seen",

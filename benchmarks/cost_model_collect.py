@@ -38,7 +38,7 @@ from tilewright.tuner.search.memory import Memory
 from tilewright.tuner.tasks import Task, make_task
 
 ROUNDS = RepeatSettings(samples=12, round_seconds=0.1, margin=0.5, abandon_ratio=6.0)
-"""More than a search would spend, and on slow candidates, too: they are half of what is learned."""
+"""More than a search would spend, and on slow candidates, too: they are half of the data."""
 
 
 @dataclass(frozen=True, slots=True)

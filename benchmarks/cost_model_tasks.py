@@ -1,4 +1,4 @@
-"""Tasks on which cost models are judged: of networks, and of operators with drawn sizes."""
+"""Tasks on which cost models are judged: of networks, and of operators with random sizes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ TASKS = 10
 """Tasks of a network."""
 
 DRAWN_TASKS = 90
-"""Tasks of an operator: sizes cost nothing to draw, and from twice the tasks a model learns to
-order two more of a hundred pairs."""
+"""Tasks of an operator: random sizes cost nothing, and from twice the tasks a model learns to order
+two more of a hundred pairs."""
 
 MOST_FLOPS = 1.5e9
 LEAST_FLOPS = 2e5
-"""Tasks beyond these take too long, or too short a time to be told apart."""
+"""Tasks beyond these take too long, or too short a time to be compared."""
 
 
 LEAST_SCHEDULES = 24
@@ -70,7 +70,7 @@ def families(folder: Path, target: Target) -> dict[str, list[Workload]]:
 
 
 def _drawn(name: str, draw: Callable[[random.Random], Any], target: Target) -> list[Workload]:
-    """Workloads of operators whose sizes are drawn, the same ones in each process."""
+    """Workloads of operators with random sizes, the same ones in each process."""
     rng = random.Random(name)
     found: dict[str, Workload] = {}
     while len(found) < DRAWN_TASKS:
@@ -139,7 +139,7 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "pools": _pool,
     "rows": _rows,
 }
-"""Families of one operator, whose sizes are nobody's: models of one operator from random sizes."""
+"""Families of one operator with random sizes, as models."""
 
 
 def _is_fit(workload: Workload, target: Target) -> bool:

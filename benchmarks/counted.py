@@ -1,11 +1,11 @@
 """Instructions of an inference, counted under qemu: `python -m benchmarks.counted`.
 
-Models run on emulated machines, ours compiled for their targets, beside ONNX Runtime's own wheel
+Models run on emulated machines, ours compiled for their targets, against ONNX Runtime's own wheel
 for AArch64 on the same processor; one thread, the same inputs. Times of an emulator mean nothing,
-and instructions are not time; but they repeat within 0.01 %, and say how much work code makes of a
-model. What it needs (qemu, Pythons, wheels) is fetched once into the cache of the tests of devices.
-Results go to benchmarks/results/counted.json.gz and .md, one model after the other. With `--keep`,
-rows of an earlier run that are not counted again stay as they are.
+and instructions are not time; but they repeat within 0.01 %, and measure the work of the code. The
+tools (qemu, Pythons, wheels) are fetched once into the cache of the tests of devices. Results go to
+benchmarks/results/counted.json.gz and .md, one model after the other. With `--keep`, rows of an
+earlier run that are not counted again stay as they are.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def first_states(model: Any) -> dict[str, NDArray[np.float32]]:
 
 
 def read_bytes(model: Any) -> tuple[int, int]:
-    """What a step of one token reads, in bytes: of the parameters, each once, without tables of
-    which it takes a row; and of the caches, for each token in them."""
+    """Bytes that a step of one token reads: the parameters once each, without tables of which it
+    takes a row; and the bytes of the caches for each token in them."""
     read = {name for node in model.graph.node for name in node.input[node.op_type == "Gather" :]}
     parameters = sum(len(each.raw_data) for each in model.graph.initializer if each.name in read)
     states = set(state_names(model).values())
@@ -215,7 +215,7 @@ def gpt2_decoder(
     writer = OnnxWriter("gpt2-decoder", seed)
     attention = _Attention(writer, heads, heads, hidden // heads, length, cache)
     words = writer.constant(writer.normal((vocabulary, hidden), 0.1), "words")
-    # as many draws whatever the length is, so that all parameters after them are the same
+    # as many random numbers for any length, so that all later parameters are the same
     drawn = writer.normal((max(length, GPT2_POSITIONS), hidden), 0.05)
     places = writer.constant(np.ascontiguousarray(drawn[:length]), "positions")
     x = writer.node(

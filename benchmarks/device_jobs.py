@@ -35,13 +35,13 @@ LARGEST_ERROR = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class DeviceJob:
-    """What became of a job.
+    """Outcome of a job.
 
     Attributes:
         architecture: of the machine, as `uname -m` says.
-        target: what the service took it for.
-        measured: candidates that ran there.
-        certified: those of them that agree with the reference and were timed.
+        target: chosen by the service for the machine.
+        measured: number of candidates that ran there.
+        certified: number of these that agree with the reference and were timed.
         elsewhere: measurements that name another device: there are to be none.
         error: of the whole model there, relative to its largest output.
         outcome: of the race of the tuned program against the untuned one; "same" if tuning kept

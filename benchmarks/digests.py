@@ -94,7 +94,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "bfloat16": {"precision": DType.BFLOAT16},
     "float16": {"threads": 4, "precision": DType.FLOAT16, "in_place": False},
 }
-"""What of a mode is not as by default."""
+"""The fields of a mode that differ from the default."""
 
 SAMPLED = "loose"
 """In this mode each piece of a cut range has a schedule of its own, as after tuning."""

@@ -89,11 +89,11 @@ def load_openvino(
     precision: str = "f32",
     instructions: str = "",
 ) -> Run:
-    """OpenVINO pinned to a precision: it takes bfloat16 by itself where the CPU has it, with errors
+    """OpenVINO pinned to a precision: by default it uses bfloat16 where the CPU has it, with errors
     of per cents.
 
-    With `instructions` oneDNN, which has its convolutions and products, takes no others. OpenVINO's
-    own few kernels (means, the last product of some models) do not listen.
+    `instructions` limits oneDNN, which computes its convolutions and products. OpenVINO's own few
+    kernels (means, the last product of some models) ignore it.
     """
     if instructions:
         os.environ["ONEDNN_MAX_CPU_ISA"] = instructions  # read once, by the first kernel
@@ -124,7 +124,7 @@ def load_openvino(
 def load_untuned(
     model: Any, feeds: Arrays, threads: int, schedules: str, precision: str = "float32"
 ) -> Run:
-    """Tilewright with every workload's default schedule, beside an artifact for its target."""
+    """Tilewright with every workload's default schedule, for the target of an artifact if given."""
     import tilewright
     from tilewright.compiler.targets.host import host_target
 

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "models"
 OPSET = 18
 
 
-class Logits(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+class Logits(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
     """pixel_values: (1, 3, 224, 224) -> logits: (1, labels)."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A proxy for HTTP that loses, delays and doubles requests, drawn from a seed."""
+"""A proxy for HTTP that loses, delays and doubles random requests, by a seed."""
 
 from __future__ import annotations
 

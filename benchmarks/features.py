@@ -1,4 +1,4 @@
-"""What a candidate's row of features costs: `python -m benchmarks.features`.
+"""Cost of a candidate's row of features: `python -m benchmarks.features`.
 
 The candidates are random points of the spaces of several kernels of each kind, from three networks.
 They are lowered, analysed, estimated and described, as in a search. Each round is a process of its

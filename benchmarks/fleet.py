@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 180.0
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+    """A free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -49,8 +49,8 @@ class Fleet:
 
     Args:
         folder: of the logs.
-        commands: what Python runs, by name, in the order in which they are started.
-        environment: beside that of this process.
+        commands: arguments of Python, by name, in the order of the starts.
+        environment: variables added to those of this process.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class Fleet:
             )
 
     def start_missing(self) -> list[str]:
-        """Start what was killed, and what ended by itself: the names of the latter."""
+        """Start processes that were killed or ended unexpectedly; returns the names of the
+        latter."""
         ended = [name for name, process in self._running.items() if process.poll() is not None]
         for name in ended:
             del self._running[name]

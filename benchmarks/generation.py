@@ -3,10 +3,10 @@
 Each engine has a process of its own and generates the same number of tokens after the same prompt,
 each token the likeliest. The engines take turns, in an order that rotates from round to round. ONNX
 Runtime changes its caches in place by IOBinding, OpenVINO keeps them as state, Tilewright in a
-session. With one thread the clock is the process's CPU time, with more it is wall time. Beside each
-turn a loop that only reads memory is timed: what a step has to read, over that, is the least time
-that it can take on one thread. What the engines compute is compared: the logits after the prompt
-and after one further token. Results go to benchmarks/results/ as JSON (with the seconds of every
+session. With one thread the clock is the process's CPU time, with more it is wall time. Before and
+after each turn a loop that only reads memory is timed: the bytes of a step divided by its rate are
+the least time of a step on one thread. The logits of the engines after the prompt and after one
+further token are compared. Results go to benchmarks/results/ as JSON (with the seconds of every
 step) and Markdown.
 """
 
@@ -54,10 +54,10 @@ class Result:
     """One engine with one model.
 
     A round is the seconds of the prompt, then those of each further step. `memory` has the bytes a
-    second that a loop read which did nothing else, beside each round. `step_bytes` is what a step
-    has to read, on average: the parameters and the rows of the caches, each once. `alike` is
-    how many of the tokens are the reference's before the first that is not: two likely ones may be
-    so close that rounding decides.
+    second of a loop that only reads, for each round. `step_bytes` is the mean number of bytes that
+    a step reads: the parameters and the rows of the caches, each once. `alike` is the number of
+    tokens equal to the reference's before the first difference: two likely tokens may be so close
+    that rounding decides.
     """
 
     model: str
@@ -203,7 +203,7 @@ def cells(result: Result, reference: Result | None) -> list[str]:
 
 
 def _memory_lines(results: Sequence[Result]) -> list[str]:
-    """What a step of each model has to read, and how fast the loop read beside it."""
+    """Bytes that a step of each model reads, and the rate of the reading loop."""
     lines = []
     for model in dict.fromkeys(result.model for result in results):
         rates = [rate for result in results if result.model == model for rate in result.memory]

@@ -46,10 +46,10 @@ class Liar:
     """One worker that lies.
 
     Args:
-        kind: in what it lies.
+        kind: the subject of its lies.
         server, token: of the service; the token has the scope `measure`.
-        leases: live leases of anybody, as (lease, worker): worse than a liar could know.
-        seed: of what it draws.
+        leases: live leases of all workers, as (lease, worker): more than a liar could know.
+        seed: of its random choices.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Liar:
             self.told[said.status_code] += 1
 
     def _lie_about(self, lease: str, worker: str) -> None:
-        """End, revive or take over somebody else's lease, in its name and in one's own."""
+        """End, revive or take over another worker's lease, in its name and in the liar's own."""
         for name in (self.worker_id, worker):
             bodies: dict[str, BODY] = {
                 f"/v1/leases/{lease}/failure": {"cause": "service", "error": "a lie"},
@@ -157,7 +157,7 @@ class Liar:
         return honest(request, self.worker_id, 1.5 * least, **{lie: "0" * 64})
 
     def _ran(self, request: RunRequest) -> RunResult:
-        """What makes every program right and every challenger a hundred times faster."""
+        """A forged result: every program is right and every challenger a hundred times faster."""
         work = request.work
         result = RunResult(request.request_id, RunStatus.OK, worker=self.worker_id)
         if self.kind is Lie.DIGESTS:

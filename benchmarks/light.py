@@ -1,9 +1,9 @@
 """The nine networks that ship in the onnx package, with seeded random parameters.
 
 onnx keeps them small by filling every parameter with one constant, which makes all outputs equal
-and every comparison pass. Here each parameter is drawn by its role: He-scaled weights, positive
-variances, small biases. The softmax's input becomes a second output, since a softmax of random
-logits hides errors.
+and every comparison pass. Here each parameter is random according to its role: He-scaled weights,
+positive variances, small biases. The softmax's input becomes a second output, since a softmax of
+random logits hides errors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LIGHT_MODELS = {
     "zfnet512": "light_zfnet512",
 }
 
-# What the last layer's weights are scaled by, so that logits deviate by about 3: a softmax of far
-# larger ones is a step, and turns rounding errors into ones.
+# Scale of the last layer's weights, so that logits deviate by about 3: a softmax of far larger ones
+# is a step, and turns rounding errors into ones.
 _LOGIT_SCALES = {"inception-v2": 0.15, "resnet50": 1.3e-4, "shufflenet": 1.1e-5}
 
 # Which parameter an operator's input is. Mul and Add are the affine half of a split batch norm.
@@ -65,7 +65,7 @@ def light_model(name: str, seed: int = 0) -> Any:
     used = {value for node in nodes for value in node.input}
     _replace(graph.node, nodes)
     _replace(graph.initializer, [tensor for value, tensor in kept.items() if value in used])
-    # A parameter that is also an input is no constant, and no engine may fold it.
+    # A parameter that is also an input is not a constant, and no engine may fold it.
     _replace(graph.input, [info for info in graph.input if info.name in used - kept.keys()])
     model.ir_version = 9
     _expose_logits(graph)

@@ -34,7 +34,7 @@ LAYER_WEIGHTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_u
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """What a GGUF says of a decoder, found in the ONNX model."""
+    """Parameters of a decoder for a GGUF file, found in the ONNX model."""
 
     layers: int
     hidden: int
@@ -87,7 +87,7 @@ def load_llama_cpp(model: Any, feeds: Arrays, threads: int, schedules: str) -> R
 
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _SILENT = _LOG(lambda level, text, data: None)
-"""llama.cpp tells of every tensor."""
+"""Callback that drops llama.cpp's messages about every tensor."""
 
 
 class LlamaWeights:
@@ -201,7 +201,7 @@ class _Decoder:
         self._api.llama_memory_seq_rm(self._memory, 0, first, -1)
 
     def set_cache(self, feeds: Mapping[str, Array]) -> None:
-        """The model's inputs `past_key_0` and so on, in place of what was computed."""
+        """Restore the model's inputs `past_key_0` and so on, in place of the computed caches."""
         state = self._state()
         for name, rows in self._cache(state).items():
             given = feeds[f"past_{name}"][0]

@@ -1,10 +1,10 @@
-"""Our tuner beside TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
+"""Our tuner against TVM's MetaSchedule: `python -m benchmarks.metaschedule --tvm PYTHON`.
 
 Both tune the same ONNX files from nothing, with the same seeds, trials and wall time. Their runs
-alternate, each in a process of its own. Runs are kept in build/metaschedule/. Given again, the
-command makes only runs that are missing there, so an interrupted comparison goes on, and `--seeds`
-can be raised. Each tuner measures in its own way (TVM times kernels with warm weights, ours with
-what a model leaves in the caches). So at the end, the best results of both are raced, interleaved.
+alternate, in separate processes. Runs are kept in build/metaschedule/. Given again, the command
+makes only runs that are missing there, so an interrupted comparison goes on, and `--seeds` can be
+raised. Each tuner measures in its own way (TVM times kernels with warm weights, ours with the
+caches as a model leaves them). So at the end, the best results of both are raced, interleaved.
 Tables, every trial and the curves go to benchmarks/results/metaschedule.{md,json.gz,csv.gz,png}.
 """
 
@@ -100,7 +100,7 @@ class Bench:
         )
 
     def _untuned(self, name: str) -> list[Any]:
-        """What TVM told of its untuned tasks: once for all seeds."""
+        """TVM's report of its untuned tasks: once for all seeds."""
         path = self.folder / name / "tvm-untuned.json"
         if not path.exists():
             command = [self.tvm, "-m", "benchmarks.metaschedule_peer", "defaults"]

@@ -79,8 +79,8 @@ def search(path: Path, folder: Path, trials: int, seconds: float, seed: int) -> 
 def timed(stored: Sequence[Trial]) -> list[tuple[float, Trial]]:
     """Trials of a task in the order of the store, each with when it was known, in Unix seconds.
 
-    Candidates that were not measured, which stand before the others of their batch in the store,
-    were known when the first of these was, and so was a copy of an earlier measurement.
+    Candidates that were not measured come before the others of their batch in the store. They were
+    known when the first of these was, and so was a copy of an earlier measurement.
     """
     times = [trial.measurement.measured_at for trial in stored]
     following = time.time()

@@ -49,10 +49,11 @@ TOO_LATE = "its time was up"
 
 
 class Session:
-    """What builder, runner and report share: the clock, and whether a batch is on its way.
+    """State shared by builder, runner and report: the clock, and whether a batch is on its way.
 
     TVM has no budget of seconds. When time is up the process ends, but not between the building of
-    a batch and its record in the database: what is left of the batch fails, and is no trial.
+    a batch and its record in the database: the rest of the batch fails, and does not count as
+    trials.
     """
 
     def __init__(self, seconds: float) -> None:

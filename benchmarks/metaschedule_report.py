@@ -22,7 +22,7 @@ UNTUNED = "°"
 
 
 class Axis(StrEnum):
-    """What two tuners are given the same of."""
+    """Conditions that are equal for two tuners."""
 
     TRIALS = "trials"
     SECONDS = "seconds"
@@ -34,7 +34,7 @@ class Side:
 
     seconds: float
     untuned: bool
-    """In at least one run a kernel was not measured yet."""
+    """At least one run has an unmeasured kernel."""
 
     def cell(self) -> str:
         return f"{self.seconds * 1e3:.3g}{UNTUNED if self.untuned else ''}"
@@ -58,8 +58,8 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """What both ended with, in turns; `ratio` is the median of rounds, `minimum_ratio` that of the
-    fastest runs; `seeds` are those of the best run of each."""
+    """A race of both tuners' best results, in turns. `ratio` is the median of rounds,
+    `minimum_ratio` that of the fastest runs; `seeds` are those of the best run of each."""
 
     seeds: tuple[int, int]
     ratio: float | None = None
@@ -104,7 +104,7 @@ class Comparison:
         return [factor for factor in found if factor is not None]
 
     def passed(self, axis: Axis) -> float | None:
-        """Where ours was as fast as what TVM ended with; None if it never was."""
+        """The point of the axis at which ours reached TVM's final time; None if it never did."""
         last = _side(self.of(Engine.TVM), Axis.SECONDS, self.seconds)
         for at in [0.0, *self.points(axis)]:
             ours = _side(self.of(Engine.OURS), axis, at)
@@ -138,7 +138,7 @@ def markdown(
     origin: Origin,
     note: str,
 ) -> str:
-    """The tables, and the texts of what failed. `note` says what else there is to know."""
+    """The tables, and the texts of failures. `note` has further remarks."""
     commits = ", ".join(sorted({run.commit for row in rows for run in row.runs}))
     parts = [
         "# Beside TVM's MetaSchedule",
@@ -216,7 +216,7 @@ def _table(rows: Sequence[Comparison], axis: Axis, at: Sequence[float]) -> str:
 
 
 def _failures(row: Comparison) -> Iterator[str]:
-    """What TVM printed where it could not do what it was asked."""
+    """The last error of TVM's failed candidates, and the runs that broke off."""
     theirs = row.of(Engine.TVM)
     errors = [sample.error for run in theirs for sample in run.samples if sample.error]
     if errors:
@@ -229,7 +229,7 @@ def _failures(row: Comparison) -> Iterator[str]:
 
 
 def write_samples(rows: Sequence[Comparison], path: Path) -> None:
-    """One line a trial, and one at 0 for what is untuned."""
+    """One line per trial, and one at 0 for the untuned kernels."""
     header = ["model", "engine", "seed", "trial", "wall_seconds", "kernel", "kernel_seconds"]
     write_csv(path, [*header, "model_seconds", "untuned_kernels"], _lines(rows))
 

@@ -3,7 +3,7 @@
 It imports only the standard library, because TVM's interpreter imports it too. A run is made by a
 child process that reports in JSON, one object a line: `start` when its imports are done and the
 clock starts, `tasks` with the weights of its tasks, `default` with the time of an untuned task, a
-`sample` for each candidate, and `end` if it ended by itself, with whether it ran out of time.
+`sample` for each candidate, and `end` if it was not killed, with whether it ran out of time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Engine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What each run of a model may take, whichever ends first, and how many runs there are."""
+    """Limits of each run of a model, whichever ends first, and the number of runs."""
 
     seeds: int
     trials: int
@@ -57,10 +57,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is best after so many trials: the sum over the kernels of a model, in seconds.
+    """Best time after a number of trials: the sum over the kernels of a model, in seconds.
 
-    A kernel of which nothing was measured counts untuned, and so does one of which nothing faster
-    was found. `seconds` is None where that is not known. `untuned`: kernels not measured yet.
+    A kernel without a measurement, or without a faster candidate, counts with its untuned time.
+    `seconds` is None if that is not known. `untuned`: kernels not measured yet.
     """
 
     trials: int
@@ -88,7 +88,7 @@ class Run:
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
-        """What was best from the start on, before any trial, and then after each."""
+        """The best time before any trial, and then after each."""
         best = list(self.defaults)
         measured = [False] * len(best)
         points = [self._point(0, 0.0, best, measured)]
@@ -109,9 +109,9 @@ class Run:
         return Point(number, at, total, measured.count(False))
 
     def after_trials(self, trials: int) -> Point | None:
-        """What was best after so many; None if the time or the budget of trials was over before.
+        """The best time after this number; None if the time or the budget of trials ended before.
 
-        A run that had both left had used up its spaces: it stays where it was.
+        A run that had both left had used up its spaces: its last value stays.
         """
         points = self.curve
         if trials >= len(points) and (self.out_of_time or trials > self.trials):
@@ -119,7 +119,7 @@ class Run:
         return points[min(trials, len(points) - 1)]
 
     def after_seconds(self, seconds: float) -> Point:
-        """What was best by then."""
+        """The best time at that moment."""
         return [point for point in self.curve if point.wall_seconds <= seconds][-1]
 
     def to_json(self) -> dict[str, Any]:
@@ -141,10 +141,10 @@ def tell(kind: str, **fields: Any) -> None:
 
 
 def listen(command: Sequence[str], folder: Path, seconds: float) -> tuple[list[Any], str]:
-    """What a child told, and why it failed, if it did.
+    """Run a child; returns its reports, and why it failed, if it did.
 
-    It is killed when it has not ended long after its `seconds`. What it says on standard error is
-    kept in `folder`.
+    It is killed when it has not ended long after its `seconds`. Its standard error is kept in
+    `folder`.
     """
     with (
         open(folder / "stderr.txt", "w", encoding="utf-8") as errors,
@@ -204,7 +204,7 @@ def samples_of(lines: Iterable[Mapping[str, Any]]) -> tuple[Sample, ...]:
 
 
 def defaults_of(lines: Iterable[Mapping[str, Any]], tasks: int) -> tuple[float | None, ...]:
-    """What each task takes untuned, as far as a child told."""
+    """The untuned time of each task, as far as a child reported it."""
     found: dict[int, float | None] = {
         line["task"]: line["seconds"] for line in lines if line["kind"] == "default"
     }

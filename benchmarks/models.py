@@ -49,9 +49,9 @@ EXPORTED_FOLDER = Path(__file__).parent / "models"
 
 @dataclass(frozen=True, slots=True)
 class ModelCase:
-    """A named model: how it is built, and below what its integer inputs stay.
+    """A named model: its builder, and an upper bound for its integer inputs.
 
-    `largest_error`, over the largest output, is how far engines may be apart.
+    `largest_error`, over the largest output, is the accepted difference between engines.
     """
 
     name: str

@@ -17,7 +17,7 @@ NAME = "mutants"
 
 
 class Outcome(StrEnum):
-    """What became of a mutant."""
+    """Verdict on a mutant."""
 
     CAUGHT = "caught"
     TIMED_OUT = "timed out"

@@ -42,7 +42,7 @@ LIBRARIES = (
     *("_pytest.assertion.rewrite", "hypothesis.strategies", "sqlalchemy.orm", "alembic.command"),
     *("fastapi.testclient", "typer.testing", "uvicorn", "pydantic_settings", "structlog"),
 )
-"""What most tests import; what a fork of a fresh session does not find here it imports itself."""
+"""Modules that most tests import. A fork of a fresh session imports others itself."""
 
 OPTIONS = (
     *("-q", "-s", "--no-header", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-seed=0"),
@@ -84,10 +84,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the tests returned (0: they passed; None: they were ended, or died), and their words.
+    """Exit status of the tests (0: they passed; None: they were killed, or died), and their output.
 
-    `test` is the one that ran last, by its number. `possible` is False where a warm session cannot
-    judge a mutant, since it acts at import. `recorded` has a `Recording` a test.
+    `test` is the number of the last test that ran. `possible` is False if a warm session cannot
+    judge a mutant, since it acts at import. `recorded` has one `Recording` per test.
     """
 
     code: int | None = None
@@ -306,7 +306,7 @@ def _options() -> tuple[str, ...]:
 def main() -> None:
     """Answer requests until standard input ends; the arguments are the kind, the copy and tests."""
     kind, copy, *tests = sys.argv[1:]
-    # The project is imported from the copy, by this process, by tests and by what they start.
+    # This process, tests and their child processes import the project from the copy.
     for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
         del sys.modules[name]
     sys.path[:] = [copy, *(path for path in sys.path if path != os.getcwd())]

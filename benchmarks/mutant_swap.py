@@ -1,8 +1,9 @@
-"""Puts a mutant into a process that has imported its module: functions take other code.
+"""Put a mutant into a process that has imported its module: functions get other code.
 
 To import a package again for each mutant would take longer than its tests. Most mistakes lie in the
 body of a function, and a function's code can be replaced wherever the function object is kept: in
-a module, in a table, in a closure. What acts at import (a default, a constant, a field) cannot.
+a module, in a table, in a closure. Code that runs at import (a default, a constant, a field) cannot
+be replaced.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _inner(code: CodeType) -> list[CodeType]:
 
 
 def _shell(code: CodeType) -> tuple[Any, ...]:
-    """What a code object does, apart from its lines and from the code objects in it."""
+    """Content of a code object, without its line numbers and nested code objects."""
     return (
         *(code.co_name, code.co_code, code.co_flags, code.co_names, code.co_exceptiontable),
         *(code.co_varnames, code.co_freevars, code.co_cellvars),

@@ -40,7 +40,7 @@ Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tests that judge a mutant, in their order, and how many there was no time for."""
+    """The tests that judge a mutant, in their order, and how many did not fit into the time."""
 
     tests: tuple[str, ...]
     seconds: tuple[float, ...]
@@ -48,7 +48,7 @@ class Choice:
 
 
 def basis(root: Path) -> str:
-    """A digest of what lines are recorded of: the packages, and what tests share."""
+    """A digest of the files whose lines are recorded: the packages, and files shared by tests."""
     digest = hashlib.sha256()
     files = [file for name in PACKAGES for file in (root / name).rglob("*.py")]
     files += [file for file in (root / "tests").rglob("*.py") if not file.match("test_*.py")]
@@ -58,7 +58,7 @@ def basis(root: Path) -> str:
 
 
 class Recordings:
-    """What is known of each test: its seconds, whether it passes alone, the lines that it runs."""
+    """Facts of each test: its seconds, whether it passes alone, the lines that it runs."""
 
     def __init__(self, folder: Path, root: Path, tests: Iterable[str], imports: Spans) -> None:
         """`tests` are those there are; `imports` the lines that run where they are imported."""
@@ -168,7 +168,7 @@ class Recordings:
 def logical_line(text: str, line: int) -> range:
     """The lines of the statement, or of its head, that a line belongs to.
 
-    Of a statement on several lines, those that only hold constants never run by themselves.
+    In a statement on several lines, lines with constants alone are never executed separately.
     """
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

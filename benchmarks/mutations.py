@@ -102,10 +102,11 @@ OPERATORS: tuple[tuple[type, Callable[[Any], Iterable[cst.CSTNode]]], ...] = (
 
 
 def sample(root: Path, package: str, count: int, seed: int) -> tuple[list[Mutant], int]:
-    """`count` mutants of a package's modules, drawn without replacement, and from how many places.
+    """`count` mutants of a package's modules, sampled without replacement, and the number of
+    places.
 
-    A mutant's turn depends on the seed and its own text alone: where sources change elsewhere, the
-    same ones are drawn again.
+    A mutant's rank depends on the seed and its own text alone: if sources change elsewhere, the
+    same mutants are chosen again.
     """
     files = sorted(
         file for file in (root / package).rglob("*.py") if root / MIGRATIONS not in file.parents
@@ -166,7 +167,7 @@ def _is_for_people(node: cst.CSTNode) -> bool:
 
 
 def _help(node: cst.CSTNode) -> list[str]:
-    """The words of a call, which `_is_for_people` leaves alone where they stand."""
+    """The arguments of a call that are text for people, as code."""
     assert isinstance(node, cst.Call)
     module = cst.Module([])
     return [module.code_for_node(arg) for arg in node.args if _is_for_people(arg)]

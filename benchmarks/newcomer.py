@@ -1,10 +1,10 @@
-"""What a new user tries, by the documents alone: `python -m benchmarks.newcomer`.
+"""The steps of a new user, from the documents alone: `python -m benchmarks.newcomer`.
 
 The wheel of the last commit is built. A user with a new home and an empty folder types the blocks
 of commands under some headings of the README and the tutorial, in the order in which a reader meets
 them. Blocks of Python are run, too. A command with the comment `goes on` is one for another
-terminal: it is left running, and what follows waits until it says that it is ready. The report has
-the time of each step; a step is done if all its commands end with status 0. Two things in the
+terminal: it is left running, and the next commands wait until it is ready. The report has the time
+    of each step; a step is done if all its commands end with status 0. Two things in the
 documents are changed: the port, which has to be free, and the dot of `pip install '.[all]'`, which
 becomes the wheel, since no source tree is there.
 """
@@ -34,7 +34,7 @@ GOES_ON = "# goes on"
 LOOKS = ("tilewright doctor", "tilewright-worker --check")
 """Commands that end with 3 where the machine could be better: the documents say so."""
 READY = "serving http|registered as"
-"""What a service and a worker say once others can use them."""
+"""Messages of a service and a worker when they are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a step; `skipped` says why it was not tried."""
+    """Outcome of a step; `skipped` says why it was not tried."""
 
     name: str
     commands: int
@@ -109,7 +109,7 @@ def blocks(page: str, heading: str) -> list[tuple[str, str]]:
 
 
 def script(step: Step, documents: Path) -> str:
-    """What is typed for a step."""
+    """The commands of a step."""
     lines = []
     for name, heading in step.sections:
         for language, text in blocks((documents / name).read_text(), heading):
@@ -218,9 +218,9 @@ def built_wheel(source: Path, folder: Path) -> Path:
 
 
 def walk(steps: Sequence[Step], folder: Path, log: Path, package: str = "") -> list[Outcome]:
-    """Take the steps one after the other; what fails does not stop the others.
+    """Take the steps one after the other; a failure does not stop the others.
 
-    A package is installed before the last step, in time that is nobody's.
+    A package is installed before the last step, outside of any step's time.
     """
     wheel, home, empty, port = (
         built_wheel(ROOT, folder),

@@ -1,7 +1,7 @@
 """A few lines over onnx.helper, so that a network reads as its layers.
 
-Parameters are drawn from one seeded generator in the order in which the layers are written, so a
-builder called twice with the same arguments gives the same bytes.
+Parameters come from one seeded generator in the order in which the layers are written, so a builder
+called twice with the same arguments gives the same bytes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OnnxWriter:
     ) -> str:
         """A 2-D convolution with bias; by default padded so that it keeps the size at stride 1.
 
-        x: (N, channels, H, W). The weights deviate by sqrt(gain / fan-in): 2 for what ReLU halves.
+        x: (N, channels, H, W). The weights deviate by sqrt(gain / fan-in): gain 2 before a ReLU.
         """
         fan_in = channels // group * kernel * kernel
         weight = self.normal((filters, channels // group, kernel, kernel), (gain / fan_in) ** 0.5)

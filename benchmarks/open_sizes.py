@@ -1,8 +1,8 @@
 """Sizes never seen before: `python -m benchmarks.open_sizes --models minilm resnet50`.
 
-Each model with open dimensions is compiled once for its ranges, then run at drawn sizes, each of
-them new, in turns with ONNX Runtime on one thread. The total is what a user waits for: all runs,
-whatever an engine compiles or allocates for a new size among them. Beside that, at a few sizes, the
+Each model with open dimensions is compiled once for its ranges, then run at random sizes, each of
+them new, in turns with ONNX Runtime on one thread. The total is a user's waiting time: all runs,
+including code and memory that an engine prepares for a new size. In addition, at a few sizes, the
 program of the ranges is timed against Tilewright's own code for that size alone. The clock is the
 process's CPU time, to which other processes do not add.
 """
@@ -31,7 +31,7 @@ from tilewright.compiler.api import compile_model
 Feeds = Mapping[str, Any]
 
 VOCABULARY = 1000
-"""Tokens are drawn below it: every model has as many."""
+"""Upper bound of random tokens, which every model's vocabulary contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class OpenResult:
 
 
 def tokens(sizes: Mapping[str, int]) -> Feeds:
-    """Ids of `sequence` tokens, drawn, and a mask that hides none."""
+    """Random ids of `sequence` tokens, and a mask that hides none."""
     length = sizes["sequence"]
     drawn = np.random.default_rng(length)
     return {
@@ -130,7 +130,7 @@ CASES: Mapping[str, OpenCase] = {
 
 
 def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
-    """What a call takes of the process's CPU time, and what it gives."""
+    """CPU seconds of a call in this process, and its result."""
     before = time.process_time()
     made = run()
     return time.process_time() - before, made

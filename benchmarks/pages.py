@@ -87,7 +87,7 @@ QUERIES: Mapping[str, Sequence[str]] = {
     "/v1/workers": ("", "alive=true"),
     "/v1/audit": ("", "limit=1000"),
 }
-"""What is asked of a route besides its path."""
+"""Query parameters of a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Timed:
 
 
 def routes() -> Iterator[str]:
-    """The paths that somebody may get: pages, and the lists and things behind them."""
+    """The paths that GET serves: pages, and the lists and items behind them."""
     found = [(PATH, route) for router in ROUTERS for route in router.routes]
     found += [("/v1", route) for module in route_modules() for route in module.routes]
     for prefix, route in found:
@@ -117,7 +117,7 @@ def routes() -> Iterator[str]:
 
 
 def places(known: Known) -> tuple[list[str], dict[str, str]]:
-    """What to ask, and the routes that are not asked, with why."""
+    """The requests, and the routes without one, with the reason."""
     values = {**asdict(known), "number": "0", "key": known.workload, "digest": known.model}
     asked: list[str] = []
     left = dict(NOT_ASKED)
@@ -175,7 +175,7 @@ def until_ready(browser: Browser) -> None:
 
 
 def browser_status(browser: Browser) -> int:
-    """What the service says of itself; 0 while nobody answers."""
+    """HTTP status of /readyz; 0 while the service does not answer."""
     try:
         return browser.get("/readyz")[1]
     except OSError:
@@ -227,7 +227,7 @@ def filled(database: str, kept: Path | None, size: Size) -> Iterator[tuple[str, 
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What to measure."""
+    """Parse the options of the measurement."""
     size = Size()
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in asdict(size).items():

@@ -1,7 +1,7 @@
 """A database as large as a team's after a year, for `pages`: every number is an option there.
 
-What has a shape that matters is real: texts of workloads, schedules, the facts of this machine,
-samples of a trial. The rest is drawn by a seed. Trials are written once by the store, and then
+Values whose form matters are real: texts of workloads, schedules, the facts of this machine,
+samples of a trial. The rest is random, with a seed. Trials are written once by the store, and then
 copied by the database itself, a thousand at a time.
 """
 
@@ -81,7 +81,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What requests to the database name."""
+    """Ids that requests to the database name."""
 
     token: str
     token_id: str
@@ -146,7 +146,7 @@ class _Filling:
         retain(self._storage, self._size.requests)
         self._leases(workers)
         self._trials(workers)
-        if self._storage.engine.dialect.name == "postgresql":  # which does so by itself
+        if self._storage.engine.dialect.name == "postgresql":  # which does so automatically
             alone = self._storage.engine.execution_options(isolation_level="AUTOCOMMIT")
             with alone.connect() as connection:
                 connection.exec_driver_sql("VACUUM ANALYZE")
@@ -303,7 +303,7 @@ class _Filling:
         ]
 
     def _events(self) -> None:
-        """Progress as a tuner tells it, once a batch of eight trials, and what happens beside."""
+        """Progress events of a tuner, one per batch of eight trials, and the other events."""
         rows = []
         for number, job in enumerate(self._jobs):
             many = self._size.trials // 80 if number == 0 else 125
@@ -318,8 +318,8 @@ class _Filling:
         self._write(EventRow, rows)
 
     def _records(self) -> str:
-        """Half of the members of one family, half of what jobs tuned: the newest of each key is
-        served."""
+        """Records: half for the members of one family, half for workloads that jobs tuned. The
+        newest of each key is served."""
         keys = self._family()
         tuned = [key for model in range(1, MODELS) for key in self._names(model)]
         made: dict[str, dict[str, Any]] = {}
@@ -449,7 +449,7 @@ class _Filling:
 
 
 def _blank(column: sa.Column[Any]) -> Any:
-    """What stands for nothing in a column."""
+    """The empty value of a column."""
     if column.nullable:
         return None
     if isinstance(column.type, sa.JSON):

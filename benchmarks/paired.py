@@ -213,7 +213,7 @@ def tilewright_run(model: Any, feeds: Arrays, schedules: ScheduleSource | None) 
 
 @contextmanager
 def _failure_in(result: PairedResult, engine: str) -> Iterator[None]:
-    """What an engine cannot do is a result too, and so is a bug of it."""
+    """Record a refusal or a bug of an engine as its result."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - hundreds of other shapes are yet to be measured

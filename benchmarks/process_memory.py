@@ -1,4 +1,4 @@
-"""What processes hold in memory, as Linux tells it."""
+"""Memory of processes, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class MemoryWatch:
-    """A context that samples what a process holds, and all its children with it.
+    """A context that samples the memory of a process together with all its children.
 
     Args:
-        process: gives its number, None while there is none.
+        process: returns its number, None while it does not run.
         every_seconds: the time between two looks.
     """
 

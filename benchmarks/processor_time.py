@@ -1,7 +1,7 @@
-"""Processor time of a simulation, by what took it.
+"""Processor time of a simulation, by process.
 
-On a machine that others use, too, trials a second say how much of it was left. What a trial takes
-of a processor says more: so many of them fit into a second of one that is ours alone.
+On a shared machine, trials a second measure how much of it was left. The processor time per trial
+is the better figure: its inverse is the rate on an idle processor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 SELF = "workers"
-"""What this process simulates."""
+"""Label of this process, which runs the simulated workers."""
 
 DATABASE = "database"
 

@@ -76,7 +76,7 @@ def weights_int4(build: Callable[[], Any], level: int, *, block: int = 32) -> An
     them, symmetric, at an accuracy level (0: the engine chooses, 4: rows may be of int8)."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer, logger
 
-    logger.setLevel(logging.WARNING)  # it tells of every node
+    logger.setLevel(logging.WARNING)  # it reports every node
     model = build()
     _fold_transposes(model.graph)
     quantizer = MatMulNBitsQuantizer(

@@ -1,11 +1,11 @@
-"""What quantising loses: `python -m benchmarks.quantized_accuracy --models mobilenetv2`.
+"""Losses of quantisation: `python -m benchmarks.quantized_accuracy --models mobilenetv2`.
 
 Each model is quantised as `tilewright quantize` does it, with seeded samples. The quantised file
 runs in Tilewright and in ONNX Runtime, on samples that calibration did not see, and each engine's
 outputs are compared with its own of the float32 file. ONNX Runtime runs it twice: node by node, as
 ONNX states it, and with the kernels that it makes of several nodes, which round elsewhere. In deep
-models one quantum that falls to the other side of a tie grows to a third of all noise, so that a
-difference of decibels is told with its standard error over the samples. Then the outputs are to
+models one quantum that falls to the other side of a tie grows to a third of all noise. So a
+difference of decibels is given with its standard error over the samples. Then the outputs are to
 stay `--stated` decibels above their noise (`--max-loss`), which has to be kept. Milliseconds are
 those of all kernels of a run, as the command reports them. `--stated 0` compares the engines alone.
 """
@@ -49,7 +49,7 @@ MODELS = (
 METHODS: Mapping[str, Method] = {"static": StaticInt8(), "dynamic": DynamicInt8(), "int4": Int4()}
 CALIBRATION = 8
 HELD_OUT = 192
-"""Samples; a softmax has a few large entries, and on three samples engines are 0.6 dB apart. On 48
+"""Samples; a softmax has a few large entries, and on three samples engines differ by 0.6 dB. On 48
 the standard error of a difference is up to 0.6 dB, on 192 up to 0.2."""
 
 SEARCHED = 8
@@ -58,7 +58,7 @@ SEARCHED = 8
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What another engine's outputs lose, and how far ours are from that: above zero where they are
+    """Loss of another engine's outputs, and the difference of ours from it: above zero if ours are
     nearer to float32, with the standard error over the samples."""
 
     sqnr_db: float
@@ -76,11 +76,11 @@ Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model by one method; decibels are those of the output that has most noise.
+    """One model by one method; decibels are those of the output with the most noise.
 
     `plain` is ONNX Runtime node by node, `fused` with its optimisations. `reached`, `kept`, `of`
-    and `kept_ms` are of the model with the stated loss, None where no choice of layers kept it or
-    none was stated. Without one there are no times.
+    and `kept_ms` are of the model with the stated loss; None if every choice of layers exceeded it,
+    or none was stated. Without one no times are reported.
     """
 
     model: str

@@ -36,7 +36,7 @@ from tilewright.compiler.runtime import verify
 REFERENCE = "onnxruntime"
 RESULTS_FOLDER = Path(__file__).parent / "results"
 ALONE = " on 1"
-"""What is added to an engine's name where it runs on one thread beside a race on several."""
+"""Suffix of an engine's name that runs on one thread in a race on several."""
 LARGEST_ERROR = 1e-3
 """Over the largest output; float32 engines differ by 1e-5 at most, 16-bit ones by 1e-2."""
 

@@ -1,8 +1,8 @@
 """One downloaded model in a process of its own: `python -m benchmarks.real_child FOLDER`.
 
 FOLDER holds model.onnx and feeds.npz, whose arrays are named RUN/INPUT. One JSON object is printed
-at the end: what stands in `Answer`. Both engines run in this process, in turns, on one thread and
-by its CPU time.
+at the end, an `Answer`. Both engines run in this process, in turns, on one thread and by its CPU
+time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Run = Callable[[Mapping[str, NDArray[Any]]], list[Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """What became of a model.
+    """Result of a model.
 
     Attributes:
-        refused: the error of the compiler, or of the run that compiles; empty if there is none.
+        refused: the error of the compiler, or of the run that compiles; empty without one.
         peer_refused: the same of ONNX Runtime.
         errors: for each run the largest difference of an output over the output's largest value;
             infinite where shapes, types or texts differ.
@@ -87,9 +87,9 @@ def _of_tilewright(path: Path) -> Run:
 
 
 def difference(ours: Any, theirs: Any) -> float:
-    """How far two outputs are apart, as `compare` says; dictionaries and sequences by their parts.
+    """Difference of two outputs, by `compare`; dictionaries and sequences by their parts.
 
-    Integers and texts are equal or infinitely apart.
+    Different integers or texts have an infinite difference.
     """
     if isinstance(ours, np.ndarray) and ours.dtype == object:
         ours = ours.tolist()

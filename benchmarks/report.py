@@ -58,7 +58,7 @@ class Origin:
 
 
 def command() -> str:
-    """What this process was started with. Of files elsewhere the names alone are shown."""
+    """The command line of this process. Files outside of the repository appear by name alone."""
     return shlex.join(["python", *map(_elsewhere, sys.orig_argv[1:])])
 
 

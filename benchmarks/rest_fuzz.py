@@ -2,9 +2,8 @@
 
     python -m benchmarks.rest_fuzz --examples 100 --seed 1
 
-schemathesis makes them. The names in half of the paths are those of what is there. No answer may be
-a 5xx, or have a status that the description leaves out, and whatever is refused is a problem
-document.
+schemathesis generates them. Half of the paths name existing items. An answer must not be a 5xx, nor
+have a status that the description leaves out, and every refusal is a problem document.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _lines(_: Any, value: Any) -> bytes:
 
 @dataclass
 class Findings:
-    """What was asked and answered. `wrong` names each answer that must not be."""
+    """Requests and answers. `wrong` names each answer that must not occur."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)

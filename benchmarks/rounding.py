@@ -1,9 +1,9 @@
 """How often a quantised model falls to the other side of a tie: `python -m benchmarks.rounding`.
 
-It draws the graphs of the differential tests, many of each kind, runs them beside the ONNX
-reference, and counts the elements that are another quantum. Float32 is rounded in another order
-there, so that a number next to a tie may become the quantum above or below; no element may be more
-than one apart, and sums of integers may not differ at all.
+It generates the random graphs of the differential tests, many of each kind, compares them with the
+ONNX reference, and counts the elements with another quantum. Float32 is rounded in another order
+there, so that a number next to a tie may become the quantum above or below. No element may differ
+by more than one quantum, and sums of integers may not differ at all.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ takes the constraints of the machine off the spaces.
 
 `python -m benchmarks.search compare` runs the tune loop on the tables, without a device. For every
 method, seed and workload it reports the simple regret after each trial: how far the best so far is
-from the best of the table. A method is STRATEGY+MODEL. STRATEGY+MODEL-estimate believes no
-estimates of times and has only what it learns, as on a device that nobody has described. Results go
-to benchmarks/results/search.csv.gz, .md and .png, with the errors of the runs' forecasts.
+from the best of the table. A method is STRATEGY+MODEL. STRATEGY+MODEL-estimate uses no estimates of
+times and has only the learned model, as on a device that no target describes. Results go to
+benchmarks/results/search.csv.gz, .md and .png, with the error of the forecasts that the runs made.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WARM = f"{DEFAULT}+warm"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of searches in one kind of space.
+    """A comparison of searches in one kind of space.
 
     Regrets are reported `at` these trials, and the trials to a regret of `near`; `methods` are
     compared unless others are chosen.
@@ -80,7 +80,7 @@ UNCONSTRAINED = Question(
         RANDOM,
     ),
 )
-"""On a device that nobody has described: the learned model alone, beside all that is known."""
+"""On a device that no target describes: the learned model alone, compared with full knowledge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def report(runs: Sequence[Run], origin: Origin, how: str, question: Question) ->
 
 
 def _without_trials(picks: Mapping[str, FirstPicks]) -> str:
-    """What a warm database picks of each table before anything is measured; empty if it is cold."""
+    """First picks of a warm database in each table, before any measurement; empty if it is cold."""
     if not picks:
         return ""
     header = [

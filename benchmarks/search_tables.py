@@ -72,7 +72,7 @@ WORKLOADS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is known of one workload. Seconds of all candidates are comparable."""
+    """Measurements of one workload. Seconds of all candidates are comparable."""
 
     name: str
     task: Task
@@ -208,7 +208,7 @@ def _append(path: Path, entries: Sequence[dict[str, Any]]) -> None:
 
 
 def _to_json(trial: Trial) -> dict[str, Any]:
-    """What matters of a trial, in few bytes: the fastest samples to six digits."""
+    """A trial in few bytes: the fastest samples to six digits."""
     measurement = trial.measurement
     return {
         "schedule": trial.schedule.to_json(),

@@ -1,10 +1,10 @@
 """How many requests a second the service answers, as ratios to a bare FastAPI route.
 
 `python -m benchmarks.service_load` starts the service and a bare FastAPI application as processes,
-on SQLite and on PostgreSQL, and asks them in turns: single lookups, bulk lookups of 23 keys (the
-same questions again and again, and such as nobody asked before), lookups by model, and claims where
-there is no work; then all that again beside idle event streams and long polls, and beside processes
-that commit. A ratio is taken within a round, so that it cancels what the machine did meanwhile.
+on SQLite and on PostgreSQL, and queries them in turns: single lookups, bulk lookups of 23 keys
+(repeated and new queries), lookups by model, and claims without work. Then it repeats all that with
+idle event streams and long polls, and with processes that commit. A ratio is taken within a round,
+so that it cancels other load of the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Result:
     def of(
         cls, database: str, beside: str, kind: str, rounds: Sequence[Mapping[str, Answered]]
     ) -> Result:
-        """The medians over the rounds, each a bare route and the kinds beside it."""
+        """The medians over the rounds, each with a bare route and the kinds of requests."""
         mine = [each[kind] for each in rounds]
         p99 = [one.quantile(0.99) for one in mine]
         bare = [each["bare"].quantile(0.99) for each in rounds]
@@ -87,7 +87,7 @@ class Result:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What to measure."""
+    """Parse the options of the measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50, help="connections that ask at once")
     parser.add_argument("--rounds", type=int, default=5)
@@ -135,7 +135,7 @@ def database_url(database: str, folder: Path) -> Iterator[str]:
 
 
 def against(database: str, url: str, folder: Path, asked: argparse.Namespace) -> Iterator[Result]:
-    """Every kind of request on one database, alone and beside idle connections."""
+    """Every kind of request on one database, alone and with idle connections."""
     filled = fill(url, folder, asked.records, asked.retained)
     drawn = random.Random(0)
     keys = [drawn.sample(filled.workloads, BULK) for _ in range(NEW)]

@@ -20,7 +20,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What came of asking for a while."""
+    """Result of sending requests for a while."""
 
     seconds: float
     latencies: Sequence[float]  # in seconds

@@ -40,7 +40,7 @@ TARGET = known_targets()["x86-64-v3"].key
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What requests to a filled database name."""
+    """Ids that requests to a filled database name."""
 
     token: str
     workloads: Sequence[str]
@@ -66,12 +66,12 @@ class Filled:
         )
 
     def claim(self, wait_seconds: float) -> bytes:
-        """A claim of work, which there is none of."""
+        """A claim while no work waits."""
         body = f'{{"worker_id": "{self.worker_id}", "wait_seconds": {wait_seconds}}}'
         return self._post("/v1/leases/claim", body)
 
     def stream(self) -> bytes:
-        """The events of a job that nobody works on."""
+        """The events of an idle job."""
         return self._head("GET", f"/v1/jobs/{self.job_id}/events") + b"\r\n"
 
     def _head(self, method: str, path: str) -> bytes:
@@ -112,7 +112,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
 
 
 def record_of_load(workload: str) -> TuningRecord:
-    """One with what a worker reports: samples, a certificate, the facts of its device."""
+    """A record with the fields of a worker's report: samples, a certificate, device facts."""
     samples = tuple(1e-5 * (1 + number / 50) for number in range(20))
     measurement = Measurement(
         Status.OK,
@@ -214,7 +214,7 @@ def committing(url: str, folder: str, worker_id: str) -> AbstractContextManager[
 
 
 def recording(url: str, folder: str) -> AbstractContextManager[None]:
-    """A process that finds better records all the time, of workloads that nobody looks up."""
+    """A process that continuously finds better records, of workloads without lookups."""
     return beside(_record, url, folder)
 
 

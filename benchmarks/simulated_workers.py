@@ -39,7 +39,7 @@ FACTS = registration_facts()
 
 @dataclass(slots=True)
 class Told:
-    """What came of a crowd's requests."""
+    """Results of a crowd's requests."""
 
     claims: list[float] = field(default_factory=list)  # seconds, of those that brought work
     results: list[float] = field(default_factory=list)
@@ -104,12 +104,12 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 class _Hand:
-    """What a worker has in hand, as `service.worker.held_lease` has it.
+    """Leases held by a worker, as in `service.worker.held_lease`.
 
     Attributes:
-        leases: those that are not measured yet, with their payloads.
-        ready: their names, in the order in which they came.
-        spool: what is measured and not yet reported.
+        leases: leases that are not measured yet, with their payloads.
+        ready: their names, in the order of arrival.
+        spool: results that are not yet reported.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Hand:
         return PREFETCHED - len(self.leases)
 
     def measured(self, names: Sequence[str]) -> None:
-        """What is still this worker's is reported."""
+        """Report the results of leases that this worker still holds."""
         for name in names:
             if name in self.leases:
                 self.spool.put_nowait((name, self.leases.pop(name)))
@@ -145,10 +145,10 @@ class _Hand:
 
 
 class Crowd:
-    """So many workers. `batch_seconds` is how long each measures a batch.
+    """A number of workers. `batch_seconds` is how long each measures a batch.
 
     Attributes:
-        told: what came of their requests; replaced to begin anew.
+        told: results of their requests; replaced to begin anew.
     """
 
     def __init__(self, port: int, token: str, workers: int, batch_seconds: float) -> None:

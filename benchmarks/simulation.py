@@ -34,7 +34,7 @@ START_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a crowd of one size got. Latencies are in seconds."""
+    """Results of a crowd of one size. Latencies are in seconds."""
 
     database: str
     replicas: int
@@ -51,12 +51,12 @@ class Level:
     heartbeats_per_second: float
     lost_leases: int
     failures: dict[str, int]
-    bare_per_second: float  # what a bare FastAPI route answers on this machine just before
-    processor_ms: dict[str, float]  # of a trial, by what took it
+    bare_per_second: float  # rate of a bare FastAPI route on this machine just before
+    processor_ms: dict[str, float]  # of a trial, by process
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What to simulate."""
+    """Parse the options of the simulation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[50, 200, 1000, 5000])
     parser.add_argument("--jobs", type=int, default=10_000, help="queued jobs")
@@ -134,7 +134,7 @@ def bare_rate() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the crowds were told, in how many seconds, and what of processors these took."""
+    """The results of the crowds, the seconds, and the processor time used in them."""
 
     told: Sequence[Told]
     seconds: float
@@ -144,7 +144,7 @@ class Seen:
 async def _watch(
     crowds: Sequence[Crowd], stack: ExitStack, url: str, folder: str, asked: argparse.Namespace
 ) -> Seen:
-    """What the crowds are told once all are in."""
+    """The results of the crowds after all workers have registered."""
     tasks = [task for each in crowds for task in await each.enter()]
     for _ in range(asked.tuners):
         stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))

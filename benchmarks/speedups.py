@@ -1,6 +1,6 @@
-"""The picture of the README: `python -m benchmarks.speedups` draws a committed race.
+"""Generate the README's picture from a committed race: `python -m benchmarks.speedups`.
 
-Of each model it shows the speed-up over the other engines: their time divided by that of the
+For each model it shows the speed-up over the other engines: their time divided by that of the
 untuned program, all measured in turns in one run.
 """
 
@@ -34,7 +34,7 @@ def speedups(race: Path) -> dict[str, dict[str, float]]:
 
 
 def label(speedup: float) -> str:
-    """`1.47x`: what stands at a bar."""
+    """`1.47x`: the label of a bar."""
     return f"{speedup:.2f}x"
 
 

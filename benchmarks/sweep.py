@@ -1,4 +1,4 @@
-"""Every operator at small, odd, one-channel, long and skewed shapes, beside ONNX Runtime.
+"""Every operator at small, odd, one-channel, long and skewed shapes, against ONNX Runtime.
 
 Each case is a model of one node, compiled with default schedules for one thread. Both engines run
 interleaved on the same arrays. A ratio is our processor time over ONNX Runtime's: below 1 we are
@@ -36,7 +36,7 @@ SLOW_SECONDS = 0.02
 """A run that takes so long is sampled three times instead."""
 
 AGAIN = 2
-"""A case above NOTED is measured so many times more; the fastest times count."""
+"""Number of further measurements of a case above NOTED; the fastest times count."""
 
 REASONS: Mapping[str, str] = {
     "Col2Im": "a convolution of one channel per tap, most of whose products are by zero",
@@ -59,7 +59,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """A case as measured. `problem` says why there is no ratio."""
+    """A measured case. `problem` is the reason for a missing ratio."""
 
     operator: str
     name: str

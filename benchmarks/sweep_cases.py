@@ -76,7 +76,7 @@ class SweepCase:
 
     Attributes:
         operator, domain: of the node.
-        name: what tells the case from others of its operator.
+        name: identifies the case among others of its operator.
         operands: inputs of the model, constants (arrays), or None for an operand left out.
         attributes: of the node. A function builds large ones when the model is built.
         results: the element types of the outputs; 0 for one left out.
@@ -184,7 +184,7 @@ PAIRS = (
 
 
 def pointwise() -> Iterator[SweepCase]:
-    """Operators that act on each number by itself."""
+    """Operators that act on each number separately."""
     for shape in POINTWISE:
         name = text(shape)
         for operator in FLOAT_UNARY:

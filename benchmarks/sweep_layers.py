@@ -400,7 +400,7 @@ def tree_ensemble(
 ) -> dict[str, Any]:
     """Attributes of binary trees over normal features: one target, or three classes.
 
-    The trees are full, or `uneven`: each node on the way down has a leaf beside it.
+    The trees are full, or `uneven`: each inner node has a leaf and an inner child.
     """
     random = np.random.default_rng(0)
     inner = depth if uneven else 2**depth - 1

@@ -22,7 +22,7 @@ Constants = Sequence[Any]
 """The node's inputs as tensors where they are known on import, else None."""
 
 
-class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+class OnnxModule(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
     """Runs an ONNX graph: inputs and outputs are those of the graph, in its order.
 
     Raises:

@@ -14,7 +14,7 @@ GPT2_VOCABULARY = 50257
 
 
 class Blocks:
-    """What transformers share; values are (1, tokens, hidden)."""
+    """Common layers of transformers; values are (1, tokens, hidden)."""
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
         self.writer = writer

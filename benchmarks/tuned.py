@@ -30,10 +30,10 @@ LINES = "tuned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TunedRun:
-    """What a run cost and gained. Seconds of kernels are those of one inference.
+    """Cost and gain of a run. Seconds of kernels are those of one inference.
 
-    `searched` of the `tasks` were searched; the others took over what relatives found. `ratio` is
-    tuned over untuned, end to end, and `served` what came of it. `target` is what code is for.
+    `searched` of the `tasks` were searched; the others took over their relatives' records. `ratio`
+    is tuned over untuned, end to end, and `served` its verdict. `target` is the code's target.
     """
 
     model: str
@@ -170,7 +170,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune, or write the report of what was tuned."""
+    """Tune models, or write the report of tuned ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("step", choices=["tune", "report"])
     parser.add_argument("--folder", type=Path, required=True, help="where the database lies")

@@ -1,12 +1,12 @@
 """Is a tuned range as good as tuned sizes? `python -m benchmarks.tuned_ranges tune`, then `race`.
 
-`tune` tunes a model for a range and for several sizes by themselves, on a target that the defaults
-were not found on, into a folder's database. The range, which is cut into intervals, has as many
-trials as all sizes together. `race` compiles four programs
-for each size (of the range and of the size alone, untuned and tuned) and runs them in turns on one
-thread. The gain of tuning is the untuned program's time over the tuned one's: the range's gain is
-to be at least 0.8 of the size's own. No size is one that the range was measured at. The clock is
-the process's CPU time, to which other processes do not add.
+`tune` tunes a model for a range and for several single sizes, on a target for which the defaults
+were not optimised, into a folder's database. The range, which is cut into intervals, has as many
+trials as all sizes together. `race` compiles four programs for each size (of the range and of the
+size alone, untuned and tuned) and runs them in turns on one thread. The gain of tuning is the
+untuned program's time over the tuned one's: the range's gain is to be at least 0.8 of the size's
+own. The range was not measured at any of these sizes. The clock is the process's CPU time, to which
+other processes do not add.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASKED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RangeCase:
-    """A model, its range, and the sizes that are tuned by themselves; `others` are fixed."""
+    """A model, its range, and the sizes that are tuned separately; `others` are fixed."""
 
     build: Callable[[], Any]
     dimension: str

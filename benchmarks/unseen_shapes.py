@@ -1,8 +1,9 @@
-"""Shapes that nobody looked at: `python -m benchmarks.unseen_shapes --family conv --count 200`.
+"""Unseen shapes: `python -m benchmarks.unseen_shapes --family conv --count 200`.
 
-It draws shapes of an operator family from a seed, including odd sizes, and compares Tilewright with
-ONNX Runtime: untuned, and with `--trials` also tuned. It shows default schedules that were fitted
-to well-known networks. Shapes are so large that the call of an engine is a small part of the time.
+It samples shapes of an operator family with a seed, including odd sizes, and compares Tilewright
+with ONNX Runtime: untuned, and with `--trials` also tuned. It exposes default schedules that were
+fitted to well-known networks. Shapes are so large that the call of an engine is a small part of the
+time.
 
 Rows are written as they come. `--resume` goes on where a run of the same commit and seed ended, and
 `--first` starts at a later shape, so that a long run can be split.
@@ -39,14 +40,14 @@ WORST = 10
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A drawn operator: how it reads in a table, and its model."""
+    """A random operator: its name in a table, and its model."""
 
     name: str
     build: Callable[[], Any]
 
 
 class Draw:
-    """Random extents; every shape has a generator of its own, so that any may be drawn alone."""
+    """Random extents; every shape has a generator of its own, so that any can be made alone."""
 
     def __init__(self, seed: int, family: str, number: int) -> None:
         self._random = np.random.default_rng([seed, *family.encode(), number])
@@ -190,7 +191,7 @@ FAMILIES: dict[str, Callable[[Draw], Shape]] = {
 
 
 def draw_shape(family: str, seed: int, number: int) -> Shape:
-    """Shape `number` of a family: the same for the same arguments, whatever else is drawn."""
+    """Shape `number` of a family: the same for the same arguments, independent of other shapes."""
     return FAMILIES[family](Draw(seed, family, number))
 
 
@@ -211,7 +212,7 @@ class ShapeRow:
 
 
 def call_seconds() -> dict[str, float]:
-    """What calling each engine takes with next to nothing to compute."""
+    """Seconds of a call of each engine with next to nothing to compute."""
     writer = OnnxWriter("call", 0)
     model = writer.finish([(writer.node("Relu", writer.input("x", (16,))), (16,))])
     return compare_engines(model, random_feeds(model, 0), Sampling()).seconds

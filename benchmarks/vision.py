@@ -15,7 +15,7 @@ from benchmarks.transformer import Blocks
 
 _HEADS = (1, 2, 5, 8)
 _REDUCTIONS = (8, 4, 2, 1)
-"""Of PVT and SegFormer, by stage: keys and values have so many times fewer rows and columns."""
+"""Reduction of keys and values of PVT and SegFormer in rows and columns, by stage."""
 
 
 def convnext(
@@ -61,7 +61,7 @@ def convnext(
 
 
 class _Pyramid:
-    """What PVT and SegFormer share; `x` is (1, side * side, width), `side` its rows of pixels."""
+    """Common block of PVT and SegFormer; `x` is (1, side * side, width), `side` its pixel rows."""
 
     def __init__(self, writer: OnnxWriter) -> None:
         self.writer = writer

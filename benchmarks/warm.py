@@ -1,4 +1,4 @@
-"""What a warm database knows about a workload that it has never seen.
+"""Quality of a warm database's picks for an unseen workload.
 
 A base model is trained on the candidates that `benchmarks.cost_model collect` measured for other
 tasks. Tasks that do about as much work as an unseen one are left out: to a cost model, a
@@ -64,7 +64,7 @@ def base_model(folder: Path, unseen: Sequence[Table]) -> bytes:
 
 
 REFUSED = frozenset({Status.BUILD_ERROR, Status.BUILD_TIMEOUT, Status.SPILLS})
-"""What the builder finds out: no trial is spent, and the next choice takes the place."""
+"""Failures that the builder finds: they spend no trial, and the next choice takes the place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class FirstPicks:
 
 
 def first_picks(table: Table, base: bytes) -> FirstPicks:
-    """What is chosen of a table before anything of it is measured; infinite for a failure that
-    only a device shows."""
+    """The pick from a table before any of it is measured; infinite for a failure that only a device
+    shows."""
     task = restricted(table.task, list(table.known))
     features = FeatureExtractor(
         task.lower,

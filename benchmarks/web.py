@@ -1,13 +1,14 @@
 """Race in Node or in a browser: `python -m benchmarks.web --models mobilenetv2 squeezenet`.
 
-Models compiled to WebAssembly beside onnxruntime-web, in one process of Node that runs one model,
+Models compiled to WebAssembly against onnxruntime-web, in one process of Node that runs one model,
 or with `--browser chromium` in one page, one thread, engines in rotating order within each round.
 `--packages` is a folder with onnxruntime-web in its node_modules (`npm install onnxruntime-web`),
 `--node` a Node that knows relaxed SIMD (24 does without an option). With `--tensorflow`, models of
-images run in TensorFlow.js, too, on its XNNPACK back end (`npm install @tensorflow/tfjs-core
-@tensorflow/tfjs-backend-wasm`), by calls that `web_tensorflow.py` makes of the ONNX. With `--tuned`
-the same targets are raced with records, too, such as a worker in Node makes (docs/browser.md).
-Results go to benchmarks/results/ as JSON and Markdown.
+images run in TensorFlow.js, too, on its XNNPACK back end
+(`npm install @tensorflow/tfjs-core @tensorflow/tfjs-backend-wasm`), by calls that
+`web_tensorflow.py` generates from the ONNX model. With `--tuned` the same targets are raced with
+records, too, such as a worker in Node makes (docs/browser.md). Results go to benchmarks/results/ as
+JSON and Markdown.
 """
 
 from __future__ import annotations

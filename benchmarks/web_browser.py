@@ -18,7 +18,7 @@ ISOLATED = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
 }
-"""Without them, the clock of a page tells 100 microseconds apart, with them 5."""
+"""Headers with which the clock of a page has a resolution of 5 microseconds; 100 without."""
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -215,14 +215,14 @@ _CONSTANTS: Mapping[str, Callable[[np.ndarray, Node], np.ndarray | None]] = {
 
 
 def name_of(model: Path) -> str:
-    """What a file is called, or its folder where every file is called model.onnx."""
+    """The name of a file, or of its folder if every file is called model.onnx."""
     return model.parent.name if model.stem == "model" else model.stem
 
 
 def judge(
     model: Path, dims: Mapping[str, int], count: int, seed: int, precision: str = DType.FLOAT32
 ) -> Iterator[Wrong]:
-    """Change a model so many times, as often in each way as it can be."""
+    """Change a model this number of times, spread evenly over the possible ways."""
     request = ModelRequest(model, Mode(precision=precision, in_place=False), dims=dims or None)
     planned = plan_model(request)
     kinds: dict[str, list[Changed]] = {}
@@ -255,7 +255,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The program of a graph that may be wrong, beside the graph that it should compute."""
+    """The program of a possibly wrong graph, and the graph that it should compute."""
 
     planned: Planned
     seen: Observation

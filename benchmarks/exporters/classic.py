@@ -88,7 +88,7 @@ def boosted(
 
 
 def mixed(path: Path) -> Sequence[Feeds]:
-    """Scaled columns beside polynomial ones, chosen, then a logistic regression."""
+    """Scaled and polynomial columns, a selection of them, then a logistic regression."""
     both = pipeline.make_union(
         preprocessing.StandardScaler(), preprocessing.PolynomialFeatures(degree=2)
     )
@@ -112,7 +112,7 @@ def categories(path: Path) -> Sequence[Feeds]:
 
 
 def texts(classifier: Callable[[], Any], encoder: Any, path: Path) -> Sequence[Feeds]:
-    """Columns of text, encoded, beside numbers; a category that was not fitted comes up too."""
+    """Encoded columns of text, and numbers; the inputs include a category that was not fitted."""
     random = np.random.default_rng(0)
 
     def drawn(rows: int, kinds: Sequence[str]) -> Feeds:

@@ -70,7 +70,7 @@ def write(
     ]
 
 
-class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
     """A model whose inputs are given by position, and whose result is a tensor or a few of them."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ class Keywords(nn.Module):  # type: ignore[misc]  # torch is not installed besid
 
 
 def _tensors(result: Any) -> Any:
-    """What a result holds of tensors: of the dictionaries of transformers the first value."""
+    """The tensors in a result: of a dictionary of transformers the first value."""
     if isinstance(result, torch.Tensor):
         return result
     if isinstance(result, Mapping):

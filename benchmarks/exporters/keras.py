@@ -21,7 +21,7 @@ def converted(
     build: Callable[[], Any], path: Path, *, opset: int, runs: Sequence[Mapping[str, Any]]
 ) -> Sequence[Feeds]:
     """A model with one named input per entry of a run, whose batch is open; runs are shapes, or
-    arrays for what is no float32."""
+    arrays for inputs of other types than float32."""
     tf.keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
     model = build()

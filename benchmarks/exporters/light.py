@@ -1,4 +1,4 @@
-"""Networks of the Caffe2 model zoo as its exporter wrote them in opset 9, with drawn parameters."""
+"""Networks of the Caffe2 model zoo as its exporter wrote them, opset 9, random parameters."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from mxnet.gluon.model_zoo import vision
 from benchmarks.exporters.written import Feeds, Maker, make_all
 
 OPSET = 8
-"""What the exporter writes. It says the newest that it finds installed, which was this one then."""
+"""Opset that the exporter writes. It states the newest installed one, which was this one then."""
 
 SHAPE = (1, 3, 224, 224)
 
@@ -27,7 +27,7 @@ engine takes."""
 
 
 def make(network: str, path: Path) -> Sequence[Feeds]:
-    """A network of the zoo with drawn parameters, by the release that is installed."""
+    """A network of the zoo with random parameters, by the installed release."""
     onnx.defs.onnx_opset_version = lambda: OPSET
     onnx.checker.DEFAULT_CONTEXT.opset_imports = {"": OPSET}
     mxnet.random.seed(1)

@@ -50,7 +50,7 @@ def exported(
     ]
 
 
-class Tagger(nn.Layer):  # type: ignore[misc]  # paddle is not installed beside mypy
+class Tagger(nn.Layer):  # type: ignore[misc]  # paddle is not installed for mypy
     """Embedded tokens, recurrent in both directions, a class for each."""
 
     def __init__(self, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""One small network with convolutions and attention, quantised by what people quantise with.
+"""One small network with convolutions and attention, quantised by common tools.
 
 onnxruntime.quantization (per tensor and per channel, symmetric and not, 16 bits), NNCF, AMD Quark,
 and PyTorch's own quantisation through its exporter.
@@ -27,7 +27,7 @@ OPSET = 17
 
 
 class Network(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Convolutions, one of them depthwise, a residual, a pool beside it, attention, an average.
+    """Convolutions, one of them depthwise, a residual, a parallel pool, attention, an average.
 
     PyTorch's converter has no activation but Relu, and no scaled or concatenated values; `plain`
     leaves those out.

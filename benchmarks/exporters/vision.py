@@ -44,9 +44,9 @@ def segmenter(build: Callable[..., nn.Module], path: Path, *, dynamo: bool) -> S
 def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
     """One image -> boxes, labels, scores, after suppression: as many as the image has.
 
-    Normalisations are fitted to images of patches, and what gives scores is drawn wider than it
-    starts: else features hardly differ from place to place, and the order of the boxes is that of
-    rounding errors.
+    Normalisations are fitted to images of patches, and the weights of the scores have a larger
+    deviation than initially: otherwise features hardly differ from place to place, and rounding
+    errors decide the order of the boxes.
     """
     torch.manual_seed(0)
     model = build(weights=None, weights_backbone=None, num_classes=5)
@@ -65,7 +65,7 @@ def detector(build: Callable[..., nn.Module], path: Path) -> Sequence[Feeds]:
     return write(Detections(model), [{"x": images[:1]}], path, {}, False)
 
 
-class First(nn.Module):  # type: ignore[misc]  # torch is not installed beside mypy
+class First(nn.Module):  # type: ignore[misc]  # torch is not installed for mypy
     """The main output of networks that have several."""
 
     def __init__(self, model: nn.Module) -> None:

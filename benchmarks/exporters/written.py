@@ -1,4 +1,4 @@
-"""What all exporters share: models and their inputs in files, and a command that makes several."""
+"""Shared code of exporters: models and their inputs in files, and a command that makes several."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_feeds(path: Path, runs: Sequence[Feeds]) -> None:
 
 
 def make_all(makers: Mapping[str, Maker], arguments: Sequence[str] | None = None) -> None:
-    """The command of an exporter. What fails leaves `failed.txt`, and the rest goes on."""
+    """The command of an exporter. A failed model leaves `failed.txt`, and the others go on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=sorted(makers))
