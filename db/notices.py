@@ -113,7 +113,7 @@ def is_queued() -> sa.ColumnElement[bool]:
 
 
 class NoticeSource(Protocol):
-    """Where a process hears notices from. One thread uses it."""
+    """Source of a process's notices. One thread uses it."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
         """Wait at most so long for notices; returns their topics, which may be none.
@@ -127,7 +127,7 @@ class NoticeSource(Protocol):
 
 
 def open_source(engine: sa.Engine) -> NoticeSource:
-    """The source of a database's notices. It connects when it is first asked."""
+    """The source of a database's notices. It connects at the first call."""
     return PostgresSource(engine) if engine.dialect.name == "postgresql" else SqliteSource(engine)
 
 

@@ -28,7 +28,7 @@ from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 
 AHEAD = 8
-"""How many builds are under way while the runner measures."""
+"""Number of builds under way while the runner measures."""
 
 WAITING = 6
 """Requests beyond the runner's capacity. These measurements do not depend on earlier results. So

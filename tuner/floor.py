@@ -7,11 +7,12 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13
-"""Of one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that of
-their units for matrices of bytes."""
+"""Bound for one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that
+of their units for matrices of bytes."""
 
 BYTES_PER_SECOND = 1e13
-"""That one thread writes: ten times what the fastest first-level caches take."""
+"""Bound for the bytes that one thread writes: ten times the rate of the fastest first-level
+caches."""
 
 SAVING = 8.0
 """Largest factor by which an algorithm saves operations over the direct one (Winograd and Strassen

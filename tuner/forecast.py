@@ -37,7 +37,7 @@ On 153 tasks, 22 trials after the first two (the untuned default and the estimat
 2.8 %, which is this scale."""
 
 VOICES = 4
-"""The scale of similar tasks counts as much as so many distances of the task's own."""
+"""Weight of the scale of similar tasks, in distances of the task's own."""
 
 MOST_SCALE = 1.0
 """Largest scale: after n trials, at most 1 / n of the time is left to gain. Slow candidates with
@@ -50,12 +50,12 @@ MOST_TRUST = 3.0
 """Largest factor for the expected gain, so that a lucky start does not count too much."""
 
 STEPS = 48
-"""The trials of a window are divided into so many parts, and each part goes to one task."""
+"""Number of parts of a window's trials; each part goes to one task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A task's improvement so far, as far as a forecast needs it. Times are of one kernel run.
+    """A task's improvement so far, for a forecast. Times are of one kernel run.
 
     `scale` is a share of `best_seconds`. No schedule can beat `bound_seconds` (0: unknown). `space`
     is the number of schedules (0: unknown). `weight` is how often the model runs the task, and

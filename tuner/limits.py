@@ -32,19 +32,19 @@ LEAST_EFFORT = 0.125
 """Least share of a task's candidates that are ranked: fewer would be a random choice."""
 
 LOST_BATCHES = 5
-"""The run ends after so many batches in a row with which the device was lost."""
+"""Number of batches in a row that lose the device before the run ends."""
 
 
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
-    """How many of the candidates that a search would rank it is to rank, as a share.
+    """Share of the usual number of candidates that a search ranks.
 
-    A small budget of many tasks would be gone before their second trials. It is a matter of the
-    budget alone, and not of the clock: a run can be repeated.
+    A small budget of many tasks would be gone before their second trials. It depends on the budget
+    alone, and not on the clock: a run can be repeated.
 
     Args:
         seconds: the time budget of the run, if it has one.
-        tasks: that are searched.
-        points: at which candidates of this one are looked at.
+        tasks: number of searched tasks.
+        points: number of sizes at which candidates of this task are analysed.
     """
     if seconds is None:
         return 1.0

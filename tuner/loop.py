@@ -41,10 +41,10 @@ LAST_SECONDS, LAST_SHARE = 1.0, 0.1
 budget."""
 
 LEAST_BATCH = 2
-"""Candidates that a batch may have in any case: with a small budget, or few results of its task."""
+"""Size of a batch that is always allowed: with a small budget, or few results of its task."""
 
 RETRAIN_SHARE = 0.1
-"""The cost model is trained again when so large a share of all samples is new."""
+"""Share of new samples at which the cost model is trained again."""
 
 
 def tune(
@@ -223,7 +223,7 @@ class _TuningRun:
                 return
 
     def _ask_bounds(self) -> None:
-        """Ask what the machine allows, which it measures."""
+        """Measure the bounds of the machine for all tasks."""
         if self._bounds is not None:
             with timed(self._timings, "bounds"):
                 self._board.bound(self._bounds())
@@ -370,7 +370,7 @@ class _TuningRun:
     def _finals(self, go_on: Callable[[], bool]) -> None:
         """Compare each task's fastest few with its old record, or its default, in pairs.
 
-        The costliest tasks come first, in case the time runs out; those that take over what a
+        The costliest tasks come first, in case the time runs out; tasks that take over what a
         relative finds come when that one has its record.
         """
         waiting = self._board.waiting_for_finals()
@@ -487,5 +487,5 @@ class _TuningRun:
 
 
 def _measured(batch: Batch) -> list[Trial]:
-    """The trials of a batch that say something: what was cancelled may be proposed again."""
+    """The trials of a batch with a result: cancelled candidates may be proposed again."""
     return [t for t in batch.trials if t.measurement.status is not Status.CANCELLED]

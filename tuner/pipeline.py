@@ -34,7 +34,7 @@ AHEAD = 2
 that they have work while the loop takes a batch and proposes another."""
 
 PATIENCE_SECONDS = 2.0
-"""A batch that is built waits so long for its reference before other tasks go on without it. Most
+"""Seconds that a built batch waits for its reference before other tasks go on without it. Most
 references take less: the order of a run does not depend on how fast they are."""
 
 

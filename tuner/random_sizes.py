@@ -169,8 +169,7 @@ def _mean_cost(workload: Workload, points: Sequence[SizePoint]) -> float:
 def points_at(
     workload: Workload, distribution: SizeWeights, threads: int = 1
 ) -> tuple[SizePoint, ...]:
-    """Where candidates of a workload were measured, as a measurement says (`distribution`).
-
+    """The sizes at which candidates of a workload were measured (`distribution` of a measurement).
     Empty where it says nothing, or sizes that the workload cannot have.
     """
     points = []
@@ -214,7 +213,7 @@ def _count(interval: Dimension) -> int:
 
 
 def _ratio(dimension: Dimension) -> float:
-    """The logarithm of how far it reaches, ends included."""
+    """The logarithm of the interval's ratio of ends, ends included."""
     ended = _ended(dimension)
     return math.log(((ended.high or 0) + 1) / max(ended.low, 1))
 
@@ -239,7 +238,7 @@ def _quantile(dimension: Dimension, share: float) -> int:
 
 
 def _column(dimension: Dimension, stated: Mapping[int, float] | None, count: int) -> list[int]:
-    """`count` sizes of a dimension, each of which stands for as large a share."""
+    """`count` sizes of a dimension with equal shares."""
     if not stated:
         return [_quantile(dimension, (n + 0.5) / count) for n in range(count)]
     total, column = sum(stated.values()), []

@@ -27,7 +27,7 @@ class ReplayError(CompilerError):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Everything that the decisions of a run came from.
+    """All inputs of the decisions of a run.
 
     `known` are the trials that the store had at the start, oldest first. `trials` are those of the
     run. `adopted` are requests that an earlier process left with the runner. If a run was killed

@@ -71,7 +71,7 @@ class TaskBoard:
                     lead.others += state.task.weight
 
     def schedule(self) -> None:
-        """Tell the scheduler of all tasks."""
+        """Give the scheduler all tasks."""
         searched = sum(not (state.finished or state.follows) for state in self._states)
         for state in self._states:
             state.schedule()
@@ -80,7 +80,7 @@ class TaskBoard:
         self.scheduler = TaskScheduler(self._states)
 
     def bound(self, bounds: Sequence[float]) -> None:
-        """Tell the scheduler the least seconds that the machine allows each task; 0: unknown."""
+        """Give the scheduler the least seconds that the machine allows each task; 0: unknown."""
         for state, bound in zip(self._states, bounds, strict=True):
             progress = state.progress
             progress.profile = replace(progress.profile, bound_seconds=bound)
@@ -152,7 +152,7 @@ class TaskBoard:
 
 
 def _knowledge(state: TaskState) -> tuple[bool, int, int, int]:
-    """How much is known of a task: the more, the rather it is searched for its relatives."""
+    """Amount of knowledge about a task: the best known one is searched for its relatives."""
     working = sum(measured.ok for measured in state.measured.values())
     failed = len(state.measured) - working
     return state.finished, working, -failed, state.task.count

@@ -17,8 +17,8 @@ AT_BOUND = 0.02
 """A task is done if it is within this share of its bound, the resolution of measurements."""
 
 MOST_FAILURES = 64
-"""A task gets no more trials if so many failed and none worked: the fault lies with the task, not
-with its candidates."""
+"""Failed trials, without a working one, after which a task gets no more: the fault lies with the
+task, not with its candidates."""
 
 
 @dataclass(frozen=True, slots=True)

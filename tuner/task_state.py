@@ -1,4 +1,4 @@
-"""One task during a run: everything that is known of it."""
+"""State of one task during a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TaskState:
     trials: int = 0
     """This job's candidates that took time of a device, on which its budget is spent."""
     failures: int = 0
-    """Those of them that did not work."""
+    """This job's candidates that did not work."""
     measured: dict[Schedule, Measurement] = field(default_factory=dict)
     by_object: dict[str, Measurement] = field(default_factory=dict)
     origins: dict[Schedule, str] = field(default_factory=dict)

@@ -57,12 +57,12 @@ class Task:
 
     @property
     def least_seconds(self) -> float:
-        """No machine takes less for a run: the weighted sum over the points."""
+        """Lower bound of seconds for a run on any machine: the weighted sum over the points."""
         return sum(point.weight * point.least_seconds for point in self.points)
 
     @property
     def distribution(self) -> SizeWeights:
-        """That of measurements of its candidates (`Measurement.distribution`)."""
+        """Sizes and weights in measurements of its candidates (`Measurement.distribution`)."""
         return tuple((point.sizes, point.weight) for point in self.points if point.sizes)
 
     def fixed(self) -> tuple[tuple[SizePoint, Workload], ...]:
@@ -72,7 +72,8 @@ class Task:
         return tuple((point, self.workload.at(dict(point.sizes))) for point in self.points)
 
     def as_measured(self, record: TuningRecord) -> Task:
-        """The task at the sizes at which a record was measured: others' times say nothing of it."""
+        """The task at the sizes at which a record was measured: times at other sizes are not
+        comparable."""
         found = points_at(self.workload, record.measurement.distribution, self.mode.threads)
         return replace(self, points=found or self.points)
 

@@ -1,10 +1,10 @@
-"""The tables, an area each. Times are seconds since the epoch (UTC); names ending in _seconds are
-durations.
+"""The tables, one file per area. Times are seconds since the epoch (UTC); names ending in _seconds
+are durations.
 
 Keys and digests are SHA-256 in hex. Trials and claims name workloads and targets by key without
 a foreign key: a measurement is saved whether or not the text behind its key has arrived.
 
-Whoever needs a table imports it from here: so `Base.metadata` always has all of them.
+Import tables from here: so `Base.metadata` always has all of them.
 """
 
 from tilewright.db.models.access import AuditRow, IdempotencyRow, RateLimitRow, TokenRow

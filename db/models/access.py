@@ -33,7 +33,7 @@ class TokenRow(Base):
 
 
 class RateLimitRow(Base):
-    """A token bucket: what it held at some time."""
+    """A token bucket: its content at a time."""
 
     __tablename__ = "rate_limits"
 
@@ -58,7 +58,7 @@ class IdempotencyRow(Base):
 
 
 class AuditRow(Base):
-    """An act that is written down: who, what, when, from where."""
+    """A logged action: actor, action, time, address."""
 
     __tablename__ = "audit"
 

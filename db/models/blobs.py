@@ -19,7 +19,7 @@ class ModelRow(Base):
 
 
 class BlobRow(Base):
-    """Bytes that lie in the place for blobs, or are about to."""
+    """A blob whose bytes are stored, or are about to be."""
 
     __tablename__ = "blobs"
 
@@ -43,7 +43,7 @@ class BlobReferenceRow(Base):
 
 
 class ModelUploadRow(Base):
-    """An owner's upload of a model: what this owner calls it."""
+    """An owner's upload of a model, with this owner's name for it."""
 
     __tablename__ = "model_uploads"
 
@@ -56,7 +56,7 @@ class ModelUploadRow(Base):
 
 
 class SampleUploadRow(Base):
-    """An owner's upload of samples, which this owner's jobs may be given."""
+    """An owner's upload of samples, which this owner's jobs may use."""
 
     __tablename__ = "sample_uploads"
 

@@ -36,7 +36,7 @@ class WorkerRow(Base):
 
 
 class WorkerOutcomeRow(Base):
-    """How many trials of a worker ended in a status."""
+    """Number of a worker's trials that ended in a status."""
 
     __tablename__ = "worker_outcomes"
 
@@ -92,7 +92,7 @@ class RequestRow(Base):
 
 
 class LeaseRow(Base):
-    """A request in a worker's hands: one row for each time that one took it."""
+    """A lease of a request: one row per claim by a worker."""
 
     __tablename__ = "leases"
     __table_args__ = (

@@ -61,7 +61,7 @@ class TrialRow(Base):
 
 
 class RetiredTrialsRow(Base):
-    """A record key of which trials were forgotten by age, and when the oldest of them came."""
+    """A record key with trials deleted by age, and the arrival of the oldest of them."""
 
     __tablename__ = "retired_trials"
 

@@ -1,1 +1,2 @@
-"""One store a file. A store takes an engine and a clock, and returns frozen values, never rows."""
+"""Stores, one per file. A store takes an engine and a clock, and returns frozen values, never
+rows."""

@@ -1,4 +1,4 @@
-"""Records that other services made, many at a time."""
+"""Import of records from other services, many at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adopt(
     one. The transaction is one of `changing`. Times of a range at other sizes than those of the
     record that is served cannot be compared with it, which stays.
 
-    What became of each in its turn; None if it was here before, and stays as it is.
+    Returns the new state of each, in order; None for a record that was known before and stays.
     """
     rows = [_values(record, confirmation, now) for record, confirmation in new]
     known = _known(connection, [row["id"] for row in rows])

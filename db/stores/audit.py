@@ -68,7 +68,7 @@ class AuditStore:
         origin: str,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write down what was done just now. Raises StorageError."""
+        """Log an action at the present time. Raises StorageError."""
         row = {
             "at": self._clock(),
             "actor": actor,

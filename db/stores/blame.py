@@ -44,13 +44,13 @@ MOST_TURNS = 3
 beyond the first turn happen because the other living workers left the request."""
 
 WINDOW_SECONDS = 3600.0
-"""For so long a worker's failures count."""
+"""Seconds for which a worker's failures count."""
 
 FIRST_CANARY_SECONDS, LONGEST_CANARY_SECONDS = 30.0, 3600.0
 """Before a worker in quarantine gets one request: doubles each time that it comes to that."""
 
 FORGIVEN_SECONDS = 86_400.0
-"""A worker that was back for so long begins with the first pause again."""
+"""Seconds after a quarantine until a worker begins with the first pause again."""
 
 
 def end_some(
@@ -154,7 +154,7 @@ def end_without_result(
 
 
 def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) -> bool:
-    """Take a result for a request that came late, if there is one whose worker is trusted still."""
+    """Accept a late result for a request, if one exists whose worker is still trusted."""
     query = (
         sa.select(leases.c.id, leases.c.worker_id, leases.c.late_result)
         .join(workers, workers.c.id == leases.c.worker_id, isouter=True)
@@ -193,7 +193,7 @@ def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) ->
 
 @dataclass(frozen=True, slots=True)
 class FitWorker:
-    """A worker that lives, and gets what there is for its targets. `owner` is its token's id."""
+    """A living worker that gets requests for its targets. `owner` is its token's id."""
 
     id: str
     owner: str | None
@@ -201,7 +201,7 @@ class FitWorker:
 
 
 def fit_workers(connection: sa.Connection, heard_since: float) -> Sequence[FitWorker]:
-    """Workers that were heard of since then and are not drained, gone or in quarantine."""
+    """Workers with a heartbeat since then that are not drained, gone or in quarantine."""
     query = sa.select(workers.c.id, workers.c.owner, workers.c.target_keys).where(
         workers.c.gone.is_(False),
         workers.c.draining.is_(False),
@@ -216,7 +216,7 @@ def fit_workers(connection: sa.Connection, heard_since: float) -> Sequence[FitWo
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often the workers of one owner failed a request, and when they did last."""
+    """Number of failures of a request by the workers of one owner, and the time of the last."""
 
     count: int = 0
     last_at: float = 0.0
@@ -270,7 +270,7 @@ def spent_owners(
 
 
 def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: int) -> None:
-    """Put a worker into quarantine if its failures are so many, or its canary failed."""
+    """Put a worker into quarantine if it has this number of failures, or its canary failed."""
     query = sa.select(workers).where(workers.c.id == worker_id).with_for_update()
     worker = connection.execute(query).first()
     if worker is None:
@@ -315,8 +315,8 @@ def judge(connection: sa.Connection, worker_id: str, now: float, most_failures: 
 
 
 def _answerable_for(connection: sa.Connection, worker: sa.Row[Any]) -> sa.ColumnElement[bool]:
-    """Which leases speak against a worker: its own, what its token's others had failed before it
-    came, and where it is new all of its token."""
+    """Failed leases that count against a worker: its own, those of its token before its
+    registration, and all of its token while it is new."""
     own: sa.ColumnElement[bool] = leases.c.worker_id == worker.id
     if worker.owner is None or worker.quarantined_at is not None:
         return own
@@ -345,7 +345,7 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Failures as they count: what was in one worker's hand when it died is one death."""
+    """Number of failures: all leases of a worker at its death count as one."""
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]
     deaths = min(

@@ -32,7 +32,7 @@ def is_digest(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """A blob as it lies somewhere."""
+    """A stored blob: its digest, size and time of modification."""
 
     digest: str
     bytes: int
@@ -58,7 +58,7 @@ class Aside:
 
     @staticmethod
     def of(digest: str) -> Aside:
-        """A name that nothing has yet."""
+        """A new unique name."""
         return Aside(digest, secrets.token_hex(8))
 
     @staticmethod
@@ -73,7 +73,7 @@ class Aside:
 
 
 class TooManyBytesError(ValueError):
-    """More arrived than was allowed."""
+    """More bytes arrived than allowed."""
 
 
 class BlobBytes(Protocol):
@@ -112,7 +112,7 @@ class BlobBytes(Protocol):
         ...
 
     def bring_back(self, aside: Sequence[Aside]) -> None:
-        """Let bytes that were set aside be found again. Others under their digest are the same."""
+        """Restore quarantined bytes. Other bytes under their digest are equal."""
         ...
 
     def discard(self, aside: Sequence[Aside]) -> None:
@@ -120,11 +120,11 @@ class BlobBytes(Protocol):
         ...
 
     def all_aside(self) -> Sequence[Aside]:
-        """All that is set aside."""
+        """All quarantined bytes."""
         ...
 
     def list(self) -> Iterator[StoredBytes]:
-        """All that lies there, ordered by digest."""
+        """All stored blobs, ordered by digest."""
         ...
 
     def remove_left_overs(self, older_than: float) -> int:
@@ -205,7 +205,7 @@ def remove_old_files(folder: Path, older_than: float) -> int:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into StorageError."""
+    """Turn errors of the file system into StorageError."""
     try:
         yield
     except OSError as error:

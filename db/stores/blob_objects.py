@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 PART_BYTES = 4 << 20
-"""How much of a blob is read at a time."""
+"""Bytes of a blob that are read at a time."""
 
 _ASIDE = "aside/"
 
@@ -35,9 +35,9 @@ RETRY_SECONDS = 20
 class BlobObjects:
     """A bucket, or a part of one. An object appears whole or not at all; large ones go in parts.
 
-    Who it talks to and with which keys is what the `AWS_...` variables say, as every client of S3
-    reads them (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). Parts of uploads that
-    were broken off are for the bucket's own lifecycle rules to remove.
+    The `AWS_...` variables give its address and keys, as for every client of S3
+    (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...). Parts of uploads that were broken
+    off are for the bucket's own lifecycle rules to remove.
     """
 
     def __init__(self, url: str, staging: Path) -> None:
@@ -181,7 +181,7 @@ class BlobObjects:
 
     @contextmanager
     def _errors(self, *, key: bool = False) -> Iterator[None]:
-        """Turn what the object store refuses into StorageError.
+        """Turn errors of the object store into StorageError.
 
         That a `key` is absent passes; where none is asked for, the bucket is.
         """

@@ -1,7 +1,7 @@
-"""Which rows name which blobs. A reference is written in the transaction that writes its row.
+"""References from rows to blobs. A reference is written in the transaction that writes its row.
 
-The sweep asks the tables themselves whether a holder is still there, so that whoever deletes a row
-need not know of blobs.
+The sweep asks the tables themselves whether a holder is still there, so that code that deletes a
+row need not handle blobs.
 """
 
 from __future__ import annotations

@@ -35,13 +35,13 @@ _blobs = table_of(BlobRow)
 _references = table_of(BlobReferenceRow)
 
 TOUCH_SECONDS = 60.0
-"""A blob that was touched so shortly ago is not touched again: it would be a write for nothing."""
+"""Seconds after a touch in which another touch writes nothing."""
 
 DOOMED_SECONDS = 300.0
 """How long a mark holds: longer than any place takes to delete a batch."""
 
 WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
-"""For how long, and how often, whoever saves bytes looks whether a sweep has done with them."""
+"""How long, and how often, a writer of bytes checks whether a sweep has finished with them."""
 
 _BATCH = 100
 
@@ -76,7 +76,7 @@ class BlobStore:
         return digest
 
     def put_stream(self, chunks: Iterable[bytes], max_bytes: int | None = None) -> tuple[str, int]:
-        """Save what the chunks add up to without holding it in memory; (digest, bytes).
+        """Save the joined chunks without holding them in memory; returns (digest, bytes).
 
         Raises StorageError; TooManyBytesError when there is more than max_bytes.
         """
@@ -94,7 +94,7 @@ class BlobStore:
         return stage(self.place.staging, chunks, max_bytes)
 
     def keep(self, staged: Staged) -> None:
-        """Save what was staged. Raises StorageError."""
+        """Save staged bytes. Raises StorageError."""
         # the row first: a sweep that is about to delete the same bytes is waited for
         self._need({staged.digest: staged.bytes})
         self.place.keep(staged)
@@ -188,7 +188,8 @@ class BlobStore:
                 time.sleep(_POLL_SECONDS)
 
     def _make_young(self, rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-        """Write the rows of blobs, but for those that a sweep has marked; the digests written."""
+        """Write the rows of blobs, except those that a sweep has marked; returns the digests
+        written."""
         with writing(self._engine) as connection:
             insert = upsert(connection, _blobs)
             again = {name: insert.excluded[name] for name in ("bytes", "touched_at")}
@@ -205,7 +206,7 @@ class BlobStore:
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _bring_back(self) -> None:
-        """See to what sweeps that were killed have set aside."""
+        """Restore or delete blobs that killed sweeps have quarantined."""
         for some in chunks(self.place.all_aside()):
             query = sa.select(_blobs.c.digest, self._doomed().label("doomed"))
             with reading(self._engine) as connection:

@@ -21,7 +21,7 @@ from tilewright.db.stores.statements import table_of, upsert
 _keys = table_of(IdempotencyRow)
 
 HELD_SECONDS = 30.0
-"""How long a request is in flight whose process says nothing."""
+"""Seconds that a request stays in flight without a renewal by its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class IdempotencyStore:
         self._update(held, until=self._now() + HELD_SECONDS)
 
     def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
-        """Keep the answer. One who was taken over changes nothing."""
+        """Keep the answer. A holder that was replaced changes nothing."""
         self._update(held, status=status, answer=answer)
 
     def release(self, held: HeldKey) -> None:

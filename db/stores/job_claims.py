@@ -32,11 +32,11 @@ from tilewright.db.stores.job_rows import (
 from tilewright.db.stores.statements import one_at_a_time, table_of
 
 SHARED_ATTEMPTS = 2
-"""A job that so many tuners in a row were lost with is taken only by a tuner with no other job: it
-may be what kills them."""
+"""Number of tuners lost in a row after which a job is claimed only by a tuner without other jobs:
+the job may be the cause."""
 
 ALONE_SECONDS = 60.0
-"""After so long it is such a job's turn: a tuner takes no other one until it has none in hand."""
+"""Seconds until such a job gets its turn: a tuner then claims no other job until it holds none."""
 
 _tokens = table_of(TokenRow)
 _jobs = jobs_table

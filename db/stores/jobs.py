@@ -1,4 +1,4 @@
-"""Jobs: what a user asked for, and what the user may do with it."""
+"""Jobs: a user's requests, and the operations of users on them."""
 
 from __future__ import annotations
 

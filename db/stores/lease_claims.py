@@ -1,4 +1,4 @@
-"""Leases for all workers that ask at one moment: what they are judged by is read once for all.
+"""Leases for all workers that claim at the same moment: their facts are read once for all.
 
 A claim is judged in the order in which it came. The first requests of the queue are dealt out one
 at a time, so that where there are few, many workers get one each.
@@ -25,7 +25,7 @@ Now = sa.ColumnElement[float]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker that asks for up to `limit` requests.
+    """A worker's claim of up to `limit` requests.
 
     `claim_id` is the worker's own name for this claim. While leases that it brought are live, it
     brings the same ones again: the worker asks so when the answer was lost.
@@ -260,7 +260,7 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Give requests to those who have room; the targets for which some may be left."""
+    """Give requests to claims with room; returns the targets for which some may be left."""
     left: set[str] = set()
     seen: list[int] = []
     unread = sorted(targets)
@@ -334,7 +334,7 @@ def _insert(
     now: float,
     lease_seconds: float,
 ) -> Sequence[Sequence[Lease]]:
-    """A lease for everything that was given."""
+    """Insert a lease for each given request."""
     deadline = now + lease_seconds
     made: list[list[Lease]] = []
     rows: list[dict[str, Any]] = []

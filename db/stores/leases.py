@@ -1,7 +1,7 @@
 """The queue of measurements as workers see it: claim, renew, report, give back.
 
-A lease is a row of its own, named by 128 random bits. It is touched by its name and its worker
-together: who knows neither can end nor revive it. A request has at most one lease that has not
+A lease is a row of its own, named by 128 random bits. Operations name the lease and its worker
+together, so that others can neither end nor revive it. A request has at most one lease that has not
 ended. Requests are locked before leases and those before workers, several in order, so that two
 processes cannot wait for each other.
 """
@@ -225,7 +225,7 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, outcome, blame, error)
 
     def refuse(self, lease_id: str, worker_id: str, error: str) -> RequestState:
-        """The service does not believe the result of a lease: another worker gets the request.
+        """Reject the result of a lease: another worker gets the request.
 
         Raises NotFoundError, StaleLeaseError (the lease has ended).
         """
@@ -309,7 +309,7 @@ class LeaseStore(MeasureQueue):
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount
 
     def in_hand(self) -> dict[str, int]:
-        """How many requests each worker has leased: what a drained one still finishes."""
+        """Number of requests that each worker has leased, and a drained one still finishes."""
         query = (
             sa.select(leases.c.worker_id, sa.func.count())
             .where(leases.c.ended_at.is_(None))

@@ -176,14 +176,14 @@ class MeasureQueue:
         return found
 
     def acknowledge(self, request_ids: Collection[str]) -> int:
-        """The tuner has stored what came of these; how many of them were final."""
+        """Note that the tuner has stored the outcomes of these; how many of them were final."""
         if not request_ids:
             return 0
         with writing(self._engine) as connection:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel what is not final, of a job or of a list; how many.
+        """Cancel requests that are not final, of a job or of a list; how many.
 
         A worker notices at its next renewal.
         """
@@ -238,7 +238,7 @@ class MeasureQueue:
         return len(names)
 
     def waiting_targets(self, target_keys: Collection[str]) -> Set[str]:
-        """Those of these targets for which a request is queued, whoever may take it."""
+        """The ones of these targets with a queued request."""
         found: set[str] = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted(target_keys)):
@@ -264,7 +264,8 @@ _WANTED = (
 
 
 def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
-    """Raises StaleLeaseError. The rows are locked: who stops a job comes before or after."""
+    """Raises StaleLeaseError. The rows are locked, so that a stop of a job comes before or
+    after."""
     for row in connection.execute(_WANTED, {"names": sorted(job_ids)}):
         if row.state == JobState.PAUSED.value or row.state not in _open_job:
             raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
@@ -285,9 +286,8 @@ def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
 
 
 def lock_leases(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
-    """Leases, locked in the one order in which everybody locks several; their requests come first.
-
-    Without what came late, which may be large.
+    """Leases, locked in the common order; their requests are locked first. The rows come without
+    late results, which may be large.
     """
     columns = (column for column in leases.c if column.name != "late_result")
     query = sa.select(*columns).where(which).order_by(leases.c.id)

@@ -1,4 +1,4 @@
-"""Lists a page at a time.
+"""Lists in pages.
 
 A page goes on behind the values that its last row had in the columns that order the list. So rows
 that come or go in between neither hide nor repeat others, and a late page costs what the first
@@ -27,7 +27,7 @@ _LARGEST = (1 << 63) - 1
 
 
 class Page(list[T]):
-    """Some rows of a list. `next` is the position behind which there are more, if there are.
+    """Some rows of a list. `next` is the position of the next page, if one exists.
 
     A page may have fewer rows than the limit, even none, and yet not be the last.
     """

@@ -27,7 +27,7 @@ class Rate:
 
 
 class RateLimitStore:
-    """Buckets by name; one that was never heard of is full."""
+    """Buckets by name; a new one is full."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class RateLimitStore:
     def take(self, bucket: str, rate: Rate) -> float:
         """Take one from a bucket. 0.0 if it had one, else the seconds until it will.
 
-        What is refused takes nothing.
+        A refusal takes nothing.
         """
         now = self._now()
         gone = now - _buckets.c.at

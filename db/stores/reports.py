@@ -14,7 +14,7 @@ from tilewright.db.stores.measure_queue import leases, lock_leases, requests
 from tilewright.db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
 
 _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
-"""After these ends of a lease a result may still come, by no fault of the worker."""
+"""Ends of a lease after which a result may still arrive without a fault of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Batch:
         return Completion.ACCEPTED
 
     def write(self, connection: sa.Connection, most_failures: int) -> None:
-        """Save what was judged, and what follows for the workers."""
+        """Save the judged results, and the consequences for the workers."""
         for report in self._late:
             # it lives: what it was silent about is not its death
             values = {"outcome": LeaseOutcome.LATE.value, "blame": None}

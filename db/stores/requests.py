@@ -1,4 +1,4 @@
-"""The values of the measurement queue: what is submitted, leased and reported."""
+"""The values of the measurement queue: submitted requests, leases and reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Blame(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a worker does not work on a lease, in its own words."""
+    """Cause that a worker reports when it gives up a lease."""
 
     KILLED = "killed"  # the worker died with the lease in its hand
     WORKER = "worker"  # this device cannot
@@ -70,7 +70,7 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request in a worker's hands."""
+    """A request leased by a worker."""
 
     lease_id: str
     request_id: str

@@ -37,7 +37,7 @@ BATCH = 400
 """Rows of one transaction, few enough that others do not wait long."""
 
 MOST_BATCHES = 25
-"""Of one kind in one call; what is left is for the next one."""
+"""Most batches of one kind in one call; the next call deletes the rest."""
 
 DAY_SECONDS = 86400.0
 
@@ -62,7 +62,7 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long each kind is kept, in days. 0: for ever."""
+    """Days for which each kind is kept. 0: for ever."""
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -77,7 +77,7 @@ class RetentionStore:
         self._now = instant(clock)
 
     def apply(self, policy: Retention) -> Mapping[str, int]:
-        """Forget what is older than the policy says; how many rows, by kind.
+        """Delete rows that are older than the policy allows; how many, by kind.
 
         Any process may call it at any time, several at once. Raises StorageError.
         """
@@ -94,7 +94,7 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """Those of these keys of which trials were forgotten that had come until then."""
+        """The ones of these keys with deleted trials that had arrived until then."""
         found = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted({key.workload_key for key in keys})):
@@ -108,7 +108,7 @@ class RetentionStore:
         return [key for key in keys if key in found]
 
     def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
-        """Forget what is old, in batches; how many rows."""
+        """Delete old rows, in batches; how many."""
         count = 0
         for _ in range(MOST_BATCHES):
             some = sa.select(key).where(old).order_by(key).limit(BATCH)
@@ -128,7 +128,7 @@ class RetentionStore:
 
 
 def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
-    """Of jobs that ended, but for the newest of its kind."""
+    """Condition of artifacts of ended jobs, except the newest of each kind."""
     return sa.and_(
         _jobs.c.artifact_digest.is_not(None),
         _ended,
@@ -138,7 +138,7 @@ def _old_artifact(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_job(limit: sa.ColumnElement[float]) -> Condition:
-    """Ended; neither the newest artifact's nor built with a record that is served."""
+    """Condition of ended jobs without the newest artifact of a kind or a served record."""
     serving = sa.select(_uses.c.job_id).join(claims, claims.c.id == _uses.c.claim_id)
     serving = serving.where(is_confirmed, is_schedule)
     return sa.and_(
@@ -162,7 +162,7 @@ def _old_trial(limit: sa.ColumnElement[float]) -> Condition:
 
 
 def _old_model(limit: sa.ColumnElement[float]) -> Condition:
-    """Named by no job, and not uploaded again since."""
+    """Condition of models that no job names and that were not uploaded again since."""
     young = sa.select(_blobs.c.digest).where(_blobs.c.touched_at >= limit)
     return sa.and_(
         _models.c.created_at < limit,

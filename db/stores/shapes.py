@@ -24,7 +24,7 @@ _trials = table_of(TrialRow)
 INDEXED_AT_ONCE = 500
 
 LOOKED_AT = 1000
-"""Shapes that are compared with one, on each side of its extent."""
+"""Number of shapes compared with one, on each side of its extent."""
 
 
 @dataclass(frozen=True, slots=True)

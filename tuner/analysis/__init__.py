@@ -1,1 +1,1 @@
-"""Counts what a loop nest does and estimates its time; candidates are ranked by both."""
+"""Count the work of a loop nest and estimate its time; both rank candidates."""

@@ -1,4 +1,4 @@
-"""Which memory a load or store accesses: its axes, its strides, and the bytes it touches.
+"""Memory accesses of loads and stores: their axes, strides, and the bytes they touch.
 
 Results are cached by expression: candidates of one workload differ in tile sizes, but mostly load
 the same elements of the same tensors.
@@ -16,7 +16,7 @@ from tilewright.compiler.loops.index import Axis, FloorDiv
 from tilewright.compiler.memo import memo
 
 LINE_BYTES = 64
-"""A cache line, the same on all CPUs that are described."""
+"""Bytes of a cache line, the same on all described CPUs."""
 
 
 class OperationKind(StrEnum):

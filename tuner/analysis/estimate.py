@@ -33,7 +33,7 @@ cache, which is nearly always fetched ahead; the second joins both with traffic 
 An exponent of 1 would add the times, infinity would take the larger."""
 
 _BURST_LINES = 250.0
-"""With so many cache lines in a register tile, memory takes twice as long: it gets all requests at
+"""Cache lines in a register tile with which memory takes twice as long: it gets all requests at
 once, and waits while the tile is computed and stored. In pools that copy, tiles of 16 outputs take
 a quarter longer than tiles of one."""
 

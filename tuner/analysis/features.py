@@ -40,7 +40,7 @@ CACHE_BYTES = (32 << 10, 256 << 10, 1 << 20, 8 << 20)
 of columns serves all devices; the model learns which of them matter."""
 
 BUFFERS = 3
-"""How many tensors of a statement are described: those with the most traffic."""
+"""Number of described tensors of a statement: the ones with the most traffic."""
 
 CURVE = 8
 """Points at which the curve of arithmetic intensity is sampled, from the tile to all loops."""
@@ -254,7 +254,7 @@ class FeatureExtractor:
 
     @property
     def points(self) -> Sequence[SizePoint]:
-        """The sizes that are looked at."""
+        """The sizes at which nests are analysed."""
         return self._points
 
     def row(self, schedule: Schedule) -> np.ndarray | None:
@@ -351,7 +351,7 @@ def _entered_bytes(statement: ComputeCosts) -> tuple[float, ...]:
     """Bytes that come from beyond a cache, for each size of CACHE_BYTES.
 
     The footprint of the outermost loop that fits is loaded each time that the loop is entered. This
-    is a column for models, which trained ones rely on; `estimate.traffic` says what moves.
+    is a column for models, on which trained ones rely; `estimate.traffic` gives the bytes moved.
     """
     around, footprints = statement.around, statement.footprints
     result = []

@@ -1,4 +1,4 @@
-"""The loops and tiles of a Compute, counted: how often each runs, whatever it computes.
+"""Trip counts of the loops and tiles of a Compute, independent of its expression.
 
 Candidates of one workload are tiled alike, and so are the several products of one candidate. Equal
 loops are one object, and so are equal counts: the bytes that an access touches are counted once.

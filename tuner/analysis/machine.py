@@ -1,4 +1,4 @@
-"""One core as estimates see it: its registers, the rates of its ports, its caches."""
+"""Model of one core for estimates: its registers, the rates of its ports, its caches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Machine:
         operations: whole vectors multiplied and added in a cycle.
         loads: whole vectors loaded in a cycle.
         stores: whole vectors stored in a cycle.
-        in_flight: how many operations the core looks ahead.
+        in_flight: number of operations in the core's reorder buffer.
         page_rows: rows at a distance of one page that the first cache holds at once.
         caches: from the first level to the third.
         core: the facts that do not depend on the width.

@@ -1,7 +1,7 @@
 """Cycles of the core for one execution of a statement's register tile, divided into parts.
 
 Ports, loads and chains of sums run at the same time, so that the longest counts. Stores, starts and
-ends of tiles, joins of lanes, and spills are added to it. The target says what each of them takes
+ends of tiles, joins of lanes, and spills are added to it. The target gives the cost of each
 (`compiler.targets.families.CoreModel`).
 """
 

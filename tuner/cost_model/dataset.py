@@ -1,4 +1,4 @@
-"""Makes samples for training from stored trials."""
+"""Training samples from stored trials."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def samples_of(
     """One sample for each schedule of each record key: its fastest time, with the device's facts.
     With open sizes there is one for each size that was measured.
 
-    `workload` and `target` give what a key stands for, None if it is unknown. Trials of unknown
-    keys, of lost workers, of sizes that the workload cannot have, and of schedules that no longer
-    lower are left out.
+    `workload` and `target` map a key to its value, None if it is unknown. Trials of unknown keys,
+    of lost workers, of sizes that the workload cannot have, and of schedules that no longer lower
+    are left out.
     """
     best: dict[RecordKey, dict[tuple[Schedule, SizeWeights], Measurement]] = {}
     for trial in trials:

@@ -1,4 +1,4 @@
-"""Measures how good an order of candidates is, on tasks that the model has not seen.
+"""Quality of an order of candidates, on tasks that the model was not trained on.
 
 Every figure is computed for each task and then averaged: candidates of different tasks are never
 compared.
@@ -21,7 +21,7 @@ SAME = 0.03
 RECALL = 30
 
 LEAST_SAMPLES = 4
-"""Tasks with fewer measured candidates say nothing about an order."""
+"""Tasks with fewer measured candidates are left out."""
 
 
 @dataclass(frozen=True, slots=True)

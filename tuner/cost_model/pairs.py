@@ -21,7 +21,7 @@ FAILURE = 0.05
 """A failure counts as a candidate with this share of the best throughput."""
 
 PARTNERS = 64
-"""A candidate is compared with at most so many others of its task."""
+"""Most other candidates of its task with which a candidate is compared."""
 
 _LEAST = 1e-6
 """The least second derivative, for candidates without pairs."""

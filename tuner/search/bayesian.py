@@ -1,7 +1,7 @@
 """Bayesian optimisation: suggest the candidates that are expected to improve most on the best.
 
 Expected improvement (Jones, Schonlau and Welch 1998) under a Gaussian process over the knobs. Its
-prior is what three opinions say: the estimate, the rules behind the untuned default, and the model.
+prior combines three opinions: the estimate, the rules behind the untuned default, and the model.
 From few trials it learns where these are wrong: for an algorithm as a whole, along each knob, and
 how far each opinion can be trusted in this task. Within a batch, candidates chosen before count as
 measured, at their mean.
@@ -23,7 +23,7 @@ from tilewright.tuner.search.protocol import Observed, SearchContext, SearchStra
 from tilewright.tuner.search.ranking import Ranking
 
 REMEMBERED = 200
-"""The regression uses so many measurements: the fastest."""
+"""Number of measurements that the regression uses: the fastest ones."""
 
 ESTIMATE_SHARE, ESTIMATE_DEVIATION = 0.5, 0.4
 """The share of a difference that the estimate sees between schedules of one algorithm and that is
@@ -51,12 +51,12 @@ MODEL_SHARE, MODEL_DEVIATION = 0.5, 0.4
 """The same for the model, whose scores are brought to the scale of the estimate."""
 
 SLOW = 0.7
-"""Measured times count as at most so much slower than the fastest (as a logarithm): how slow the
-slow ones are says nothing about the fast ones."""
+"""Upper limit of measured times relative to the fastest (as a logarithm): how slow the slow ones
+are says nothing about the fast ones."""
 
 
 PATIENCE = 32
-"""An algorithm that had none of so many suggestions gets the next: none is given up for good."""
+"""Suggestions after which a neglected algorithm gets the next: none is given up for good."""
 
 
 class Bayesian:

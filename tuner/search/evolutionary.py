@@ -19,7 +19,7 @@ from tilewright.tuner.search.ranking import Ranking
 POPULATION = 64
 GENERATIONS = 3
 ELITES = 12
-"""So many of the fastest measured schedules are parents in every generation."""
+"""Number of the fastest measured schedules that are parents in every generation."""
 TOURNAMENT = 3
 CROSSOVER = 0.3
 """Share of children with two parents; the others are mutations of one."""

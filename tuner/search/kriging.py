@@ -19,7 +19,7 @@ from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.tuner.search.moves import is_ordered
 
 TASK_DEVIATION = 0.5
-"""How far the estimate may be off for a task, and for an algorithm, as logarithms."""
+"""Deviation of the estimate's error for a task, and for an algorithm, as logarithms."""
 ALGORITHM_DEVIATION = 0.3
 
 KNOB_DEVIATION = 0.1

@@ -97,7 +97,8 @@ class Ranking:
         return sorted(ranked, key=lambda schedule: -scores[schedule])
 
     def most(self, count: int) -> int:
-        """How many candidates to rank where a run that has time enough ranks so many."""
+        """Number of candidates to rank instead of this number, which a run with enough time
+        ranks."""
         return max(1, round(count * self._context.features.effort))
 
     def pool(self, memory: Memory) -> list[Schedule]:
