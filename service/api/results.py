@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from tilewright.compiler.runtime.json_form import MalformedError
@@ -19,12 +18,11 @@ from tilewright.service.api.schemas.workers import check_device_facts
 from tilewright.service.sentences import one_sentence
 from tilewright.tuner.measure.plausible import (
     ImplausibleError,
-    check_measured,
-    check_run,
+    check_result,
     most_result_bytes,
 )
 from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.run_wire import RunRequest, read_request
+from tilewright.tuner.measure.run_wire import read_request
 from tilewright.tuner.measure.wire import MeasureResult, ProtocolError
 
 
@@ -52,24 +50,20 @@ def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
     """A result in the form that is stored. Raises ResultRefused."""
     try:
         request = read_request(held.payload)
-        if isinstance(request, RunRequest):
-            run = RunResult.from_json(result)
-            check_run(request, run)
-            return replace(run, worker=worker_id).to_json()
-        measured = MeasureResult.from_json(result)
-        check_measured(request, measured)
+        found: MeasureResult | RunResult = request.result_type.from_json(result)
+        check_result(request, found)
     except ImplausibleError as error:
         raise ResultRefused(error.field, str(error)) from error
     except ProtocolError as error:
         raise _refusal(error) from error
-    for number, (_, measurement) in enumerate(measured.measurements):
+    measured = found.measurements if isinstance(found, MeasureResult) else ()
+    for number, (_, measurement) in enumerate(measured):
         try:
             check_device_facts(measurement.device)
         except ValueError as error:
             field = f"measurements.{number}.measurement.device"
             raise ResultRefused(field, f"{field}: {error}") from error
-    theirs = tuple((name, replace(m, worker=worker_id)) for name, m in measured.measurements)
-    return replace(measured, worker=worker_id, measurements=theirs).to_json()
+    return found.by(worker_id).to_json()
 
 
 def _refusal(error: ProtocolError) -> ResultRefused:

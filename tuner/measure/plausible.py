@@ -91,6 +91,16 @@ def most_result_bytes(request: Request) -> int:
             assert_never(request.work)
 
 
+def check_result(request: Request, result: MeasureResult | RunResult) -> None:
+    """Raise ImplausibleError unless the result can be that of its request, of either kind."""
+    if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
+        check_measured(request, result)
+    elif isinstance(request, RunRequest) and isinstance(result, RunResult):
+        check_run(request, result)
+    else:
+        raise ImplausibleError("kind", "is that of another kind of request")
+
+
 def check_measured(request: MeasureRequest, result: MeasureResult) -> None:
     """Raises ImplausibleError unless the result can be that of a batch."""
     _require(result.request_id == request.request_id, "request_id", "is another request's")

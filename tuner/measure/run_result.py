@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, ClassVar, Self
 
@@ -100,6 +100,10 @@ class RunResult(JsonValue):
     speeds: Speeds | None = None
     worker: str = ""
     protocol: int = PROTOCOL
+
+    def by(self, worker_id: str) -> Self:
+        """Return the result under the id of its worker, whatever name it was sent with."""
+        return replace(self, worker=worker_id)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fetched outputs.

@@ -18,6 +18,7 @@ from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Matching
 from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.tuner.measure.model_runs import INPUT_SEED
+from tilewright.tuner.measure.run_result import RunResult
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
 
 BYTES_LIMIT = 1 << 46
@@ -169,6 +170,11 @@ class RunRequest(JsonValue):
     limit_seconds: Annotated[float, Between(0.0, SECONDS_LIMIT, above=True)]
     plain: tuple[Digest, ...] = ()
     protocol: int = PROTOCOL
+
+    @property
+    def result_type(self) -> type[RunResult]:
+        """The class of its results."""
+        return RunResult
 
     @property
     def digests(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
@@ -176,6 +176,11 @@ class MeasureRequest(JsonValue):
     protocol: int = PROTOCOL
 
     @property
+    def result_type(self) -> type[MeasureResult]:
+        """The class of its results."""
+        return MeasureResult
+
+    @property
     def timed(self) -> tuple[Case, ...]:
         """The cases that candidates are timed on."""
         return tuple(case for case in self.cases if case.weight) or self.cases[:1]
@@ -232,6 +237,11 @@ class MeasureResult(JsonValue):
     measurements: tuple[Annotated[tuple[str, Measurement], _MEASURED], ...]
     worker: str = ""
     protocol: int = PROTOCOL
+
+    def by(self, worker_id: str) -> Self:
+        """Return the result under the id of its worker, whatever name it was sent with."""
+        named = tuple((name, replace(m, worker=worker_id)) for name, m in self.measurements)
+        return replace(self, measurements=named, worker=worker_id)
 
     @classmethod
     def from_json(cls, data: object) -> Self:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
@@ -301,7 +300,7 @@ def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
             try:
                 result = MeasureResult.from_json(status.result or {})
                 check_measured(request, result)
-                return _by(worker, result)
+                return result.by(worker)
             except (ProtocolError, ImplausibleError) as error:
                 return _same(request, Status.WORKER_LOST, str(error), worker)
         case RequestState.CANCELLED:
@@ -313,12 +312,6 @@ def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
             return _same(request, Status.CRASH, status.error or "set aside", worker)
         case RequestState.QUEUED | RequestState.LEASED:
             raise ValueError(f"request '{request.request_id}' is not finished")
-
-
-def _by(worker: str, result: MeasureResult) -> MeasureResult:
-    """The result with the worker's id: who it is is not what it says."""
-    named = tuple((name, replace(m, worker=worker)) for name, m in result.measurements)
-    return replace(result, measurements=named, worker=worker)
 
 
 def _same(request: MeasureRequest, status: Status, error: str, worker: str) -> MeasureResult:

@@ -26,7 +26,7 @@ from tilewright.service.api.schemas.workers import MOST_FACTS_BYTES
 from tilewright.service.worker.facts import device_facts, registration_facts
 from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
 from tilewright.tuner.measure.model_runs import Race
-from tilewright.tuner.measure.plausible import most_result_bytes
+from tilewright.tuner.measure.plausible import ImplausibleError, check_result, most_result_bytes
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import (
     CheckWork,
@@ -295,6 +295,13 @@ def test_a_run_that_cannot_be_is_refused(
     with pytest.raises(ResultRefused) as refusal:
         judge(request, result)
     assert field in refusal.value.field
+
+
+def test_a_result_of_another_kind_of_request_is_implausible() -> None:
+    measured, run = MeasureResult.from_json(good()), RunResult("a", RunStatus.REFUSED, "no room")
+    for request, result in ((REQUEST, run), (RACE, measured)):
+        with pytest.raises(ImplausibleError, match="another kind of request"):
+            check_result(request, result)
 
 
 def test_a_lie_about_a_lost_lease_is_no_late_result(
