@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "reference"
-NOTE = "<!-- Made by `make reference` of the code: change that. -->"
+NOTE = "<!-- Generated from the code by `make reference`: change the code instead. -->"
 
 
 def main() -> None:
@@ -87,9 +87,10 @@ def settings() -> str:
     ]
     return page(
         "Settings",
-        "Each is an environment variable of the api, the tuner and the client commands; a worker "
-        "reads those of the same names that concern it. [The command line](../cli.md#settings) "
-        "says which of them belong together.",
+        "For those who run a service. At the end you know the name, type and default of each "
+        "setting. Each is an environment variable of the api, the tuner and the client commands; "
+        "a worker reads the variables that concern it. [The command line](../cli.md#settings) "
+        "groups them.",
         [table(("variable", "type", "default", ""), rows)],
     )
 
@@ -118,9 +119,10 @@ def metrics() -> str:
 
     return page(
         "Metrics",
+        "For those who monitor a service. At the end you know each metric with its labels. "
         "`GET /v1/metrics` answers tokens with the scope `read` in the text format of Prometheus. "
-        "Queues are read from the database when asked for; requests are those of the process that "
-        "answers. [Which of them says what is short](../scaling.md).",
+        "Queues are read from the database at each request; requests are those of the answering "
+        "process. [Scaling](../scaling.md) says which metric shows a bottleneck.",
         [table(("metric", "kind", "labels", ""), sorted(rows()))],
     )
 
@@ -161,10 +163,10 @@ def schema() -> str:
             blocks.append("; ".join(sorted(unique) + sorted(indexed)) + ".")
     return page(
         "Database schema",
-        "The tables of a new database, for SQLite and PostgreSQL alike. Times are "
+        "For those who query or change the database. At the end you know each table and column. "
+        "These are the tables of a new database, for SQLite and PostgreSQL alike. Times are "
         "seconds since 1970, keys and digests SHA-256 in hexadecimal. "
-        "[The database](../database.md) says what the states mean and what is done in one "
-        "transaction.",
+        "[The database](../database.md) explains states and transactions.",
         [block for block in blocks if block],
     )
 
@@ -197,8 +199,9 @@ def command_line() -> str:
         blocks += _command(group.commands[name], f"tilewright {name}", "##")
     return page(
         "Command line",
-        "Every command with its arguments and options, as `tilewright COMMAND --help` says them. "
-        "[The command line](../cli.md) says what they print and mean.",
+        "For users of the command line. At the end you know every command with its arguments and "
+        "options, as in `tilewright COMMAND --help`. [The command line](../cli.md) explains their "
+        "output.",
         blocks,
     )
 
@@ -290,9 +293,10 @@ def rest() -> str:
         blocks.append(table(("field", "type", "default", ""), rows) if rows else _type(schema, {}))
     return page(
         "REST interface",
-        "Every operation as the service describes it in `/openapi.json`, where examples are, too. "
-        "[The REST interface](../rest.md) says which scope an operation needs, how lists go on, "
-        "what is refused with which problem, and how to repeat a request.",
+        "For those who write a program against the service. At the end you know the fields of "
+        "every operation, as in `/openapi.json`, which also has examples. "
+        "[The REST interface](../rest.md) explains scopes, pages of lists, problems, and repeated "
+        "requests.",
         [block for block in blocks if block],
     )
 
@@ -408,8 +412,8 @@ def python() -> str:
     ]
     return page(
         "Python",
-        "What other code may import. [The runtime](../runtime.md) and [the client](../client.md) "
-        "have examples.",
+        "For those who use Tilewright from Python. At the end you know every public name with its "
+        "signature. [The runtime](../runtime.md) and [the client](../client.md) have examples.",
         [block for block in blocks if block],
     )
 

@@ -107,20 +107,16 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def kinds() -> dict[str, list[Path]]:
-    """The hand-written pages by their group of the site's navigation."""
-    groups = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    names = {
-        kind: [name for page in pages for name in page.values()]
-        for group in groups
-        for kind, pages in group.items()
-        if not isinstance(pages, str)
-    }
-    generated = ("reference/", "operators.md", "CHANGELOG.md")
-    return {
-        kind: [ROOT / name if (ROOT / name).exists() else ROOT / "docs" / name for name in of]
-        for kind, each in names.items()
-        for of in [[name for name in each if not name.startswith(generated)]]
-    }
+    """The pages of each group of the site's navigation, without generated lists and the history."""
+    found = {}
+    for group in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
+        ((kind, pages),) = group.items()
+        if isinstance(pages, str):
+            continue  # the first page
+        names = [name for page in pages for name in page.values()]
+        kept = [name for name in names if name not in ("operators.md", "CHANGELOG.md")]
+        found[kind] = [next(p for p in (ROOT / n, ROOT / "docs" / n) if p.exists()) for n in kept]
+    return found
 
 
 def test_pages_have_one_of_four_kinds() -> None:
@@ -128,9 +124,11 @@ def test_pages_have_one_of_four_kinds() -> None:
 
 
 def test_pages_begin_with_their_readers_and_what_they_will_have() -> None:
+    from deploy.reference import NOTE
+
     pages = [page for of in kinds().values() for page in of]
     assert pages
-    first = {page: page.read_text().split("\n\n")[1] for page in pages}
+    first = {page: page.read_text().replace(f"{NOTE}\n\n", "").split("\n\n")[1] for page in pages}
     missing = [
         str(page.relative_to(ROOT))
         for page, text in first.items()
