@@ -9,7 +9,6 @@ import ctypes
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isqrt
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -117,29 +116,14 @@ class Probes:
         seconds = _timed(self.read, (rounds, memory.ctypes.data, size), samples)
         return [rounds * size / each for each in seconds]
 
-    def speeds(self, cache_bytes: Sequence[int], memory_bytes: int) -> Speeds:
-        """Measure this machine; takes about a second.
-
-        Args:
-            cache_bytes: size of each level of the data caches, the first level first; 0 for a
-                missing level.
-            memory_bytes: size of the machine's memory; 0 if unknown.
-        """
-        levels: list[Level] = []
-        smaller = 1 << 12
-        for number, size in enumerate(cache_bytes, 1):
-            if size:
-                # The block is too large for the next smaller cache and well within this one.
-                rate = self.read_bytes_per_second(isqrt(smaller * size))
-                levels.append(Level(f"L{number}", size, rate))
-                smaller = size
-        rate = self.read_bytes_per_second(largest_block(cache_bytes, memory_bytes))
-        levels.append(Level("memory", 0, rate))
-        return Speeds(self.peak_flops(), tuple(levels), self.dot_peaks())
-
 
 def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
-    """Bytes of the block for timing memory; the arguments are those of `Probes.speeds`."""
+    """Bytes that are read to time memory.
+
+    Args:
+        cache_bytes: of each level of the data caches, the first level first; 0 where none exists.
+        memory_bytes: of the machine; 0 where it is unknown.
+    """
     largest = max(cache_bytes, default=0)
     return max(LEAST_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))
 

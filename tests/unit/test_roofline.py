@@ -12,8 +12,7 @@ from tilewright.compiler.codegen.backend import backend_of
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.runtime.speeds import Probes
-from tilewright.compiler.targets.device import DeviceFacts, find_device
-from tilewright.compiler.targets.host import host_target, resolve_target
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import known_targets
 from tilewright.tuner.measure.roofline import (
     CHAINS,
@@ -22,7 +21,6 @@ from tilewright.tuner.measure.roofline import (
     bound,
     dot_peak_ir,
     dots,
-    measure_speeds,
     peak_ir,
     read_ir,
     vector_bytes,
@@ -138,18 +136,3 @@ def test_arithmetic_or_memory_limits() -> None:
     assert (limit.seconds, limit.limit) == (limit.compute_seconds, "compute")
     slow = bound(SPEEDS, 1e3, 1 << 20, 0, 1 << 20, threads=2)
     assert (slow.seconds, slow.limit) == (pytest.approx((1 << 20) / 100e9 / 2), "memory")
-
-
-def test_this_machine_is_measured() -> None:
-    speeds = measure_speeds(host_target(), find_device())
-    assert speeds.flops_per_second > 0
-    assert speeds.dots.keys() == dots(host_target()).keys()
-    assert all(rate > 0 for rate in speeds.dots.values())
-    assert all(level.bytes_per_second > 0 for level in speeds.levels)
-    sizes = [level.bytes for level in speeds.levels]
-    assert sizes == [*sorted(sizes[:-1]), 0]
-
-
-def test_a_machine_that_hides_its_caches_has_a_memory() -> None:
-    bare = DeviceFacts("", "", "", 1, 1, 0, "", ())
-    assert [level.name for level in measure_speeds(host_target(), bare).levels] == ["memory"]

@@ -66,7 +66,8 @@ class LocalRunner:
 
     @property
     def speed(self) -> dict[str, Any] | None:
-        """How fast this machine is, as `SpeedWatch.status` says; None before the first batch."""
+        """How fast this machine is, as JSON of `Speed` and whether it is throttled; None before the
+        first batch."""
         speed: dict[str, Any] | None = self._harness.state()["speed"]
         return speed
 

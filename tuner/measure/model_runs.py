@@ -9,39 +9,29 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.memory import check_memory
-from tilewright.compiler.runtime.packing import from_bfloat16
 from tilewright.compiler.runtime.program import Port
-from tilewright.tuner.measure.statistics import Comparison, may_be_faster
+from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.measure.wire import Distribution, InputSpec
 
-PAIRS = 16
-LEAST_PAIRS = 8
 RACE_SECONDS = 4.0
-"""A race ends after so long, if it has its least pairs: large models need no more."""
-
-SAMPLE_SECONDS = 0.005
+"""After so long no further run is begun: large models need no more."""
 
 RUNS = 5
-"""Runs of the incumbent; the fastest one is its time."""
+"""Runs of a program; the fastest one is its time."""
 
 INPUT_SEED = 7
 """Seed of the inputs that models are raced and timed on, and of the first that they are verified
 on."""
 
 Run = Callable[[], object]
-
-
-def _nothing() -> None:
-    """For callers that need not hear of rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,61 +84,6 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
     return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.integers).draw() for p in ports}
 
 
-def run_all(programs: Sequence[tuple[Executable, Mapping[str, np.ndarray]]]) -> Run:
-    """One run of each program on its inputs."""
-
-    def run() -> None:
-        for executable, inputs in programs:
-            executable.run(inputs, labels=False)
-
-    return run
-
-
-def race(
-    incumbent: Run,
-    challengers: Iterable[Callable[[], Run]],
-    threads: int,
-    begin_round: Callable[[], None] = _nothing,
-) -> Race:
-    """Each challenger in pairs with the incumbent.
-
-    Each challenger is made just before its race. `begin_round` is called before each round, outside
-    of what is timed.
-    """
-    found = [compare_runs(each(), incumbent, threads, begin_round) for each in challengers]
-    begin_round()
-    return Race(fastest_seconds(incumbent, threads), tuple(found))
-
-
-def compare_runs(
-    challenger: Run,
-    incumbent: Run,
-    threads: int,
-    begin_round: Callable[[], None] = _nothing,
-) -> Comparison:
-    """Two programs interleaved, A B B A: CPU time of this thread with one thread, else wall time.
-
-    It ends early once the challenger cannot be shown to be faster any more.
-    """
-    clock = _clock(threads)
-    for run in (challenger, incumbent):
-        begin_round()
-        run()
-    count = max(1, round(SAMPLE_SECONDS / max(1e-9, _timed(incumbent, 1, clock))))
-    ratios: list[float] = []
-    ends = time.perf_counter() + RACE_SECONDS
-    while len(ratios) < PAIRS:
-        begin_round()
-        before, first = _timed(incumbent, count, clock), _timed(challenger, count, clock)
-        second, after = _timed(challenger, count, clock), _timed(incumbent, count, clock)
-        ratios += [ours / theirs for ours, theirs in ((first, before), (second, after)) if theirs]
-        if len(ratios) >= LEAST_PAIRS and time.perf_counter() >= ends:
-            break
-        if not may_be_faster(ratios, PAIRS):
-            break
-    return Comparison("untuned", tuple(ratios))
-
-
 def fastest_seconds(run: Run, threads: int, runs: int = RUNS) -> float:
     """Seconds of the fastest of a few runs: CPU time of this thread with one thread. After
     `RACE_SECONDS` none is begun."""
@@ -178,21 +113,6 @@ def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
         return 0.0
     scale = float(np.abs(other[finite]).max()) or 1.0
     return float(np.nan_to_num(difference, nan=np.inf).max()) / scale
-
-
-def output_errors(
-    executable: Executable, outputs: Sequence[np.ndarray], expected: Mapping[str, np.ndarray]
-) -> dict[str, float]:
-    """The errors of those outputs of a run for which a value is expected."""
-    ports = zip(executable.program.outputs, outputs, strict=True)
-    return {p.name: output_error(p, a, expected[p.name]) for p, a in ports if p.name in expected}
-
-
-def output_error(port: Port, actual: np.ndarray, expected: np.ndarray) -> float:
-    """`largest_error` of one output by its numbers: bfloat16 arrays hold raw bits."""
-    if port.dtype is DType.BFLOAT16:
-        actual, expected = from_bfloat16(actual), from_bfloat16(expected)
-    return largest_error(actual, expected)
 
 
 def _clock(threads: int) -> Callable[[], float]:

@@ -30,7 +30,7 @@ from tilewright.compiler.targets.families import TileRegisters
 from tilewright.compiler.targets.target import Target
 
 __all__ = [
-    "Level", "Speeds", "TimeBound", "bound", "dots", "loaded_probes", "measure_speeds",
+    "Level", "Speeds", "TimeBound", "bound", "dots", "loaded_probes",
     "probe_library",
 ]  # fmt: skip
 
@@ -84,17 +84,6 @@ def bound(
     memory = weight_bytes / speeds.level_for(all_weight_bytes).bytes_per_second
     memory += value_bytes / speeds.level_for(weight_bytes + value_bytes).bytes_per_second
     return TimeBound(flops / rate / threads, memory / threads)
-
-
-def measure_speeds(target: Target, device: DeviceFacts) -> Speeds:
-    """Measure this machine; takes about a second.
-
-    Args:
-        target: what code is generated for; it must run here.
-        device: this machine, for the sizes of its caches.
-    """
-    with loaded_probes(target) as probes:
-        return probes.speeds(cache_sizes(device), device.memory_bytes)
 
 
 def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
-from tilewright.tuner.measure.speed import SpeedWatch
+from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest
 
 TARGET = known_targets()["x86-64-v3"].key
@@ -49,20 +49,19 @@ class FakeHarness:
         self._log = log
         self._facts = facts
         self._worker = ""
-        self._watch = SpeedWatch()
+        self._speed: Mapping[str, Any] | None = None
 
     def facts(self) -> Mapping[str, Any]:
         return self._facts
 
     def state(self) -> Mapping[str, Any]:
-        return {"speed": self._watch.status(), "condition": None}
+        return {"speed": self._speed, "condition": None}
 
     def begin(self, worker_id: str) -> None:
         self._worker = worker_id
 
     def look(self) -> None:
-        if self._watch.last is None:
-            self._watch.take(0.25, 0.5)
+        self._speed = {**Speed(0.25, 0.5).to_json(), "throttled": False}
 
     def work(
         self,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
 
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tilewright.tuner.measure.speed import THROTTLED_SECONDS, SpeedWatch
 from tilewright.tuner.measure.statistics import (
     CONFIDENCE,
     Comparison,
@@ -154,22 +152,3 @@ def test_nothing_wins_without_a_certificate() -> None:
     incumbent = _trial("incumbent", 1.0)
     assert winner_of([incumbent, _trial("unchecked", 0.5, 0.5, checks=2)]) is incumbent
     assert winner_of([_trial("unchecked", 0.5, checks=1)]) is None
-
-
-def test_a_slow_reference_kernel_tells_of_disturbance_and_a_long_one_of_throttling() -> None:
-    now = [0.0]
-    watch = SpeedWatch(lambda: now[0])
-    assert watch.status() is None and math.isinf(watch.age_seconds)
-    for _ in range(20):
-        assert not watch.take(1.0, 1.0).disturbed
-    assert not watch.take(1.05, 1.3).disturbed
-    assert watch.take(1.2, 1.0).disturbed and not watch.throttled
-    now[0] = THROTTLED_SECONDS / 2
-    assert watch.take(1.0, 2.0).disturbed and not watch.throttled
-    now[0] = THROTTLED_SECONDS
-    assert watch.take(1.2, 1.0).disturbed and watch.throttled
-    status = watch.status()
-    assert status is not None and status["throttled"] and status["arithmetic_ratio"] > 1.1
-    assert not watch.take(1.0, 1.0).disturbed and not watch.throttled
-    # wall time has a standard of its own
-    assert not watch.take(9.0, 9.0, threads=2).disturbed

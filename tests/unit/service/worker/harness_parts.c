@@ -10,6 +10,8 @@
  *   heat ROOT     what slows the device of a folder down
  *   cools ROOT N  what is said while work waits for that, which is over after N seconds
  *   judge         what ratios say, and whether the challenger may still be faster of 16
+ *   speed         which readings of the reference kernel are disturbed: a list of seconds of
+ *                 arithmetic and memory, and threads
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,6 +23,7 @@
 #include "child.h"
 #include "digest.h"
 #include "library.h"
+#include "harness.h"
 #include "heat.h"
 #include "json.h"
 #include "sandbox.h"
@@ -85,6 +88,23 @@ static int judge_part(const tw_text *text) {
     tw_verdict found = tw_judge(ratios, count);
     printf("%.17g %.17g %.17g %.17g %s %d", found.ratio, found.low, found.high, found.coverage,
            found.outcome, count <= 16 && tw_may_be_faster(ratios, count, 16));
+    json_free(&document);
+    return 0;
+}
+
+static int speed_part(const tw_text *text) {
+    static tw_speed speed;
+    json_document document = {0};
+    const json *list = json_parse(&document, text->data, text->length);
+    for (const json *each = list ? list->first : NULL; each; each = each->next) {
+        double arithmetic, memory;
+        int64_t threads;
+        if (!json_number(each->first, &arithmetic) || !json_number(each->first->next, &memory) ||
+            !json_integer(each->first->next->next, 1, 256, &threads))
+            return refuse("no reading");
+        tw_speed_take(&speed, arithmetic, memory, (int)threads);
+        printf("%d", speed.last.disturbed);
+    }
     json_free(&document);
     return 0;
 }
@@ -223,6 +243,7 @@ int main(int count, char **arguments) {
     if (strcmp(part, "json") == 0) status = json_part(&text);
     if (strcmp(part, "npy") == 0) status = npy_part(&text);
     if (strcmp(part, "judge") == 0) status = judge_part(&text);
+    if (strcmp(part, "speed") == 0) status = speed_part(&text);
     if (strcmp(part, "elf") == 0) {
         tw_library *library = tw_library_open(text.data, text.length, &error);
         void *found = library ? tw_library_find(library, first) : NULL;

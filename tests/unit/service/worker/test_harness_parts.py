@@ -31,6 +31,7 @@ PARTS = (
     "sandbox",
     "system",
     "heat",
+    "speed",
 )
 SANITIZED = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 REFUSED = 1
@@ -291,3 +292,11 @@ def test_pairs_are_judged_as_in_python(parts: Path) -> None:
             assert found[4] == right.outcome.value
             if count <= 16:
                 assert bool(int(found[5])) == may_be_faster(ratios, 16)
+
+
+def test_a_slow_reference_kernel_shows_a_disturbance(parts: Path) -> None:
+    """Wall time of several threads has a standard of its own."""
+    quiet = [[1.0, 1.0, 1]] * 20
+    later = [[1.05, 1.3, 1], [1.2, 1.0, 1], [1.0, 2.0, 1], [9.0, 9.0, 2], [1.0, 1.0, 1]]
+    status, said = ask(parts, json.dumps([*quiet, *later]).encode(), "speed")
+    assert (status, said.decode()) == (0, "0" * 20 + "01100")
