@@ -137,5 +137,7 @@ def test_a_harness_of_a_wheel_needs_no_compiler(
     monkeypatch.setattr(harness_build, "zig_compiler", lambda target: ["no-such-compiler"])
     found = harness("riscv64", tmp_path / "spool")
     assert found.read_bytes() == b"a binary" and found.stat().st_mode & 0o100
+    harness_path("riscv64", package).chmod(0o755)
+    assert harness("riscv64", tmp_path / "unused").parent == package, "it can be run where it is"
     with pytest.raises(HarnessError, match="the harness for armv7 cannot be compiled"):
         harness("armv7", tmp_path / "spool")

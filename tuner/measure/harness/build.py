@@ -87,17 +87,21 @@ def harness_path(target: str, folder: Path) -> Path:
 
 
 def harness(target: str, folder: Path) -> Path:
-    """The harness for one of TARGETS, kept in a folder: the wheel's, or built at its first use.
+    """The harness for one of TARGETS: the package's, or one that is kept in a folder.
 
+    An installer may drop the right to execute a file: a packaged harness is then copied. Without
+    one, a compiler builds the harness at its first use.
     This machine's compiler takes seconds to build one for its own architecture, zig a minute.
 
     Raises:
         HarnessError: if no compiler can build it, or the folder cannot be written.
     """
     path = harness_path(target, folder)
+    packaged = harness_path(target, FOLDER)
+    if os.access(packaged, os.X_OK):
+        return packaged
     if path.exists():
         return path
-    packaged = harness_path(target, FOLDER)
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
