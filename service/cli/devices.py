@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -159,41 +159,46 @@ def _caches(caches: object) -> str:
 WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
 
 
-def drain(
-    worker: WorkerName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
+    """A command that drains a worker or ends that: its options, with the help of `told`, which
+    gives the line that it prints."""
+
+    def command(
+        worker: WorkerName,
+        server: ServerOption = None,
+        token: TokenOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        with connect(server, token) as client:
+            found = client.drain(_worker_id(client, worker), draining=draining)
+        if as_json:
+            say_json(found)
+        else:
+            console().print(told(found), soft_wrap=True, markup=False)
+
+    command.__doc__ = told.__doc__
+    return command
+
+
+def _drained(worker: WorkerView) -> str:
     """Give a worker no new measurements; it finishes those that it has.
 
     Example: tilewright device drain board
     """
-    with connect(server, token) as client:
-        found = client.drain(_worker_id(client, worker))
-    if as_json:
-        say_json(found)
-        return
-    left = f"{found.in_hand} requests in hand" if found.in_hand else "it has nothing in hand"
-    console().print(f"worker {found.name} is drained: {left}", soft_wrap=True, markup=False)
+    left = f"{worker.in_hand} requests in hand" if worker.in_hand else "it has nothing in hand"
+    return f"worker {worker.name} is drained: {left}"
 
 
-def resume(
-    worker: WorkerName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def _resumed(worker: WorkerView) -> str:
     """Give a worker that was drained new measurements again.
 
     Example: tilewright device resume board
     """
-    with connect(server, token) as client:
-        found = client.drain(_worker_id(client, worker), draining=False)
-    if as_json:
-        say_json(found)
-        return
-    console().print(f"worker {found.name} gets work again", soft_wrap=True, markup=False)
+    return f"worker {worker.name} gets work again"
+
+
+drain = of_worker(_drained, draining=True)
+resume = of_worker(_resumed, draining=False)
 
 
 def _worker_id(client: Client, wanted: str) -> str:

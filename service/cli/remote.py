@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -171,77 +172,68 @@ def list_jobs(
         console().print(job_table(listed))
 
 
-def show_job(
-    job: JobName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def of_job(act: Callable[[Client, str, bool], Job]) -> Callable[..., None]:
+    """A command that acts on one job and shows it: its options, with the help of the function."""
+
+    def command(
+        job: JobName,
+        server: ServerOption = None,
+        token: TokenOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        with connect(server, token) as client:
+            _show(client, act(client, job, as_json), as_json)
+
+    command.__doc__ = act.__doc__
+    return command
+
+
+@of_job
+def show_job(client: Client, job: str, _: bool) -> Job:
     """Show a job: its tasks, its result, and how its trials failed.
 
     Example: tilewright job show 1f0e
     """
-    with connect(server, token) as client:
-        _show(client, client.job(job), as_json)
+    return client.job(job)
 
 
-def watch_job(
-    job: JobName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@of_job
+def watch_job(client: Client, job: str, as_json: bool) -> Job:
     """Show the events of a job until it ends, and then the job.
 
     Example: tilewright job watch 1f0e
     """
-    with connect(server, token) as client:
-        _show(client, _follow(client, client.job(job), console(as_json)), as_json)
+    return _follow(client, client.job(job), console(as_json))
 
 
-def pause_job(
-    job: JobName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@of_job
+def pause_job(client: Client, job: str, _: bool) -> Job:
     """Stop a job at once; `job resume` lets it go on.
 
     Example: tilewright job pause 1f0e
     """
-    with connect(server, token) as client:
-        client.pause(job)
-        _show(client, client.job(job), as_json)
+    client.pause(job)
+    return client.job(job)
 
 
-def resume_job(
-    job: JobName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@of_job
+def resume_job(client: Client, job: str, _: bool) -> Job:
     """Let a paused job go on.
 
     Example: tilewright job resume 1f0e
     """
-    with connect(server, token) as client:
-        client.resume(job)
-        _show(client, client.job(job), as_json)
+    client.resume(job)
+    return client.job(job)
 
 
-def cancel_job(
-    job: JobName,
-    server: ServerOption = None,
-    token: TokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@of_job
+def cancel_job(client: Client, job: str, _: bool) -> Job:
     """End a job at once.
 
     Example: tilewright job cancel 1f0e
     """
-    with connect(server, token) as client:
-        client.cancel(job)
-        _show(client, client.job(job), as_json)
+    client.cancel(job)
+    return client.job(job)
 
 
 def fetch_artifact(
