@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 
 from tilewright.service.api.schemas.jobs import JobView
+from tilewright.service.option_texts import OptionError
 from tilewright.service.options import stated_words
 from tilewright.service.sentences import one_sentence
 
@@ -12,9 +14,11 @@ from tilewright.service.sentences import one_sentence
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
     """(what it does, the command) for one job."""
     where = f"--server {shlex.quote(server)}"
-    same = " ".join(["tilewright job submit", *_submission(job), where])
     watch = f"tilewright job watch {job.id} {where}"
-    listed = [("follow it", watch), ("tune the same again", same)]
+    listed = [("follow it", watch)]
+    with suppress(OptionError):  # another version may have stored options that this one lacks
+        same = " ".join(["tilewright job submit", *_submission(job), where])
+        listed.append(("tune the same again", same))
     if job.artifact:
         fetch = f"tilewright job fetch {job.id} --output artifact {where}"
         listed.insert(0, ("fetch the artifact", fetch))
@@ -38,6 +42,7 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
 
 
 def _submission(job: JobView) -> list[str]:
+    """The words that state a job. Raises OptionError for an unknown option."""
     name = one_sentence(job.model_name) or "model.onnx"
     words = [f"./{name}" if name.startswith("-") else name, "--target", one_sentence(job.target)]
     # the columns of a job, and the options that it stores

@@ -57,6 +57,14 @@ def test_the_program_tells_its_version(
     assert capsys.readouterr().out == f"tilewright {package_version()}\n"
 
 
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_help_in_two_letters(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*words.split(), "-h"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: tilewright {words} ")
+
+
 @pytest.mark.parametrize("given", [["-h"], ["tune", "-h"], ["device", "-h"]])
 def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(given) == 0

@@ -244,6 +244,15 @@ def test_the_command_that_repeats_a_job_is_safe_to_paste(
     job = storage.jobs.create(model.digest, "host; reboot", options=options).id
     text = opened(browser, f"/dashboard/jobs/{job}").text
     assert (
-        "tilewright job submit './-x $(reboot).onnx' --target 'host; reboot' --threads 1 "
-        "--numerics fast --trials 7 --dim 'batch;ls=3,1..8@2:0.5,4' --pad --server http://testserver"
+        "tilewright job submit './-x $(reboot).onnx' --target 'host; reboot' "
+        "--trials 7 --dim 'batch;ls=3,1..8@2:0.5,4' --pad --server http://testserver"
     ) in text
+
+
+def test_a_job_with_unknown_options_has_a_page_without_its_command(
+    browser: TestClient, storage: Storage
+) -> None:
+    model = storage.models.add(onnx_bytes(), "tiny.onnx")
+    job = storage.jobs.create(model.digest, "host", options={"horoscope": 7}).id
+    text = opened(browser, f"/dashboard/jobs/{job}").text
+    assert "tilewright job watch" in text and "tilewright job submit" not in text
