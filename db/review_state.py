@@ -101,9 +101,9 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimReporter:
-    """A worker that reported a measurement, and the token that it had; empty where there is none.
+    """A worker that reported a measurement, and the token that it had.
 
-    Our own machine has neither.
+    Both are empty for our own machine.
     """
 
     worker: str

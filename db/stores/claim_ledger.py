@@ -2,7 +2,7 @@
 
 The claim of a device that is not ours is provisional. The ledger serves it to other jobs once a
 second measurement confirms it (`db.review_state` has the rules). Claims about schedules are never
-deleted, so that the jobs built on one can be told when it is taken back.
+deleted, so that the jobs built on one get an event when it is taken back.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ClaimLedger:
         return None if row is None else stored_race(row)
 
     def race_counts(self) -> dict[str, int]:
-        """How many jobs raced, or used the verdict of another job, by what the verdict serves."""
+        """Number of jobs that raced, or used another job's verdict, by the value of `served`."""
         served = claims.c.statement["served"].as_string()
         raced = sa.select(served.label("served")).where(is_race)
         used = (

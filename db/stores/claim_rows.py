@@ -142,7 +142,8 @@ def _claim(row: sa.Row[Any]) -> dict[str, Any]:
 def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
     """A name for a record, the same for the same evidence: 32 hexadecimal digits.
 
-    Code of a later generation that comes out the same keeps the record, so that is no part of it.
+    The code generation is not part of the name, because a record stays valid while the code is the
+    same.
     """
     parts = (*map(str, key.to_json().values()), schedule_digest, trial_id)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -29,7 +29,7 @@ from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 
 SLOWER = 2.0
-"""A record is disputed if its schedule takes so many times longer when it is measured again."""
+"""Slow-down of the second measurement from which a record is disputed."""
 
 DEVICES_DIFFER = 8.0
 """By what factor the devices of one target may differ: their defaults tell, but not more than
@@ -173,7 +173,7 @@ def contradiction(first: Measurement, second: Measurement, devices_ratio: float 
 
 def _wanted(task: Task, one: StoredRecord) -> Wanted:
     schedules = dict.fromkeys((task.space.default(), one.record.schedule))
-    # the default runs beside each record, and a schedule may be that of two
+    # the default runs next to each record, and two records may have one schedule
     return Wanted(task, tuple(schedules), Phase.CONFIRM, "confirm", one.id)
 
 

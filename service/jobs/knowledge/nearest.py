@@ -50,9 +50,9 @@ class Answer:
         schedule: valid for the workload that was asked about.
         record: the record that it is from; None for the default.
         run_seconds: what it takes there, if that was measured.
-        expected_loss: by what share it is expected to be slower than what tuning would find; None
-            if no measurement tells.
-        pairs: how many measured pairs say so.
+        expected_loss: the expected slow-down against a tuned schedule, as a share; None without a
+            measurement.
+        pairs: the number of measured pairs behind it.
         distance: root mean square of the binary logarithms of the ratios of sizes.
         sentence: the same for people.
     """
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    """What schedules lost that were tuned for something else."""
+    """The losses of borrowed schedules."""
 
     expected: float | None
     pairs: int
@@ -153,7 +153,7 @@ def _exact(stored: StoredRecord) -> Answer:
 def _other_numbers(stored: StoredRecord, storage: Storage, key: RecordKey) -> Answer:
     """The record of a relative, whose kernel does the same with other numbers.
 
-    What it loses is not guessed: it is known only where it was measured here beside another.
+    Its loss is known only if the schedule was measured here next to another one.
     """
     times = storage.shapes.times([key.workload_key], key.target_key, key.threads, key.numerics)
     here = times.get(key.workload_key, {})
@@ -190,7 +190,7 @@ def _same_instructions(stored: StoredRecord, storage: Storage, key: RecordKey) -
 
 
 def _target_losses(storage: Storage, key: RecordKey, other: str) -> _Losses:
-    """What the other target's records lost where their schedules were measured on this target."""
+    """Losses of another target's records whose schedules were measured on this target."""
     there = storage.ledger.list(
         target_key=other,
         threads=key.threads,
@@ -215,7 +215,7 @@ def _shape_losses(
     times: Mapping[str, Mapping[str, float]],
     away: float,
 ) -> _Losses:
-    """What one shape's schedule lost on another, for pairs that are about as far apart."""
+    """Losses of one shape's schedule on another, for pairs of a similar distance."""
     schedules = {key.workload_key: one.record.schedule.digest for key, one in records.items()}
     losses = []
     for _, one in near:
