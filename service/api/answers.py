@@ -24,7 +24,7 @@ _ASKED = "tilewright_question"
 
 @dataclass(frozen=True, slots=True)
 class LookupQuestion:
-    """What was asked, to the byte, and the owner whose models there are (`Token.sees`)."""
+    """The bytes of a question, and the owner whose models it may name (`Token.sees`)."""
 
     sees: str | None
     path: str

@@ -1,7 +1,7 @@
 """The door for results: what a worker reports is read strictly, judged, and only then stored.
 
 A result has exactly these fields, of these types and within these sizes, and it can be that of the
-request that the worker holds (`tuner.measure.plausible`). Who measured it is the worker of the
+request that the worker holds (`tuner.measure.plausible`). It is stored under the worker of the
 lease, whatever the result says.
 """
 

@@ -50,8 +50,11 @@ async def form_file(request: Request, name: str) -> bytes:
 
 
 def checked_body(body: type[B], **fields: Any) -> B:
-    """What a form asks for, as REST would be asked. Raises a 422 problem that names the first field
-    that is wrong."""
+    """Return the REST body with the values of a form.
+
+    Raises:
+        ApiProblem: 422, which names the first field that is wrong.
+    """
     try:
         return body.model_validate(fields)
     except ValidationError as error:

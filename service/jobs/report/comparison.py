@@ -51,7 +51,7 @@ LEAST_SAMPLES = 3
 """Of each engine in a round."""
 
 TICK_SECONDS = 1e-9
-"""A clock may stand still during a short run: its time is not 0, by which others are divided."""
+"""The least time of a run, since a coarse clock may not advance during it."""
 
 
 def race(

@@ -1,6 +1,6 @@
 """The messages of the worker protocol have the same fields in Python, C and JavaScript.
 
-Python's dataclasses define them. C and JavaScript spell the names by hand.
+Python's dataclasses define them. C and JavaScript repeat the names by hand.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fields(kind: type) -> set[str]:
 
 
 def in_c_source(name: str, source: str) -> bool:
-    """Whether C spells a name, or puts it together from a word and an ending."""
+    """Whether C writes a name, whole or put together from a word and an ending."""
     word, _, ending = name.partition("_")
     composed = f"%s_{ending}" in source and f'"{word}"' in source
     return composed or re.search(rf'"{name}\\?"', source) is not None
