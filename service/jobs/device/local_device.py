@@ -13,6 +13,7 @@ from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.device.program_runs import ProgramRuns
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
+from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.run_packing import Blobs, request_name
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
@@ -97,7 +98,7 @@ class LocalDevice(ProgramRuns):
         request = replace(request, request_id=request_name(request)[:32])
         try:
             result = self.local_runner.run(request, blobs)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, HarnessError) as error:
             raise DeviceError(f"{self.name}: {error}") from error
         if result.status is not RunStatus.OK:
             ran = result.status not in (RunStatus.OUT_OF_MEMORY, RunStatus.REFUSED)

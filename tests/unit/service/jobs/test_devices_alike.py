@@ -15,10 +15,11 @@ from tests.unit.service.leased import compile_program, loadable, worker_process
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.host import host_target, resolve_target
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.device.device import Device, Loadable
+from tilewright.service.jobs.device.device import Device, DeviceError, Loadable
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.model_runs import draw_inputs
 
 SEED = 11
@@ -93,3 +94,15 @@ def test_a_device_knows_itself(device: Device) -> None:
         0,
     ]
     assert device.name
+
+
+def test_a_machine_without_a_harness_says_what_to_do(
+    model: Loadable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is refused, and a command that asks for a speed goes on without."""
+    monkeypatch.setattr("tilewright.tuner.measure.harness.build.sys.platform", "darwin")
+    with LocalDevice() as device:
+        with pytest.raises(DeviceError, match="kernels are measured on Linux alone: tune there"):
+            device.profile(model, 1, 2)
+        with pytest.raises(HarnessError, match="tilewright-worker --via"):
+            device.runner.resume()
