@@ -63,7 +63,7 @@ class KernelError:
 
 
 def model_errors(name: str) -> list[ModelError]:
-    """Both modes of numerics on the model's own seeded inputs."""
+    """Errors of both modes of numerics on the model's own seeded inputs."""
     model = models.build(name)
     feeds = models.feeds(name, model)
     exact = run_graph(driver.load_graph(model), feeds, float64=True)

@@ -42,7 +42,7 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
 WRONG_BY_SECONDS = -60.0
-"""The clock of the second replica."""
+"""Seconds by which the clock of the second replica is wrong."""
 
 WORKERS = ("worker-a", "worker-b")
 WEIGHTS = {"web": 2, "web-slow": 2, "tuner": 3, "worker-a": 3, "worker-b": 3, "postgresql": 1}

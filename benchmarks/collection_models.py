@@ -19,7 +19,7 @@ from benchmarks.real_list import exported, shipped
 LIGHT, QUANTISED_GROUP, EXAMPLES, SHIPPED = "light-models", "quantised", "examples", "shipped"
 
 OF_EXAMPLES = ("mlp", "lstm-2x256-64", "c3d-small", "mobilenetv2")
-"""Those that examples/ and the documentation tune; what its other examples need is in `classic`."""
+"""Models that examples/ and the documentation tune; other examples use those of `classic`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Collected:
 
 
 def groups() -> list[str]:
-    """The groups, those that need no network first."""
+    """The groups; groups without downloads come first."""
     return [QUANTISED_GROUP, LIGHT, EXAMPLES, SHIPPED, *exported().packages]
 
 

@@ -200,7 +200,7 @@ def beside(
     seconds: float,
     patience: float,
 ) -> Beside:
-    """Submit a small model when large ones are at work."""
+    """Submit a small model while large ones are being tuned."""
     others = [service.submit(file, seconds) for _, file in large]
     waited(lambda: all(service.job(each).started_at is not None for each in others), patience)
     mine = service.submit(small[1], seconds)

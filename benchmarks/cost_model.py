@@ -61,7 +61,7 @@ FOLDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way to order candidates, on the tasks of one family that it has not seen."""
+    """Scores of one way to order candidates, on unseen tasks of one family."""
 
     model: str
     family: str
@@ -94,7 +94,7 @@ Folds = Sequence[Collection[str]]
 
 
 def folds_of_tasks(samples: Mapping[str, Sequence[Sample]]) -> Folds:
-    """Parts with a share of each family's tasks: others of its kind are learned from."""
+    """Parts with a share of each family's tasks, so that the model learns from similar ones."""
     folds: list[set[str]] = [set() for _ in range(FOLDS)]
     dealt = 0
     for found in samples.values():

@@ -35,7 +35,7 @@ def figure(path: Path, rows: int = 1, columns: int = 1) -> Iterator[list[Any]]:
 def draw_quarters(
     axes: Any, steps: Sequence[float], values: Sequence[Sequence[float]], label: str
 ) -> None:
-    """The median of each step's values as a line, what is between their quarters shaded."""
+    """Plot the median of each step's values as a line, with the range between quartiles shaded."""
     ordered = [sorted(several) for several in values]
     (line,) = axes.plot(steps, [median(several) for several in ordered], label=label)
     low = [several[len(several) // 4] for several in ordered]

@@ -28,7 +28,7 @@ GPT2_POSITIONS = 1024
 
 
 def state_names(model: Any) -> dict[str, str]:
-    """For each output that is a cache the input that it becomes."""
+    """Map each output that is a cache to the input that it becomes."""
     return {
         output.name: output.name.replace("present", "past")
         for output in model.graph.output

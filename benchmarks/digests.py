@@ -367,7 +367,7 @@ def canonical_graph(graph: Graph, *, inner: bool = False) -> tuple[Graph, dict[s
 
 
 def _values(planned: Planned, compiled: CompiledProgram, names: Mapping[str, str]) -> str:
-    """Which values of the imported graph the program shows, and how."""
+    """The values of the imported graph that the program shows, with their form."""
     program = compiled.program if planned.open is None else compiled.program.at(dict(planned.sizes))
     observed = written(planned.plan, program)
     if observed is None:

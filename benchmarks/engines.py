@@ -158,7 +158,7 @@ def load_tuned(
 
 
 FLOAT32_ERROR = 1e-3
-"""As of any engine in float32; named here, it keeps one out of races that do not name it."""
+"""Accepted error of float32 engines. An engine that states it races only if it is named."""
 
 BF16_ERROR = 5e-2
 """As `compiler.runtime.verify` allows bfloat16."""

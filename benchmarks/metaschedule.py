@@ -55,7 +55,7 @@ DEFAULTS_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where runs are kept, and TVM's interpreter."""
+    """The folder of the runs, and TVM's interpreter."""
 
     folder: Path
     tvm: str
@@ -202,7 +202,7 @@ def write(rows: Sequence[Comparison], folder: Path, note: str, origin: Origin) -
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the runs that are missing, and the report of all."""
+    """Make the missing runs, and the report of all runs."""
     parser = argparse.ArgumentParser(prog="benchmarks.metaschedule", description=__doc__)
     parser.add_argument("--tvm", required=True, help="the interpreter that has TVM and xgboost")
     parser.add_argument("--models", nargs="+", default=list(BUDGETS), choices=BUDGETS)

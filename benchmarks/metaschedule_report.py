@@ -85,7 +85,8 @@ class Comparison:
         return [run for run in self.runs if run.engine is engine]
 
     def factor(self, axis: Axis, at: float) -> Factor | None:
-        """Both at a point; None where a run of either ended before, or knows nothing."""
+        """The factor at a point; None if a run of either tuner ended before, or has no time
+        there."""
         ours, theirs = (_side(self.of(engine), axis, at) for engine in Engine)
         return None if ours is None or theirs is None else Factor(at, ours, theirs)
 

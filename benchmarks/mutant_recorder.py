@@ -56,7 +56,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is there, and empty of recordings."""
+        """Start without recordings; `folder` exists."""
         self._folder = folder
         settings = self._folder / "coverage.ini"
         settings.write_text(CHILDREN.format(include=",".join(included()), folder=self._folder))

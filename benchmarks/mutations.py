@@ -21,7 +21,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 LONGEST_CHANGE = 160
-"""Characters of a change that is shown whole; of a longer one, what differs and a little before."""
+"""Most characters of a change that is shown whole; of a longer one, the difference is shown."""
 
 NOT_MUTATED = (cst.Annotation, cst.Decorator, cst.Raise)
 """Types and decorators act where a module is imported; of an error's words nothing depends."""

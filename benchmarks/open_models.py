@@ -18,7 +18,7 @@ LOWEST = np.finfo(np.float32).min
 
 
 def opened(model: Any, inputs: Mapping[str, Sequence[int | str]]) -> Any:
-    """A copy of a model with other dimensions of its inputs, of which texts are open.
+    """A copy of a model with other dimensions of its inputs; names (texts) are open dimensions.
 
     Reshapes to a constant shape keep the first dimension that their operand has.
 

@@ -68,7 +68,7 @@ ENDED = (JobState.SUCCEEDED,) * 15 + (JobState.FAILED, JobState.CANCELLED, JobSt
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is. One job has a tenth of all trials."""
+    """Numbers of rows. One job has a tenth of all trials."""
 
     trials: int = 1_000_000
     records: int = 10_000

@@ -25,11 +25,11 @@ OPTIONS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgro
 DESK = ViewportSize(width=1200, height=860)
 PHONE = ViewportSize(width=360, height=740)
 PATIENCE = 300_000.0
-"""Milliseconds that a page may take for a step."""
+"""Most milliseconds that a page may take for a step."""
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Where pictures go, and of how long a run."""
+    """Parse the options: the folder of the pictures, and the length of the run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("docs"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")

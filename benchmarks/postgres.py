@@ -31,5 +31,5 @@ class Postgres:
         psutil.wait_procs([first, *others], timeout=30.0)
 
     def start(self) -> None:
-        """It recovers from its log, and takes connections at the same address."""
+        """Start it; it recovers from its log, and takes connections at the same address."""
         self._server.ensure_postgres_running()

@@ -73,7 +73,7 @@ def tree(root: int) -> Iterator[int]:
 
 
 def resident_bytes(process: int) -> int:
-    """Its resident memory; pages that processes share count in each. 0 of one that is gone."""
+    """Resident memory of a process in bytes, including shared pages; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
     except (OSError, IndexError):

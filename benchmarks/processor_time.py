@@ -19,7 +19,7 @@ DATABASE = "database"
 
 
 def processor_seconds(folder: Path) -> Mapping[str, float]:
-    """Of this process, of its children by their names, and of the PostgreSQL over a folder."""
+    """CPU seconds of this process, of its children by name, and of the PostgreSQL of a folder."""
     found = {SELF: _seconds([psutil.Process()]), DATABASE: _seconds(_database(folder))}
     for child in active_children():
         assert child.pid is not None

@@ -67,7 +67,7 @@ class Peer:
 
 
 Noise = Sequence[Sequence[Fidelity]]
-"""Of each sample, of each output: quantised against float32."""
+"""Noise of each output on each sample: quantised against float32."""
 
 Outputs = list[list[np.ndarray]]
 Run = Callable[[Any, Sequence[Mapping[str, np.ndarray]]], Outputs]

@@ -32,7 +32,7 @@ MOST_BYTES = 1 << 30
 
 
 class FetchError(Exception):
-    """Why a model is not there, in a sentence."""
+    """The reason for a missing model, in a sentence."""
 
 
 def fetch_shipped(models: Sequence[Shipped], folder: Path, seconds: float) -> Mapping[str, str]:

@@ -94,7 +94,7 @@ class Run:
     forecast_error: ForecastError | None
 
     def at(self, trials: int) -> float:
-        """The regret after so many trials; a space that is used up stays where it is."""
+        """The regret after this number of trials; the last one, if the space is used up."""
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
     def until(self, regret: float) -> float:
@@ -255,7 +255,7 @@ def _count(trials: float) -> str:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """One line a trial: method, workload, seed, trial, regret."""
+    """Write one line per trial: method, workload, seed, trial, regret."""
     rows = (
         [run.method, run.workload, run.seed, number, f"{regret:.6f}"]
         for run in runs

@@ -120,7 +120,7 @@ class _Hand:
         self._changed = asyncio.Event()
 
     async def room(self) -> int:
-        """How many leases may be claimed, once there is room for one."""
+        """Number of leases to claim; waits until at least one is possible."""
         while self._unreported or len(self.leases) >= PREFETCHED:
             self._changed.clear()
             await self._changed.wait()

@@ -140,7 +140,7 @@ def _lookups(storage: Storage, records: int) -> Callable[[], float]:
 
 
 def _leases(storage: Storage) -> Callable[[], float]:
-    """Seconds of a request's way: submitted, claimed, reported, acknowledged."""
+    """Seconds of a whole request: submitted, claimed, reported, acknowledged."""
     library = storage.blobs.put(LIBRARY)
     worker = storage.workers.register("one", [TARGET], {}, protocol=PROTOCOL, owner=None)
     rounds = iter(range(1_000_000))

@@ -84,7 +84,7 @@ def _conv(
 def _streaming(
     name: str, count: int, build: Callable[[], Any], prototype: float | None
 ) -> OperatorCase:
-    """An operator that reads and writes `count` values."""
+    """A model of an operator that reads and writes `count` values."""
     return OperatorCase("memory", name, lambda _: build(), bytes=8 * count, prototype=prototype)
 
 

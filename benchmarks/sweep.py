@@ -29,7 +29,7 @@ LONG_SECONDS = 10e-6
 """Cases of which ONNX Runtime takes less are bound by the call, and have no limit of their own."""
 
 CASE_LIMIT, MEAN_LIMIT, NOTED = 1.5, 1.0, 1.2
-"""Asked of each long case; of an operator's geometric mean; from when on a case is listed."""
+"""Largest ratio of each long case; of an operator's geometric mean; least ratio of listed cases."""
 
 SAMPLING = Sampling(samples=7, sample_seconds=0.001)
 SLOW_SECONDS = 0.02

@@ -97,7 +97,8 @@ class SweepCase:
 
     @property
     def largest_error(self) -> float:
-        """How far outputs may be off, over the largest: 8-bit results may differ by one step."""
+        """Accepted difference of outputs, over the largest: 8-bit results may differ by one
+        step."""
         quantised = "Dynamic" in self.operator or {INT8, UINT8} & set(self.results)
         return ONE_STEP if quantised else LARGEST_ERROR
 

@@ -246,7 +246,7 @@ def page(origin: Origin, rows: Sequence[Row], threads: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Race models, and write what is known of all of them."""
+    """Race models, and write the report of all raced ones."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_compile", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--threads", type=int, default=1)

@@ -139,7 +139,7 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[str, bytes]:
-    """The same files as a wheel of other platforms."""
+    """The same files as a wheel for other platforms."""
     (name,) = (each for each in files if each.endswith(".dist-info/WHEEL"))
     lines = files[name].decode().splitlines()
     kept = [line for line in lines if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
