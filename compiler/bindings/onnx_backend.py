@@ -172,7 +172,7 @@ class TilewrightBackend(Backend):  # type: ignore[misc]  # as above
             CompilerError: if the device is not this machine's CPU, or the model does not compile.
         """
         if not cls.supports_device(device):
-            raise CompilerError(f"device '{device}' is not supported, CPU is")
+            raise CompilerError(f"device '{device}' is not supported, only CPU")
         return TilewrightRep(model, kwargs)
 
     @classmethod

@@ -33,7 +33,7 @@ _FAMILIES: Sequence[tuple[str, frozenset[DType]]] = (
 )
 
 CONTROL_FLOW = {
-    "If": "both branches give equal shapes where the condition is no constant",
+    "If": "branches need equal shapes unless the condition is a constant",
     "Loop": "steps whose shapes differ are up to 4096, their number known at import; what steps "
     "collect needs a trip count, or a bound of a counter in the condition, known at import",
     "Scan": "steps whose shapes differ are up to 4096",

@@ -34,8 +34,8 @@ def model_ports(graph: GraphProto) -> OpenPorts:
         kind = info.type.WhichOneof("value")
         if kind in _NO_TENSORS:
             raise InvalidModelError(
-                f"input '{info.name}' is {_NO_TENSORS[kind]}: inputs are tensors alone; give the "
-                "model one for each element"
+                f"input '{info.name}' is {_NO_TENSORS[kind]}: only tensors are supported as "
+                "inputs; use one input per element"
             )
     inputs = {
         info.name: tuple(
@@ -181,8 +181,8 @@ def check_dims(graph: GraphProto, dims: Mapping[str, SizeRange]) -> dict[str, Di
     for name, given in dims.items():
         if name not in known:
             names = ", ".join(f"'{n}'" for n in known)
-            others = f", open are: {names}" if known else ": all their sizes are fixed"
-            raise InvalidArgumentError(f"the inputs have no open dimension '{name}'{others}")
+            others = f", only: {names}" if known else ": all their sizes are fixed"
+            raise InvalidArgumentError(f"the inputs have no dynamic dimension '{name}'{others}")
         ranged = as_hinted(name, given).dimension
         if ranged is not None:
             ranges[name] = ranged

@@ -71,7 +71,7 @@ class _Budget:
         self.left -= 1
         if self.left < 0:
             raise InvalidModelError(
-                f"node '{name}': spelled out, the model's bodies have more than {NODE_LIMIT} nodes"
+                f"node '{name}': unrolled, the model's bodies have more than {NODE_LIMIT} nodes"
             )
 
 
@@ -300,7 +300,7 @@ class NodeImporter:
         if condition is None:
             raise InvalidModelError(f"If '{name}': input 0 is missing")
         if self._builder.types[condition].elements != 1:
-            raise InvalidModelError(f"If '{name}': the condition is no scalar")
+            raise InvalidModelError(f"If '{name}': the condition is not a scalar")
         if (branch := self._known_branch(proto, name, body)) is not None:
             return self.inline(branch, (), f"{name}/", body)
         try:

@@ -21,7 +21,7 @@ def sequence_operand(node: OnnxNode, position: int) -> tuple[str, ...]:
     """The values of an operand that is a sequence."""
     found = node.builder.sequences.get(node.input(position))
     if found is None:
-        raise node.invalid(f"input {position} is no sequence")
+        raise node.invalid(f"input {position} is not a sequence")
     return found
 
 
@@ -77,7 +77,7 @@ def _at(node: OnnxNode) -> str:
         return values[_place(node, 1, len(values), 0)]
     types = {node.type(value) for value in values}
     if len(types) != 1:
-        raise node.unsupported("a position that the run decides among values of several types")
+        raise node.unsupported("a position known only at run time, among values of several types")
     rows = [node.reshape(value, (1, *node.shape(value))) for value in values]
     whole = node.emit("concat", rows, axis=0) if len(rows) > 1 else rows[0]
     return node.call("Gather", whole, node.reshape(position, ()), axis=0)

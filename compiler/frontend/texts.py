@@ -82,7 +82,7 @@ def with_one_table(node: OnnxNode) -> tuple[OnnxNode, Labels | None]:
     if operator not in _MOVES | _READS:
         raise node.unsupported("an operand of text")
     if operator == ("", "Equal") and all(OTHER in labels.keys for labels in found.values()):
-        raise node.unsupported("two texts of inputs, which may both be unknown to the model")
+        raise node.unsupported("a comparison of two text inputs, as both texts may be unknown")
     tables = dict.fromkeys(found.values())
     if len(tables) > 1:
         whole = Labels(tuple(dict.fromkeys(key for each in tables for key in each.keys)))

@@ -221,7 +221,7 @@ def _refused(node: OnnxNode, error: UnsupportedOperatorError) -> Iterator[None]:
     except UnsupportedOperatorError as again:
         if (error.node, again.node) != (node.name, node.name):
             raise
-        raise node.unsupported(f"{error.reason}; spelled out: {again.reason}") from again
+        raise node.unsupported(f"{error.reason}; unrolled: {again.reason}") from again
 
 
 def _known_integer(node: OnnxNode, value: str | None) -> int | None:

@@ -125,7 +125,7 @@ def _parse_lines(lines: _Lines, constants: Mapping[str, np.ndarray], depth: int)
         ]
         try:
             if inner and (not starts or starts[0]):
-                raise ValueError("what is indented under it is no graph")
+                raise ValueError("the lines indented below it are not a graph")
             parser.statement(line, bodies)
         except (ValueError, KeyError) as error:
             raise InvalidModelError(f"graph text, line {number}: {error}") from error
@@ -239,7 +239,7 @@ class _Parser:
             bodies = ()
         tokens.end()
         if bodies:
-            raise ValueError("there is a body under a line that has none")
+            raise ValueError("a body follows a line without a body")
 
     def _typed(self, tokens: _Tokens, value: str) -> str:
         tokens.take(":")

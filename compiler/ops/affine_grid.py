@@ -24,7 +24,7 @@ def _onnx_affine_grid(node: OnnxNode) -> str:
     if size is None or any(map(is_open, (*size, *kind.shape))):
         if node.integer("align_corners", 0) and not all(extent > 1 for extent in (size or ())[2:]):
             raise OpenSizeError(f"a grid {show(size or ())} with aligned corners")
-        raise node.unsupported("a size that is known at run time only")
+        raise node.unsupported("a dynamic size")
     rank = len(size) - 2
     if rank not in (2, 3) or kind.shape != (size[0], rank, rank + 1):
         raise node.invalid(f"a matrix {show(kind.shape)} for the size {show(size)}")

@@ -139,7 +139,7 @@ def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
         raise InvalidModelError(f"operands {show(x)} and {show(weight)} are not matrices")
     depth = weight[1] * packing.word
     if depth % packing.block:
-        raise InvalidModelError(f"K is {depth}, no multiple of blocks of {packing.block}")
+        raise InvalidModelError(f"K is {depth}, not a multiple of the block {packing.block}")
     blocks, chunks = (weight[0], depth // packing.block), (x[0], depth // packing.chunk)
     small, wide, words = (DType.UINT8,), (DType.FLOAT32,), (DType.INT32,)
     wanted = [

@@ -214,7 +214,7 @@ class GraphBuilder:
         reasons = [self._undecided[each] for each in found if each in self._undecided]
         if not set(found).isdisjoint(self._inputs):
             return None
-        unknown = OpenSizeError("it is computed of sizes that are known at run time only")
+        unknown = OpenSizeError("it depends on dynamic sizes")
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:

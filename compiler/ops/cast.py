@@ -50,7 +50,7 @@ def _infer_cast(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     name = word(attrs, "to")
     if name not in set(DType):
-        raise InvalidModelError(f"cast to '{name}', which is no element type")
+        raise InvalidModelError(f"cast to '{name}', which is not an element type")
     return TensorType(DType(name), types[0].shape)
 
 

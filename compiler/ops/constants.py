@@ -49,7 +49,7 @@ def _onnx_constant(node: OnnxNode) -> str:
         made = node.constant(places)
         node.builder.labels[made] = labels
         return made
-    raise node.unsupported("a value that is no dense tensor")
+    raise node.unsupported("a value that is not a dense tensor")
 
 
 def _onnx_constant_of_shape(node: OnnxNode) -> str:

@@ -169,7 +169,7 @@ def _infer_loop(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if given[: len(wanted)] != wanted:
         raise InvalidModelError(f"the body gives {_listed(given)}, its states are others")
     if any(not form.decides <= row < len(given) for row in form.rows):
-        raise InvalidModelError(f"rows {form.rows} are no outputs of a body with {len(given)}")
+        raise InvalidModelError(f"rows {form.rows} are not outputs of a body with {len(given)}")
     if form.most is None and form.rows:
         raise InvalidModelError("rows are stacked, and nothing bounds their number")
     if form.most is not None and form.most < 0:
@@ -179,7 +179,7 @@ def _infer_loop(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
 
 def _infer_branch(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if not types or types[0] != GOING:
-        raise InvalidModelError(f"the condition of {_listed(types)} is no truth value")
+        raise InvalidModelError(f"the condition of {_listed(types)} is not a boolean")
     bodies = [_body(attrs, key) for key in ("then", "otherwise")]
     for body in bodies:
         _check_inputs(body, types[1:])
@@ -194,9 +194,9 @@ def _infer_field(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     kind = TensorType(DType(word(attrs, "dtype")), ints(attrs, "shape"))
     offset, (block,) = integer(attrs, "offset"), types
     if block.dtype is not DType.UINT8 or len(block.shape) != 1:
-        raise InvalidModelError(f"{block} is no block of bytes")
+        raise InvalidModelError(f"{block} is not a block of bytes")
     if any(size < 0 for size in (offset, *kind.shape)) or offset % SLOT_BYTES != 0:
-        raise InvalidModelError(f"{kind} at byte {offset} is no field")
+        raise InvalidModelError(f"{kind} at byte {offset} is not a field")
     if offset + kind.bytes > block.bytes:
         raise InvalidModelError(f"{kind} at byte {offset} does not lie in {block}")
     return kind
@@ -243,7 +243,7 @@ def _run_branch(
 
 def _infer_refuse(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     if list(types) != [GOING]:
-        raise InvalidModelError(f"{_listed(types)} is no truth value")
+        raise InvalidModelError(f"{_listed(types)} is not a boolean")
     word(attrs, "message")
     return TensorType(DType(word(attrs, "dtype")), ints(attrs, "shape"))
 

@@ -66,7 +66,7 @@ def _length(node: OnnxNode, position: int, what: str, default: int) -> int:
     if stated is None:
         return default
     if len(stated) != 1 or stated[0] < 1:
-        raise node.invalid(f"{what} {stated} is no positive number")
+        raise node.invalid(f"{what} {stated} is not a positive number")
     return stated[0]
 
 

@@ -83,7 +83,7 @@ def looped(
     with enclosure.errors():
         going, *made = body(enclosure, step, given)
         if inner.type(going).dtype is not DType.BOOL or inner.type(going).elements != 1:
-            raise node.invalid(f"its condition is {inner.type(going)}, not a truth value")
+            raise node.invalid(f"its condition is {inner.type(going)}, not a boolean")
         going = inner.reshape(going, ())
         following, rows = made[: len(states)], made[len(states) :]
         for number, (kind, value) in enumerate(zip(kinds, following, strict=True)):
@@ -112,7 +112,7 @@ def looped(
                 outputs.append(value)
         graph = enclosure.graph(outputs)
     if rows and most is None:
-        raise node.unsupported("nothing known at import bounds how many steps give values")
+        raise node.unsupported("steps that collect values have no bound known at import")
     if most == 0:
         nothing = [
             _empty(node, TensorType(inner.type(v).dtype, (0, *inner.shape(v)))) for v in rows
@@ -311,5 +311,5 @@ def truth(node: OnnxNode, value: str) -> str:
     """
     kind = node.type(value)
     if kind.dtype is not DType.BOOL or kind.elements != 1:
-        raise node.invalid(f"the condition is {kind}, not a truth value")
+        raise node.invalid(f"the condition is {kind}, not a boolean")
     return node.reshape(value, GOING.shape)

@@ -31,7 +31,7 @@ def _infer_matmul(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
     dtype = computed_type(types, attrs)
     a, b = types[0].shape, types[1].shape
     if not a or not b:
-        raise InvalidModelError(f"operands {show(a)} and {show(b)}: a scalar is no matrix")
+        raise InvalidModelError(f"operands {show(a)} and {show(b)}: a scalar is not a matrix")
     inner = b[-2] if len(b) > 1 else b[0]
     if not equal(a[-1], inner):
         raise InvalidModelError(f"K differs, {a[-1]} against {inner}")

@@ -25,7 +25,7 @@ from tilewright.compiler.sizes import bounds, equal, is_open, larger, same_exten
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
     perm = ints(attrs, "perm", tuple(reversed(range(rank))))
     if sorted(perm) != list(range(rank)):
-        raise InvalidModelError(f"perm {perm} is no permutation of {rank} dimensions")
+        raise InvalidModelError(f"perm {perm} is not a permutation of {rank} dimensions")
     return perm
 
 

@@ -21,7 +21,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     indices, values = node.input(0), node.input(2)
     depths = node.static(1, "depth")
     if depths is None or depths.size != 1 or depths.item() < 1:
-        raise node.invalid("depth (input 1) is no positive number")
+        raise node.invalid("depth (input 1) is not a positive number")
     if not same_extents(node.shape(values), (2,)):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
     # ONNX allows a float depth, too; a dynamic one cannot be converted to a number

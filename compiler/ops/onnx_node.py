@@ -186,9 +186,7 @@ class OnnxNode:
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
         """Add a constant; raises OpenSizeError if dynamic sizes are among its elements."""
         if array.dtype.kind == "O":
-            raise OpenSizeError("it needs a table of numbers that follow from open sizes").by(
-                self.label
-            )
+            raise OpenSizeError("it needs a table computed from dynamic sizes").by(self.label)
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:

@@ -22,7 +22,7 @@ from tilewright.compiler.ops.shapes import operand_count, show
 def _infer_positions(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
     operand_count(types, 1)
     if types[0].dtype is not DType.BOOL or len(types[0].shape) != 1:
-        raise InvalidModelError(f"{types[0]} is no vector of booleans")
+        raise InvalidModelError(f"{types[0]} is not a vector of booleans")
     return TensorType(DType.INT64, types[0].shape)
 
 

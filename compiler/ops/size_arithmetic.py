@@ -156,7 +156,7 @@ def _fraction(a: Item, b: Item) -> Item:
         a, b = a * fraction.denominator, fraction.numerator
     low, high = bounds(b)
     if not is_open(a) or low <= 0 <= high:
-        raise OpenSizeError(f"({a}) / ({b}) may be no whole number")
+        raise OpenSizeError(f"({a}) / ({b}) may not be an integer")
     found = exact_quotient(a, b)
     if found is None:
         raise OpenSizeError(f"({a}) / ({b}) may be a fraction")

@@ -200,7 +200,7 @@ class Artifact:
         if found is not None:
             return found
         raise ArtifactError(
-            f"artifact '{self.path}' serves no sizes {sizes_text(tuple(sizes.items()))}, "
+            f"artifact '{self.path}' does not serve the sizes {sizes_text(tuple(sizes.items()))}, "
             f"only {self.served_text}"
         )
 
@@ -290,7 +290,7 @@ def _read(path: Path) -> Artifact:
     ports = OpenPorts.from_json(manifest["ports"])
     ports.check_padding()
     if not programs:
-        raise ArtifactError(f"artifact '{path}' holds no program")
+        raise ArtifactError(f"artifact '{path}' contains no program")
     if manifest["version"] == STAGED_VERSION:
         stages = stages_from_json(manifest["stages"])
         check_stages(stages, [entry.program for entry in programs], ports)
@@ -304,7 +304,7 @@ def _read(path: Path) -> Artifact:
         }
         _check_ports("output", ports.outputs, given)
     if sum(bool(entry.program.dimensions) for entry in programs) > 1:
-        raise ArtifactError(f"artifact '{path}' holds two programs with ranges")
+        raise ArtifactError(f"artifact '{path}' contains two programs with ranges")
     return Artifact(path, programs, ports, target, dict(manifest["metadata"]))
 
 
@@ -322,15 +322,15 @@ def _check_ports(kind: str, stated: Mapping[str, Dims], ports: Mapping[str, Port
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise ArtifactError(f"'{path}' is no artifact: it is no folder")
+        raise ArtifactError(f"'{path}' is not an artifact: it is not a folder")
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except FileNotFoundError as error:
-        raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is missing") from error
+        raise ArtifactError(f"'{path}' is not an artifact: {MANIFEST} is missing") from error
     except (OSError, ValueError) as error:
         raise ArtifactError(f"artifact '{path}': {MANIFEST} cannot be read: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ArtifactError(f"'{path}' is no artifact: {MANIFEST} is of another kind")
+        raise ArtifactError(f"'{path}' is not an artifact: {MANIFEST} is of another kind")
     versions = (manifest.get("version"), manifest.get("abi"))
     formats = FORMAT_VERSION, RANGED_VERSION, STAGED_VERSION
     if versions not in [(version, ABI_VERSION) for version in formats]:

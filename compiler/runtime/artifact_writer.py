@@ -192,9 +192,9 @@ def _hindrance(path: Path) -> str:
     names = {each.name for each in path.iterdir()} if path.is_dir() else {""}
     own = _own_files(path / MANIFEST) if MANIFEST in names else set()
     if not own and names:
-        return "exists and is no artifact"
+        return "exists and is not an artifact"
     others = sorted(names - own)
-    return f"holds '{others[0]}' beside an artifact" if others else ""
+    return f"holds '{others[0]}' next to an artifact" if others else ""
 
 
 def _own_files(manifest: Path) -> set[str]:

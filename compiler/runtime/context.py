@@ -197,7 +197,7 @@ class RunContext:
         self.values, self.ready = None, False
         numbers[: form.given] = list(values)
         if self._size(addressof(self._sizing)):
-            raise OutOfMemoryError(f"the sizes {values} of '{form.name}' are beyond all memory")
+            raise OutOfMemoryError(f"the sizes {values} of '{form.name}' exceed any memory")
         self._inputs = self._outputs = None
         self._staged.clear()
         self.values = values

@@ -191,7 +191,7 @@ class GuardedModel(Model):
         facts = cut.reads.at(given)
         if not cut.whole:
             raise InvalidArgumentError(
-                "the data decide sizes of this model: none of its programs is the whole model"
+                "sizes of this model depend on the data: none of its programs is the whole model"
             )
         if facts not in cut.made:
             if facts not in (cut.served or ()):
@@ -420,8 +420,8 @@ class GuardedModel(Model):
             self._parted[dims] = other
             named = {d for each in dims for d in each if isinstance(d, str)} - set(self.open)
             warnings.warn(
-                f"the sizes of {listed(sorted(named))} differ from others of their names: "
-                "they are taken as dimensions of their own",
+                f"the sizes of {listed(sorted(named))} differ from others of the same name: "
+                "they are treated as separate dimensions",
                 ModelWarning,
                 stacklevel=4,
             )
@@ -491,7 +491,7 @@ class GuardedModel(Model):
             if cut.whole:
                 raise self._not_served(facts)
             raise InvalidInputError(
-                f"the artifact has no program for what the data decide: {facts.text}"
+                f"the artifact has no program for the values that the data determine: {facts.text}"
             )
         with self._lock:
             if facts.open and facts != cut.facts(values):

@@ -58,7 +58,7 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
     known = {str(name): parse_range(str(name), text) for name, text in data.items()}
     for name, dimension in known.items():
         if dimension.low == dimension.high:
-            raise ValueError(f"dimension '{name}' is not open: {dimension.range_text}")
+            raise ValueError(f"dimension '{name}' is not dynamic: {dimension.range_text}")
     return known
 
 
@@ -257,7 +257,7 @@ class KernelSpec(JsonValue):
         too."""
         if len(sizes) != len(self.sizes):
             raise ValueError(
-                f"kernel '{self.name}' has {len(self.sizes)} open dimensions, got {len(sizes)}"
+                f"kernel '{self.name}' has {len(self.sizes)} dynamic dimensions, got {len(sizes)}"
             )
         for dimension, size in zip(self.sizes, sizes, strict=True):
             low, high = bounds(size)

@@ -62,7 +62,7 @@ class Labels(JsonValue):
             rows[:] = _dictionaries(self.keys, array.tolist())
             return rows
         if array.size and array.min() < 0:
-            raise IndexError(f"{array.min()} is no position of a label")
+            raise IndexError(f"{array.min()} is not the position of a label")
         return np.array(self.keys, np.str_)[array] if self.keys else np.empty(array.shape, np.str_)
 
     def positions(self, texts: NDArray[Any]) -> NDArray[Any]:

@@ -33,7 +33,7 @@ def bind_workers(processors: Sequence[int]) -> None:
     status = native().tw_pool_bind((ctypes.c_int * len(chosen))(*chosen), len(chosen))
     if status > 0:
         raise InvalidArgumentError(
-            f"this process may not run on processor {chosen[status - 1]}, or there is none"
+            f"this process may not run on processor {chosen[status - 1]}, or it does not exist"
         )
     if status < 0:
         raise InvalidArgumentError("this system does not bind threads to processors")

@@ -112,11 +112,11 @@ def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     found = {}
     for name, size in sizes.items():
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"{name!r} names no dimension")
+            raise InvalidArgumentError(f"{name!r} is not the name of a dimension")
         try:
             found[name] = index(size)
         except TypeError as error:
-            raise InvalidArgumentError(f"dimension '{name}': {size!r} is no integer") from error
+            raise InvalidArgumentError(f"dimension '{name}': {size!r} is not an integer") from error
     return found
 
 

@@ -266,7 +266,7 @@ def _bound_states(
     for name in initial:
         if name not in taken:
             raise InvalidArgumentError(
-                f"'{name}' has a first value and is no state, the states are {listed(taken)}"
+                f"'{name}' has an initial value and is not a state, the states are {listed(taken)}"
             )
     return taken
 

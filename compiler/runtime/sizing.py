@@ -38,7 +38,7 @@ def sizing_functions() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPoint
     try:
         size, fill = native().tw_size, native().tw_fill
     except AttributeError as error:
-        raise ImportError("the C runtime knows no sizes: build it again") from error
+        raise ImportError("the C runtime does not support dynamic sizes: build it again") from error
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     size.restype, size.argtypes = ctypes.c_int, (pointer,)
     fill.restype, fill.argtypes = None, (pointer, integer, pointer, integer, pointer)

@@ -80,18 +80,18 @@ class SessionState:
         if first is None:
             if self._grows:
                 raise InvalidArgumentError(
-                    f"state '{self.name}' has open dimensions {dims_text(self._dims)}: "
-                    "give its first value in `initial`"
+                    f"state '{self.name}' has dynamic dimensions {dims_text(self._dims)}: "
+                    "give its initial value in `initial`"
                 )
             return
         if not isinstance(first, np.ndarray | np.generic):
             raise InvalidInputError(
-                f"the first value of '{self.name}' is of type {type(first).__name__}, "
+                f"the initial value of '{self.name}' is of type {type(first).__name__}, "
                 "expected an array"
             )
         if not _fits(first.shape, self._dims):
             raise InvalidInputError(
-                f"the first value of '{self.name}' has shape {first.shape}, "
+                f"the initial value of '{self.name}' has shape {first.shape}, "
                 f"expected {dims_text(self._dims)}"
             )
         with enough_memory_for(f"for the state '{self.name}'"):
@@ -127,7 +127,7 @@ class SessionState:
         """See `Session.check`."""
         what = f"output '{output.name}' cannot become input '{self.name}'"
         if output.counted is not None:
-            raise InvalidArgumentError(f"{what}: the data decide how many elements it has")
+            raise InvalidArgumentError(f"{what}: its number of elements depends on the data")
         if output.dtype is not port.dtype:
             raise InvalidArgumentError(f"{what}: it is of {output.dtype}, not of {port.dtype}")
         if not _fits(output.shape, self._dims):
@@ -135,10 +135,10 @@ class SessionState:
                 f"{what}: it has shape {output.shape}, not {dims_text(self._dims)}"
             )
         if output.stored != output.shape and not any(map(output.is_longer_by, rooms)):
-            raise InvalidArgumentError(f"{what}: it lies in an array that is larger by no room")
+            raise InvalidArgumentError(f"{what}: its buffer is larger than slack explains")
         if self._first is not None and self._first.dtype != port.dtype.numpy:
             raise InvalidInputError(
-                f"the first value of '{self.name}' has dtype {self._first.dtype}, "
+                f"the initial value of '{self.name}' has dtype {self._first.dtype}, "
                 f"expected {port.dtype}"
             )
         self._dtype = port.dtype.numpy

@@ -143,7 +143,7 @@ def size_choices(name: str, listed: Iterable[int | str]) -> tuple[int | str, ...
         raise InvalidArgumentError(f"dimension '{name}' has two ranges, give it one")
     if len(chosen) > 1 and texts and texts[0].startswith("@"):
         raise InvalidArgumentError(
-            f"dimension '{name}' has hints alone beside sizes: give the hints a range, such as "
+            f"dimension '{name}' has hints alone next to sizes: give the hints a range, such as "
             f"1..512{texts[0]}"
         )
     return tuple(chosen)
@@ -154,7 +154,7 @@ def _hint(name: str, text: str) -> tuple[int, float]:
     match = _HINT.fullmatch(text)
     if match is None:
         raise InvalidArgumentError(
-            f"dimension '{name}': '{text[:80]}' is no size hint; write {name}=1..512@32,128 or "
+            f"dimension '{name}': '{text[:80]}' is not a size hint; write {name}=1..512@32,128 or "
             f"{name}=@32:0.5,128:0.3"
         )
     size, share = int(match[1]), match[2]

@@ -66,9 +66,9 @@ def as_range(name: str, given: SizeRange) -> Dimension:
     try:
         size = index(given)
     except TypeError as error:
-        raise InvalidArgumentError(f"dimension '{name}': {given!r} is no integer") from error
+        raise InvalidArgumentError(f"dimension '{name}': {given!r} is not an integer") from error
     if size < 0:
-        raise InvalidArgumentError(f"dimension '{name}' is {size}, less than nought")
+        raise InvalidArgumentError(f"dimension '{name}' is {size}, less than 0")
     return _of(name, size, size)
 
 
@@ -81,7 +81,7 @@ def parse_range(name: str, text: str) -> Dimension:
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise InvalidArgumentError(
-            f"dimension '{name}': '{text[:80]}' is no size; write 7, 1..512, 32..640:32 or 1.., "
+            f"dimension '{name}': '{text[:80]}' is not a size; write 7, 1..512, 32..640:32 or 1.., "
             "with hints 1..512@32,128 or @32:0.5,128:0.3"
         )
     first, dots, last, step = match.groups()
@@ -329,7 +329,7 @@ def _of(name: str, first: int, last: int | None, step: int = 1) -> Dimension:
         raise InvalidArgumentError(f"dimension '{name}': a multiple is at least 1, not {step}")
     for end in (first, last):
         if end is not None and end % step:
-            raise InvalidArgumentError(f"dimension '{name}': {end} is no multiple of {step}")
+            raise InvalidArgumentError(f"dimension '{name}': {end} is not a multiple of {step}")
     if last is not None and last < first:
         raise InvalidArgumentError(f"dimension '{name}': {first}..{last} has no sizes")
     try:

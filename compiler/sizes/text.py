@@ -24,10 +24,10 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
         ValueError: if the text is malformed, or names an unknown dimension.
     """
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"'{text[:80]}...' is no size: it has {len(text)} characters")
+        raise ValueError(f"'{text[:80]}...' is not a size: it has {len(text)} characters")
     tokens = [match[1] for match in _TOKEN.finditer(text)]
     if "".join(tokens) != re.sub(r"\s(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", "", text):
-        raise ValueError(f"'{text[:80]}' is no size")
+        raise ValueError(f"'{text[:80]}' is not a size")
     tokens.reverse()
     depth = 0
 
@@ -56,7 +56,7 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
             nonlocal depth
             depth += 1
             if depth > _NESTING:
-                raise ValueError("too many brackets within each other")
+                raise ValueError("brackets are nested too deeply")
             value = total()
             depth -= 1
             if tokens.pop() != ")":
@@ -71,5 +71,5 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
         if tokens:
             raise ValueError(f"unexpected '{tokens[-1]}'")
     except (IndexError, KeyError, ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"'{text[:80]}' is no size: {error}") from error
+        raise ValueError(f"'{text[:80]}' is not a size: {error}") from error
     return value

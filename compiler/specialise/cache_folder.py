@@ -125,7 +125,7 @@ class KeptFolder:
 
     def _entry(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"'{key}' is no SHA-256 in hexadecimal digits")
+            raise ValueError(f"'{key}' is not a SHA-256 in hexadecimal digits")
         return self.path / key
 
     def _put(self, staging: Path, entry: Path, replacing: bool) -> None:

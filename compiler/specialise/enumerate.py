@@ -92,8 +92,8 @@ def _tried(
     reason, cut.reason = cut.reason, ""
     if reason:
         raise InvalidArgumentError(
-            f"no program serves what the data decide ({reason}): such a model compiles where it "
-            "runs"
+            f"no program serves all values that the data may determine ({reason}): compile such a "
+            "model on the device that runs it"
         )
     return found
 
@@ -117,8 +117,8 @@ def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
         is_truth = crossing.dtype is DType.BOOL and _count(crossing) <= MOST_TRUTHS
         if varies or (crossing in truths and not is_truth):
             raise InvalidArgumentError(
-                f"'{crossing.name}' decides by its values, of {crossing.dtype}: such a model "
-                "compiles where it runs"
+                f"shapes depend on the values of '{crossing.name}', of {crossing.dtype}: compile "
+                "such a model on the device that runs it"
             )
     choices = [list(product((True, False), repeat=_count(c))) for c in truths]
     for sizes in combinations:
@@ -137,8 +137,8 @@ def _products(parts: list[list[T]]) -> list[tuple[T, ...]]:
 
 def _too_many(count: int) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"the data decide between {count} programs behind one cut, an artifact holds at most "
-        f"{PROGRAMS_LIMIT}: such a model compiles where it runs"
+        f"the data select one of {count} programs at one cut, an artifact holds at most "
+        f"{PROGRAMS_LIMIT}: compile such a model on the device that runs it"
     )
 
 

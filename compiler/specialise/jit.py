@@ -86,7 +86,7 @@ class Stager(Generic[P]):
         except InvalidModelError as error:
             if cut.is_first:
                 raise
-            raise InvalidInputError(f"for what the data decide, {error}") from error
+            raise InvalidInputError(f"for the values that the data determine, {error}") from error
 
     def _compiled(self, cut: RestCut[P], facts: Facts, values: Mapping[str, Array]) -> DataStage[P]:
         rest, compile_ = cut.rest, cut.compile

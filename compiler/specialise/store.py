@@ -346,7 +346,7 @@ class _Source:
         for location, state in beside.items():
             if _state_of(self.model.resolve().parent / location) != state:
                 raise ChangedModelError(
-                    f"'{location}' beside '{self.model}' has changed since it was compiled"
+                    f"'{location}' next to '{self.model}' has changed since it was compiled"
                 )
 
 

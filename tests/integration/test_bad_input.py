@@ -251,7 +251,7 @@ def test_an_uploaded_model_reads_no_file_of_the_service(client: TestClient) -> N
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"dims": {"bach": 1}}, "no open dimension 'bach'"),
+        ({"dims": {"bach": 1}}, "no dynamic dimension 'bach'"),
         ({"dims": {"batch": -1}}, "body.dims.batch"),
         ({"dims": {"batch\ud800": 1}}, "surrogate"),
         ({"target": "x\0"}, "null character"),
@@ -385,7 +385,7 @@ def test_an_artifact_has_a_place_before_the_tuning_starts(tilewright: CommandLin
     path = tilewright.folder / "m.onnx"
     path.write_bytes(relu().SerializeToString())
     finished = tilewright("tune", path, "--trials", 1000, "-o", tilewright.folder)
-    assert "is no artifact, it is not replaced" in finished.sentence()
+    assert "is not an artifact, it is not replaced" in finished.sentence()
     assert not tilewright.data.exists()
 
 

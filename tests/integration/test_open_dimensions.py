@@ -307,7 +307,7 @@ def test_one_dimension_may_be_fixed(model: onnx.ModelProto) -> None:
     check(model, inputs, executable.run(inputs)[0])
     with pytest.raises(tilewright.InvalidInputError, match=r"\(1, 5, 24\), expected \(2, sequence"):
         executable.run(feeds(1, 5))
-    with pytest.raises(tilewright.InvalidArgumentError, match="no open dimension 'batsh'"):
+    with pytest.raises(tilewright.InvalidArgumentError, match="no dynamic dimension 'batsh'"):
         tilewright.compile_model(model, dims={"batsh": 2})
 
 
@@ -325,7 +325,7 @@ def test_a_dimension_may_have_a_range(model: onnx.ModelProto) -> None:
         executable.run(feeds(2, 9))
     with pytest.raises(tilewright.InvalidInputError, match=r"\('batch'\) is 3, expected 2..4:2"):
         executable.run(feeds(3, 8))
-    with pytest.raises(tilewright.InvalidArgumentError, match="'batch': '1-4' is no size"):
+    with pytest.raises(tilewright.InvalidArgumentError, match="'batch': '1-4' is not a size"):
         tilewright.compile_model(model, dims={"batch": "1-4"})
 
 
@@ -382,7 +382,7 @@ def test_padding_needs_sizes_to_pad_to(
     )
     command = ["compile", str(closed), "-o", str(tmp_path / "closed"), "--dim", "batch=1,2"]
     assert cli.run(command) == 1
-    assert "no open dimension 'batch': all their sizes are fixed" in capsys.readouterr().err
+    assert "no dynamic dimension 'batch': all their sizes are fixed" in capsys.readouterr().err
     assert not (tmp_path / "closed").exists()
 
 

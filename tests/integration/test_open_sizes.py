@@ -258,7 +258,7 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
     assert np.abs(y - x @ w).max() < 1e-4
     for given, message in (
         ("rows=1..90@91:1", "hint 91 is not a size of 1..90"),
-        ("columns=@3:1", "no open dimension 'columns', open are: 'rows'"),
+        ("columns=@3:1", "no dynamic dimension 'columns', only: 'rows'"),
         ("rows=@7:x", "the share of hint 7 is 'x'"),
         ("rows@7", "expected NAME=SIZE"),
     ):
@@ -273,12 +273,12 @@ def test_a_range_is_tuned_where_somebody_states_its_sizes(
         (["sequence=1..70", "batch=1,2"], "give 'batch' a range too"),
         (["sequence=1..70,1..8"], "'sequence' has two ranges"),
         (["sequence=70..1"], "70..1 has no sizes"),
-        (["sequence=1..70:3"], "70 is no multiple of 3|1 is no multiple of 3"),
-        (["sequence=a..b"], "'a..b' is no size"),
+        (["sequence=1..70:3"], "70 is not a multiple of 3|1 is not a multiple of 3"),
+        (["sequence=a..b"], "'a..b' is not a size"),
         (["sequence=1..70@8,71"], "hint 71 is not a size of 1..70"),
         (["sequence=1..2", "sequence=1..3"], "'sequence' has sizes already"),
         (["=1..2"], "expected NAME=SIZE"),
-        (["width=1..2"], "no open dimension 'width'"),
+        (["width=1..2"], "no dynamic dimension 'width'"),
     ],
 )
 def test_ranges_that_mean_nothing_are_refused(
@@ -367,7 +367,7 @@ def test_an_artifact_keeps_ranges_of_what_others_express(
         ({"past": 4, "sequence": 3, "total": 7}, "'total' is 7, expected 1..6"),
         ({"past": 4}, "past=4 is not served"),
         ({"past": 4, "sequence": 2, "batch": 1}, "is not served"),
-        ({"past": 4, "sequence": 2, "total": 5}, "serves no sizes"),
+        ({"past": 4, "sequence": 2, "total": 5}, "does not serve the sizes"),
     ):
         with pytest.raises(tilewright.CompilerError, match=re.escape(message)):
             loaded.executable(wrong)

@@ -254,8 +254,8 @@ def test_texts() -> None:
         (None, {"x": X[:, :2]}, "'x'"),
         (None, {"x": X[0]}, "'x'"),
         (["nope"], {"x": X}, "Invalid output name: nope"),
-        (None, {"x": object()}, "object is no array"),
-        (None, {"x": "text"}, "no array"),
+        (None, {"x": object()}, "object is not an array"),
+        (None, {"x": "text"}, "not an array"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_both(

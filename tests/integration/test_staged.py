@@ -307,9 +307,9 @@ def test_sessions_keep_what_the_data_chose() -> None:
     session.reset()
     assert session.state("kept").tolist() == [1, 1]
     for states, initial, said in (
-        ({"left": "kept"}, {}, "give its first value"),
+        ({"left": "kept"}, {}, "give its initial value"),
         ({"none": "kept"}, {}, "no output 'none'"),
-        ({"left": "kept"}, {"new": np.ones(3)}, "is no state"),
+        ({"left": "kept"}, {"new": np.ones(3)}, "is not a state"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             made.bind(states, initial)

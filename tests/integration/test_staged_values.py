@@ -133,7 +133,7 @@ def test_a_run_that_contradicts_itself_costs_the_next_ones_nothing(tmp_path: Pat
     for made in (loaded, staged(proto)):
         agrees(made, proto, a=first(3), b=first(3))
         programs = made.programs
-        with pytest.raises(InvalidInputError, match="what the data decide"):
+        with pytest.raises(InvalidInputError, match="for the values that the data determine"):
             made.run({"a": first(4), "b": first(5)})
         for count in (3, 7):
             agrees(made, proto, a=first(count), b=first(count))

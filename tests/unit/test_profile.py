@@ -148,7 +148,7 @@ def test_a_hint_that_the_model_cannot_have_is_refused() -> None:
     message = r"dimension 'seq': hint 600 is not a size of 1\.\.512, the range that it has"
     with pytest.raises(InvalidArgumentError, match=message):
         plan_first_sizes(ModelRequest(made), {"seq": ("@600",)})
-    with pytest.raises(InvalidArgumentError, match="no open dimension 'width', open are: 'seq'"):
+    with pytest.raises(InvalidArgumentError, match="no dynamic dimension 'width', only: 'seq'"):
         plan_first_sizes(ModelRequest(made), {"width": ("@24",)})
 
 

@@ -190,7 +190,7 @@ def test_a_size_has_every_operator_of_an_integer() -> None:
     ],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         parse_size(text, {"n": N})
 
 

@@ -62,11 +62,11 @@ class Interface:
         """
         if identifier(name) != name:
             raise InvalidArgumentError(
-                f"'{name}' is no name for a C library: '{identifier(name)}' would be one"
+                f"'{name}' is not a valid name for a C library; a valid one is '{identifier(name)}'"
             )
         if program.rooms:
             raise InvalidArgumentError(
-                "caches that grow in place are for sessions: plan without (`in_place=False`)"
+                "C libraries do not support caches that grow in place: plan with `in_place=False`"
             )
         return Interface(
             name,

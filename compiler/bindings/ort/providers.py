@@ -29,18 +29,18 @@ def normalized(
         if len(options) != len(given):
             raise ValueError(f"{len(given)} providers and {len(options)} provider_options")
         if any(isinstance(each, tuple) for each in given):
-            raise ValueError("providers have their options, and there are provider_options")
+            raise ValueError("options are given both in providers and in provider_options")
     found: dict[str, dict[str, str]] = {}
     for each, beside in zip(given, options, strict=True):
         name, own = each if isinstance(each, tuple) and len(each) == 2 else (each, beside)
         if not isinstance(name, str) or not isinstance(own, Mapping):
-            raise ValueError(f"provider {each!r} is no name, or has no options: {own!r}")
+            raise ValueError(f"provider {each!r} is not a name, or has invalid options: {own!r}")
         if name not in available:
             warnings.warn(
-                f"{name} cannot be used, {', '.join(available)} is", UserWarning, stacklevel=4
+                f"{name} is not available, only {', '.join(available)}", UserWarning, stacklevel=4
             )
         elif name in found:
-            warnings.warn(f"{name} is named again", UserWarning, stacklevel=4)
+            warnings.warn(f"{name} is listed twice", UserWarning, stacklevel=4)
         else:
             found[name] = {str(key): str(value) for key, value in own.items()}
     return list(found), list(found.values())

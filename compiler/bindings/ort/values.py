@@ -56,7 +56,7 @@ class OrtValue:
         array = as_array(data)
         if array.dtype != stored_type(element_type_of(onnx_element_type)):
             raise InvalidArgumentError(
-                f"an array of {array.dtype} holds no {ELEMENT_TYPES[onnx_element_type]}"
+                f"an array of {array.dtype} cannot hold {ELEMENT_TYPES[onnx_element_type]}"
             )
         return OrtValue(array, onnx_element_type)
 
@@ -70,7 +70,7 @@ class OrtValue:
         try:
             return OrtValue(np.from_dlpack(lender))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InvalidArgument(f"{type(data).__name__} lends no memory: {error}") from error
+            raise InvalidArgument(f"{type(data).__name__} shares no memory: {error}") from error
 
     @staticmethod
     def ortvalue_from_shape_and_type(
@@ -176,7 +176,7 @@ def _any_array(given: Any, kind: Callable[[], np.dtype | None] = lambda: None) -
         try:
             given = np.asarray(given, kind())
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"{type(given).__name__} is no array: {error}") from error
+            raise InvalidArgument(f"{type(given).__name__} is not an array: {error}") from error
     found: Array = given
     return found
 
@@ -190,7 +190,7 @@ def element_type_of(given: Any) -> np.dtype:
     bfloat16."""
     if isinstance(given, int):
         if given not in ELEMENT_TYPES:
-            raise InvalidArgumentError(f"{given} is no element type of arrays")
+            raise InvalidArgumentError(f"{given} is not an element type of arrays")
         if ELEMENT_TYPES[given] == DType.BFLOAT16:
             return bfloat16_type() or np.dtype(np.uint16)
         return numpy_type(f"tensor({ELEMENT_TYPES[given]})") or np.dtype(object)

@@ -57,7 +57,7 @@ def export(
     from tilewright.compiler.driver import compile_with
 
     if target.exists():
-        raise ArtifactError(f"'{target}' is there already")
+        raise ArtifactError(f"'{target}' already exists")
     given = options or CompileOptions()
     compile_with(translated.model, replace(given, dims={**translated.ranges, **given.dims}), target)
     if not target.exists():
@@ -76,7 +76,7 @@ def exported(
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     tensors = [id(each) for each in leaves if isinstance(each, torch.Tensor)]
     if len(set(tensors)) < len(tensors):  # torch.export would confuse the two arguments
-        raise InvalidArgumentError("one tensor is given for two inputs: give a clone of it")
+        raise InvalidArgumentError("one tensor is passed for two inputs: clone one of them")
     with torch.no_grad():
         program = torch.export.export(
             module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes

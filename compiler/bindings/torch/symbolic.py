@@ -44,7 +44,7 @@ def expression(size: Any) -> Size:
         return int(size)
     if isinstance(size, sympy.Expr):
         return size
-    raise NotTranslatedError(f"{size!r} where a whole number is expected")
+    raise NotTranslatedError(f"{size!r} where an integer is expected")
 
 
 def quotient(size: sympy.Expr) -> tuple[sympy.Expr, sympy.Integer]:

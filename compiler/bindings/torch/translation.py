@@ -511,7 +511,7 @@ class Translator:
             else:
                 specs.append(OutputSpec(add(self._computed(known), TensorProto.INT64, 0)))
         if not infos:
-            raise NotTranslatedError("a graph that gives no tensor")
+            raise NotTranslatedError("a graph that returns no tensor")
         return tuple(specs), infos
 
     def _computed(self, size: sympy.Expr) -> str:
@@ -523,7 +523,7 @@ class Translator:
         if isinstance(size, sympy.Symbol):
             place = self._symbols.get(size)
             if place is None:
-                raise NotTranslatedError(f"a size that the data decide ({size})")
+                raise NotTranslatedError(f"a size that depends on the data ({size})")
             if isinstance(place, str):
                 found = place
             else:

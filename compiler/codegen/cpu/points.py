@@ -64,7 +64,7 @@ class Points:
             elif rest:
                 if tile.axis != self._vector:
                     raise ScheduleError(
-                        f"axis {tile.axis.name}: a tile of {bound.extent} is no multiple of {step}"
+                        f"axis {tile.axis.name}: tile {bound.extent} is not a multiple of {step}"
                     )
                 self._ragged = (len(self.variables), step, bound.extent)
                 self.is_ragged = True
@@ -96,7 +96,7 @@ class Points:
         if bound is None:
             bound = Bound(Linear(), axis.extent)
         if is_open(bound.extent):
-            raise ScheduleError(f"axis {axis.name}: {bound.extent} lanes are no vector")
+            raise ScheduleError(f"axis {axis.name}: {bound.extent} lanes do not form a vector")
         self._active = bound.extent if self._masked is None else self._masked
         # The next power of two: any other width is a masked vector.
         self.lanes = 1 << (bound.extent - 1).bit_length()

@@ -165,7 +165,7 @@ def _halved(extent: int, count: int, tile: int) -> list[int]:
     if count == 1:
         return [extent]
     if count % 2:
-        raise ScheduleError("open rows are cut into segments whose number is a power of two")
+        raise ScheduleError("a dynamic number of rows divides only into a power of two of segments")
     first = extent // (2 * tile) * tile
     return [part for half in (first, extent - first) for part in _halved(half, count // 2, tile)]
 

@@ -64,7 +64,7 @@ def lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     if choices.get("products") == MATRICES:
         wide = found.by_matrices(target)
         if wide is None:
-            raise ScheduleError("the target multiplies no matrices of these factors")
+            raise ScheduleError("the target has no matrix instruction for these factors")
         found = wide
     if choices.get("products") == TILES:
         return _lower(in_tiles(found, target), schedule, mode)
@@ -97,7 +97,7 @@ def in_tiles(found: Contraction, target: Target) -> Contraction:
     """
     depth = found.matrix_depth(target)
     if depth is None:
-        raise ScheduleError("the target multiplies no registers of matrices of these factors")
+        raise ScheduleError("the target has no matrix registers for these factors")
     block = depth if found.window and found.channel_block is None else found.channel_block
     return replace(found, channel_block=block, depth=depth)
 

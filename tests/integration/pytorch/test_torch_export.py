@@ -34,7 +34,7 @@ def test_a_module_is_exported_as_an_artifact(tmp_path: Path) -> None:
     artifact = load_artifact(folder)
     assert artifact.output_names == ("states",)
     close(torch.from_numpy(artifact.run({"ids": IDS.numpy()})[0]), model(IDS))
-    with pytest.raises(ArtifactError, match="is there already"):
+    with pytest.raises(ArtifactError, match="already exists"):
         export(model, (IDS,), folder)
 
 
@@ -43,7 +43,7 @@ def test_one_tensor_is_not_two_inputs(tmp_path: Path) -> None:
         def forward(self, x: Any, y: Any) -> Any:
             return x - 2 * y
 
-    with pytest.raises(InvalidArgumentError, match="one tensor is given for two inputs"):
+    with pytest.raises(InvalidArgumentError, match="one tensor is passed for two inputs"):
         export(Sum(), (X, X), tmp_path / "m.onnx")
 
 

@@ -214,7 +214,7 @@ def test_what_is_there_is_replaced_only_if_it_is_ours(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").touch()
-    with pytest.raises(ArtifactError, match="is no artifact"):
+    with pytest.raises(ArtifactError, match="is not an artifact"):
         write_c_library(made, other, "vit", "vit")
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -322,13 +322,13 @@ def test_caches_with_room_are_refused() -> None:
         driver.load_graph(helper.make_model(graph), {"past": past}), Mode(target)
     )
     plan = driver.make_plan(graph_, Mode(target))
-    with pytest.raises(InvalidArgumentError, match="grow in place are for sessions"):
+    with pytest.raises(InvalidArgumentError, match="do not support caches that grow in place"):
         Interface.of(ProgramBuilder(None, Mode(target), any_rows=True).build(plan).program, "cache")
 
 
 def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiled(VIT, batch=1)
-    with pytest.raises(InvalidArgumentError, match="'x_int' would be one"):
+    with pytest.raises(InvalidArgumentError, match="a valid one is 'x_int'"):
         write_c_library(made, tmp_path / "library", "int", "vit")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -296,10 +296,10 @@ def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
     named = model(RELU, [value("x", ("batch", None, 3))])
     assert import_model(named, {"batch": np.int64(2), "x[1]": 4}).types["x"].shape == (2, 4, 3)
     for dims, message in (
-        ({"bach": 2}, "no open dimension 'bach', open are: 'batch', 'x\\[0\\]', 'x\\[1\\]'"),
-        ({"batch": 2, "x[1]": 1, "x[2]": 5}, "no open dimension 'x\\[2\\]'"),
-        ({"batch": "two"}, "dimension 'batch': 'two' is no size"),
-        ({"batch": 2.0}, "dimension 'batch': 2.0 is no integer"),
+        ({"bach": 2}, "no dynamic dimension 'bach', only: 'batch', 'x\\[0\\]', 'x\\[1\\]'"),
+        ({"batch": 2, "x[1]": 1, "x[2]": 5}, "no dynamic dimension 'x\\[2\\]'"),
+        ({"batch": "two"}, "dimension 'batch': 'two' is not a size"),
+        ({"batch": 2.0}, "dimension 'batch': 2.0 is not an integer"),
         ("batch=1..4", "dims are a mapping such as .*, not 'batch=1..4'"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
@@ -309,7 +309,7 @@ def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
 def test_a_model_that_leaves_nothing_open_takes_no_size() -> None:
     """What would change nothing is a mistake of whoever states it."""
     for size in (1, "1..4", "two"):
-        message = "no open dimension 'batch': all their sizes are fixed"
+        message = "no dynamic dimension 'batch': all their sizes are fixed"
         with pytest.raises(InvalidArgumentError, match=message):
             import_model(model(RELU), {"batch": size})
 

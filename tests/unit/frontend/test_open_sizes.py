@@ -389,7 +389,7 @@ def test_an_extent_that_may_be_nought_copies_another() -> None:
 
 def test_a_table_of_positions_is_refused_by_its_operator() -> None:
     proto = sized(("MaxPool", ["x"], "y places", {"kernel_shape": [2]}), dims=(1, 1, "n"))
-    reason = "^MaxPool 'y': it needs a table of numbers that follow from open sizes$"
+    reason = "^MaxPool 'y': it needs a table computed from dynamic sizes$"
     with pytest.raises(OpenSizeError, match=reason):
         import_model(proto, {"n": Dimension("n", 2, 9)})
 

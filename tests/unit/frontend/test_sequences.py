@@ -160,7 +160,7 @@ def test_a_loop_may_collect_a_sequence(steps: int) -> None:
         ([EMPTY], "s", "output 's' is a sequence without elements"),
         ([SPLIT, node("Relu", "s", "y")], "y", "an operand that is a sequence"),
         ([SPLIT, node("SequenceAt", "s far", "y")], "y", r"position \[9\] in a sequence of 4"),
-        ([node("SequenceAt", "x zero", "y")], "y", "input 0 is no sequence"),
+        ([node("SequenceAt", "x zero", "y")], "y", "input 0 is not a sequence"),
         (
             [SPLIT, node("SequenceInsert", "s s", "t"), node("SequenceAt", "t zero", "y")],
             "y",
@@ -401,5 +401,5 @@ def test_inputs_are_tensors(kind: str, what: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
         m ({kind} s, float[2] x) => (float[2] y) {{ y = Relu(x) }}"""
     model = onnx.parser.parse_model(text)
-    with pytest.raises(InvalidModelError, match=f"input 's' is {what}: inputs are tensors alone"):
+    with pytest.raises(InvalidModelError, match=f"input 's' is {what}: only tensors are supported"):
         tilewright.compile_model(model, keep=False)

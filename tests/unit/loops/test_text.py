@@ -102,7 +102,7 @@ def test_shared_operands_stay_shared(name: str) -> None:
     [
         ("  axes", "  sizes n 1..30:4\n  axes", "line 2: the range of 'n' is not one of multiples"),
         ("  axes", "  sizes n 9..3\n  axes", "line 2: dimension 'n': no size lies in its range"),
-        ("  axes m = 10", "  sizes n 1..9\n  axes m = h", "line 3: 'h' is no size"),
+        ("  axes m = 10", "  sizes n 1..9\n  axes m = h", "line 3: 'h' is not a size"),
         ("  axes m = 10", "  sizes n 1..9\n  axes m = (n", "line 3: the line ends too early"),
         ("kernel matmul", "kernal matmul", "line 1: expected 'kernel'"),
         ("B[k, n]", "D[k, n]", "line 10: no tensor 'D'"),

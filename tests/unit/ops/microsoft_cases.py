@@ -291,7 +291,7 @@ CONTRADICTIONS = [
     (ms("MatMulIntegerToFloat", (_A[0], _S, _TWO, _ONE)), r"a scale \(2\) of A, not a scalar"),
     (ms("MatMulIntegerToFloat", (_A[0], _S, _ONE, _ONE, np.zeros(2, np.uint8))), "a zero point"),
     (ms("QGemm", (*_A, _S, _ONE, np.zeros(3, np.int8))), "a zero point .3. for columns"),
-    (ms("QGemm", (data(_U[None], np.uint8), *_A[1:], _S, _ONE, _S0)), "is no matrix"),
+    (ms("QGemm", (data(_U[None], np.uint8), *_A[1:], _S, _ONE, _S0)), "is not a matrix"),
     (ms("FusedMatMul", ((2, 3), (3, 2)), {"transBatchA": 1}), "transBatchA for an operand"),
     (ms("FusedMatMul", ((2, 3), (2, 3))), "K differs, 3 against 2"),
     (ms("SkipLayerNormalization", ((2, 3, 8), (4, 8), (8,))), "a skip .4, 8. for an input"),

@@ -185,10 +185,10 @@ OPERANDS = [COUNT, TRUTH, VECTOR, VECTOR]
         ("loop", OPERANDS[::-1], form(), "not the number of steps"),
         ("loop", OPERANDS[:-1], form(), "takes .*, it is given"),
         ("loop", OPERANDS, form(rows=(1,)), "nothing bounds their"),
-        ("loop", OPERANDS, form(rows=(2,), most=3), "no outputs of a body with 2"),
-        ("loop", OPERANDS, form(rows=(0,), most=3), "no outputs of a body with 2"),
+        ("loop", OPERANDS, form(rows=(2,), most=3), "not outputs of a body with 2"),
+        ("loop", OPERANDS, form(rows=(0,), most=3), "not outputs of a body with 2"),
         ("loop", OPERANDS, form(most=-2), "at most -2 steps"),
-        ("branch", [COUNT], {"then": step(), "otherwise": step()}, "is no truth value"),
+        ("branch", [COUNT], {"then": step(), "otherwise": step()}, "is not a boolean"),
         ("branch", [TRUTH], {"then": step(), "otherwise": step()}, "it is given"),
         (
             "branch",
@@ -196,12 +196,12 @@ OPERANDS = [COUNT, TRUTH, VECTOR, VECTOR]
             {"then": step(), "otherwise": step(rows=True)},
             "its branches give",
         ),
-        ("field", [VECTOR], {"dtype": "int8", "offset": 0, "shape": (1,)}, "no block of bytes"),
+        ("field", [VECTOR], {"dtype": "int8", "offset": 0, "shape": (1,)}, "not a block of bytes"),
         (
             "field",
             [TensorType(DType.UINT8, (64,))],
             {"dtype": "int8", "offset": 8, "shape": (1,)},
-            "at byte 8 is no field",
+            "at byte 8 is not a field",
         ),
         (
             "field",

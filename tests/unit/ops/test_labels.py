@@ -366,7 +366,7 @@ def test_positions_of_texts_are_taken_for_them(tmp_path: Path) -> None:
     ("node", "reason"),
     [
         (helper.make_node("Identity", ["c"], ["y"]), "texts of an input are an output"),
-        (helper.make_node("Equal", ["c", "d"], ["y"]), "two texts of inputs"),
+        (helper.make_node("Equal", ["c", "d"], ["y"]), "two text inputs"),
     ],
 )
 def test_texts_that_the_model_does_not_know_are_not_told_apart(node: Any, reason: str) -> None:

@@ -267,8 +267,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"nodes_falsenodeids": [2, 0]}, "2 integers in 'nodes_falsenodeids', there are 3"),
     ({"nodes_values": [0.0]}, "1 numbers in 'nodes_values', there are 3"),
     ({"nodes_nodeids": [0, 1, 1]}, "two nodes of one id"),
-    ({"target_nodeids": [0, 1]}, "a vote is that of no leaf"),
-    ({"target_ids": [0, 1]}, "none of 1 targets"),
+    ({"target_nodeids": [0, 1]}, "a vote belongs to no leaf"),
+    ({"target_ids": [0, 1]}, "not one of 1"),
     ({"aggregate_function": "MEDIAN"}, "'MEDIAN'"),
 ]
 

@@ -188,7 +188,7 @@ HALVES = TensorType(DType.FLOAT16, (4,))
         ("top_k", [SCALAR], {"k": 1}, "a scalar has no axis"),
         ("top_k", [VECTOR], {"k": 5, "axis": 0}, "the first 5 of 4"),
         ("unique", [VECTOR], {}, r"rows are asked for, not shape \(4\)"),
-        ("positions", [VECTOR], {}, "no vector of booleans"),
+        ("positions", [VECTOR], {}, "not a vector of booleans"),
         ("scatter", [SCALAR, PLACES, VECTOR], {"depth": 1}, r"rows of 1 dimensions of data \(\)"),
         ("scatter", [VECTOR, VECTOR, VECTOR], {"depth": 1}, "places are float32.*, not a vector"),
         ("scatter", [VECTOR, PLACES, PLACES], {"depth": 1}, "updates of int64 for data of float32"),

@@ -306,7 +306,7 @@ def test_every_rule_has_a_case() -> None:
         (Case("GatherElements", ((3, 2), i64(0, 0, 0).reshape(1, 3))), "leave data"),
         (Case("GatherND", ((3, 2), i64(0, 0, 0).reshape(1, 3))), "3 coordinates for data"),
         (Case("Softmax", ((3, 2),), {"axis": 5}), "axis 5 is out of range"),
-        (Case("Transpose", ((3, 2),), {"perm": [0, 2]}), "no permutation"),
+        (Case("Transpose", ((3, 2),), {"perm": [0, 2]}), "not a permutation"),
         (Case("LeakyRelu", ((3,),), {"alpha": "x"}), "'alpha' is not a number"),
         (Case("ConstantOfShape", (i64(10**6, 10**6),)), "bytes"),
         (Case("Tile", ((3,), i64(10**12))), "more than the limit"),

@@ -106,7 +106,9 @@ def test_sizes_select_a_program(
     artifact = read_artifact(tmp_path / "a")
     assert artifact.executable().program == program
     assert artifact.executable(sizes={"batch": 2}).program == twice
-    with pytest.raises(ArtifactError, match="serves no sizes batch=3, only batch=1; batch=2"):
+    with pytest.raises(
+        ArtifactError, match="the sizes batch=3, only batch=1; batch=2"
+    ):
         load_artifact(tmp_path / "a", sizes={"batch": 3})
     with pytest.raises(InvalidArgumentError, match=r"sizes are a mapping such as .* not 5"):
         load_artifact(tmp_path / "a", sizes=5)  # type: ignore[arg-type]  # a user's mistake
@@ -203,7 +205,7 @@ def test_what_is_no_artifact_is_not_replaced(tmp_path: Path, save: Callable[...,
     (tmp_path / "photos" / "cat").write_text("meow")
     (tmp_path / "file").write_text("text")
     for name in ("photos", "file"):
-        with pytest.raises(ArtifactError, match="exists and is no artifact"):
+        with pytest.raises(ArtifactError, match="exists and is not an artifact"):
             save(tmp_path / name)
     assert (tmp_path / "photos" / "cat").read_text() == "meow"
     (tmp_path / "empty").mkdir()
@@ -218,7 +220,7 @@ def test_a_manifest_of_others_makes_no_artifact(
     page = tmp_path / "public"
     page.mkdir()
     (page / module.MANIFEST).write_text(manifest)
-    with pytest.raises(ArtifactError, match="exists and is no artifact"):
+    with pytest.raises(ArtifactError, match="exists and is not an artifact"):
         save(page)
     assert (page / module.MANIFEST).read_text() == manifest
 
@@ -326,7 +328,7 @@ def test_a_manifest_that_is_nested_deeply(saved: Path) -> None:
         ({"format": "other"}, "of another kind"),
         ({"version": 99}, "has format 99 and kernel ABI 1"),
         ({"abi": 99}, "kernel ABI 99"),
-        ({"programs": []}, "holds no program"),
+        ({"programs": []}, "contains no program"),
         ({"programs": [{"sizes": {}}]}, "malformed"),
         ({"programs": 3}, "malformed"),
         ({"ports": {"inputs": {"x": 3}}}, "malformed"),
@@ -402,7 +404,7 @@ def test_a_library_without_the_kernel(
 
 def test_a_path_without_an_artifact(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", Path(__file__)):
-        with pytest.raises(ArtifactError, match="is no folder"):
+        with pytest.raises(ArtifactError, match="is not a folder"):
             load_artifact(path)
 
 
@@ -469,18 +471,16 @@ def test_sizes_outside_of_an_artifacts_ranges_are_refused(ranged: Path) -> None:
     given = open_programs.feeds(5, 4)
     open_programs.expect(one.run(given), given)
     assert load_artifact(ranged, sizes={"past": 5, "chunk": 4, "all": 9}).run(given)
-    text = (
-        "serves no sizes chunk=3, past=5, only chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
-    )
+    text = "the sizes chunk=3, past=5, only chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
     with pytest.raises(ArtifactError, match=text):
         load_artifact(ranged, sizes={"chunk": 3, "past": 5})
     for wrong in ({"past": 5}, {"past": 5, "chunk": 4, "x": 1}, {"past": 5, "chunk": 4, "all": 8}):
-        with pytest.raises(ArtifactError, match="serves no sizes"):
+        with pytest.raises(ArtifactError, match="does not serve the sizes"):
             load_artifact(ranged, sizes=wrong)
 
 
 def test_two_programs_with_ranges_are_refused(tmp_path: Path, save: Callable[..., None]) -> None:
     program = open_programs.open_program()
     save(tmp_path / "two.tw", programs=[SizedProgram((), program), SizedProgram((), program)])
-    with pytest.raises(ArtifactError, match="holds two programs with ranges"):
+    with pytest.raises(ArtifactError, match="contains two programs with ranges"):
         read_artifact(tmp_path / "two.tw")

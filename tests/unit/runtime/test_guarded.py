@@ -119,9 +119,9 @@ def test_what_are_no_arrays_or_sizes_is_said() -> None:
         with pytest.raises(InvalidInputError, match=r"input 'mask' is of type .*expected an array"):
             executable.run({"x": np.ones((2, 3)), "mask": wrong})  # type: ignore[dict-item]
     for sizes, message in (
-        ({"batch": "4", "sequence": 4}, "dimension 'batch': '4' is no integer"),
-        ({"batch": 4.0, "sequence": 4}, "dimension 'batch': 4.0 is no integer"),
-        ({3: 4}, "3 names no dimension"),
+        ({"batch": "4", "sequence": 4}, "dimension 'batch': '4' is not an integer"),
+        ({"batch": 4.0, "sequence": 4}, "dimension 'batch': 4.0 is not an integer"),
+        ({3: 4}, "3 is not the name of a dimension"),
         ([("batch", 4)], "sizes are a mapping"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):

@@ -104,7 +104,7 @@ def test_what_a_kernel_writes_lies_apart_at_all_sizes(places: tuple[int, int], a
         (Copy(at("output", 0), at("arena", slot_start(0) + slot_start(1)), 32), "do not lie"),
         (
             KernelCall(0, (at("input", 0), at("input", 1), at("output", 0)), (past,)),
-            "2 open dimens",
+            "2 dynamic dimens",
         ),
         (
             KernelCall(0, (at("input", 0), at("input", 1), at("output", 0)), (past, past)),

@@ -254,7 +254,7 @@ def test_a_refused_step_changes_nothing() -> None:
         (
             {"present": "past"},
             {"new": 0},
-            "'new' has a first value and is no state, the states are",
+            "'new' has an initial value and is not a state, the states are",
         ),
     ],
 )
@@ -272,8 +272,8 @@ def test_what_cannot_be_bound_is_named(
             np.zeros((ROWS, WIDTH + 1), np.float32),
             r"of 'past' has shape \(6, 5\), expected \(6, 4\)",
         ),
-        (np.zeros((ROWS, WIDTH)), "first value of 'past' has dtype float64, expected float32"),
-        ([[0.0]], "first value of 'past' is of type list, expected an array"),
+        (np.zeros((ROWS, WIDTH)), "initial value of 'past' has dtype float64, expected float32"),
+        ([[0.0]], "initial value of 'past' is of type list, expected an array"),
     ],
 )
 def test_a_first_value_that_does_not_fit_is_named(first: np.ndarray, reason: str) -> None:
@@ -293,7 +293,7 @@ def test_an_output_that_is_counted_is_no_state() -> None:
         "trim", (1, 4, 8), (*(at("input", i) for i in (0, 1)), PRESENT_AT, at("count", 0))
     )
     made = Program("p", ports, (Port("y", DType.INT64, (4,), 0),), (), (call,), 0, 0)
-    with pytest.raises(InvalidArgumentError, match="the data decide how many elements it has"):
+    with pytest.raises(InvalidArgumentError, match="its number of elements depends on the data"):
         executable(made).bind({"y": "x"})
 
 
@@ -436,10 +436,10 @@ def test_memory_for_a_state_that_grows_is_rarely_new(monkeypatch: pytest.MonkeyP
 
 def test_an_open_state_needs_a_first_value() -> None:
     model = sized_model(GROWING, growing)
-    with pytest.raises(InvalidArgumentError, match=r"state 'past' has open dimensions \(past, 4\)"):
+    with pytest.raises(InvalidArgumentError, match=r"'past' has dynamic dimensions \(past, 4\)"):
         model.bind({"present": "past"})
     session = model.bind({"present": "past"}, {"past": EMPTY.astype(np.float64)})
-    with pytest.raises(InvalidInputError, match="first value of 'past' has dtype float64"):
+    with pytest.raises(InvalidInputError, match="initial value of 'past' has dtype float64"):
         session.run([np.ones((1, WIDTH), np.float32)])
     served = sized_model(GROWING, growing, [(("past", 0),)])
     session = served.bind({"present": "past"}, {"past": EMPTY})

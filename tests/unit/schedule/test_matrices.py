@@ -99,7 +99,7 @@ def test_matrices_are_the_default_and_take_two_rows(types: Types) -> None:
 def test_matrices_need_their_instruction() -> None:
     workload = product()
     schedule = schedule_space(workload, Mode(resolve_target("neoverse-v1"))).default()
-    with pytest.raises(ScheduleError, match="the target multiplies no matrices"):
+    with pytest.raises(ScheduleError, match="the target has no matrix instruction"):
         lower_schedule(workload, schedule, Mode(resolve_target("neoverse-n1")))
     plain = Schedule.of("gemm", **{**dict(schedule.choices), "products": "groups"})
     nest = lower_schedule(workload, plain, Mode(resolve_target("neoverse-v1"))).nest
@@ -132,7 +132,7 @@ def test_registers_of_matrices_are_the_default_and_hold_the_tile(
 def test_registers_of_matrices_need_their_instruction() -> None:
     workload = product()
     schedule = schedule_space(workload, Mode(resolve_target(AMX))).default()
-    with pytest.raises(ScheduleError, match="multiplies no registers of matrices"):
+    with pytest.raises(ScheduleError, match="the target has no matrix registers"):
         lower_schedule(workload, schedule, Mode(resolve_target("sapphirerapids")))
 
 

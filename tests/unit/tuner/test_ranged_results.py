@@ -209,7 +209,7 @@ def test_a_kernel_is_bound_at_sizes_of_its_ranges() -> None:
     assert kernel.at((16,)).buffers[0].bytes == 64
     with pytest.raises(ValueError, match="dimension 's0' is 12"):
         kernel.at((12,))
-    with pytest.raises(ValueError, match="has 1 open dimensions, got 0"):
+    with pytest.raises(ValueError, match="has 1 dynamic dimensions, got 0"):
         BoundKernel(kernel, [0], [np.zeros(1), np.zeros(1)])
 
 

@@ -39,7 +39,7 @@ def _binary(kind: str) -> Rule:
         second = t.value(right, dtype)
         if dtype is torch.bool:
             if alpha != 1 or kind not in _TRUTHS:
-                raise NotTranslatedError("of truth values")
+                raise NotTranslatedError("of booleans")
             return t.op(_TRUTHS[kind], t.value(left, dtype), second)
         if alpha != 1:
             second = t.op("Mul", second, t.value(alpha, dtype))

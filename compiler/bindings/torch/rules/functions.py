@@ -60,7 +60,7 @@ def _is_negative(t: Translator, value: str, dtype: Any) -> str:
 def _signbit(t: Translator, node: fx.Node, x: fx.Node) -> str:
     dtype = t.dtype(x)
     if dtype is torch.bool:
-        raise NotTranslatedError("of truth values")
+        raise NotTranslatedError("of booleans")
     if dtype.is_floating_point:
         return _is_negative(t, t.value(x), dtype)
     return t.op("Less", t.value(x), t.constant(0, dtype))
@@ -125,7 +125,7 @@ def _rounded(t: Translator, node: fx.Node, x: fx.Node, decimals: int = 0) -> str
     """Round to `decimals` decimal places; negative numbers round to tens, hundreds and so on."""
     dtype, value = t.dtype(node), t.value(x)
     if not dtype.is_floating_point:
-        raise NotTranslatedError("of whole numbers")
+        raise NotTranslatedError("of integers")
     if not decimals:
         return t.op("Round", value)
     there, back = ("Mul", "Div") if decimals > 0 else ("Div", "Mul")

@@ -44,7 +44,7 @@ def _index(t: Translator, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node |
     where = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if any(t.dtype(index) in (torch.bool, torch.uint8) for index in given):
-        raise NotTranslatedError("with a mask: the data decide how many elements there are")
+        raise NotTranslatedError("with a mask: the number of elements depends on the data")
     for dim, index in zip(where, given, strict=True):
         t.looked_up(index, t.shape(x)[dim], from_end=True)
     rank = len(t.shape(x))
@@ -174,7 +174,7 @@ def _scatter(
     if t.dtype(node) is torch.bool:
         reduction = _OF_TRUTHS.get(reduction or "", reduction)
     if reduction is None or not include_self:
-        raise NotTranslatedError(f"by {how or reduce}, or without what is there")
+        raise NotTranslatedError(f"by {how or reduce}, or without include_self")
     shape, places = t.shape(x), t.shape(index)
     if not shape or len(shape) != len(places):
         raise NotTranslatedError("of a single number")
@@ -224,7 +224,7 @@ def _index_put(
         leading = where == list(range(len(where)))
         if leading and len(given) == 1 and not t.shape(values) and not accumulate:
             return _filled(t, node, x, given[0], values)
-        raise NotTranslatedError("with a mask: the data decide how many elements there are")
+        raise NotTranslatedError("with a mask: the number of elements depends on the data")
     for dim, index in zip(where, given, strict=True):
         t.looked_up(index, t.shape(x)[dim], from_end=True)
     shapes = [index.meta["val"].shape for index in given]

@@ -28,7 +28,7 @@ def _batch_norm(
 ) -> tuple[str, ...]:
     channels = t.shape(mean)[0]
     if not isinstance(channels, int):
-        raise NotTranslatedError("of an open number of channels")
+        raise NotTranslatedError("with a dynamic number of channels")
     dtype = t.dtype(mean)
     scale = t.constant([1] * channels, dtype) if weight is None else t.value(weight)
     shift = t.constant([0] * channels, dtype) if bias is None else t.value(bias)
@@ -51,7 +51,7 @@ def _own_statistics(
     """Normalise by the batch's own statistics, as in InstanceNorm and training. Returns the result,
     the means, and the factors (1 / standard deviation)."""
     if not training:
-        raise NotTranslatedError("by statistics that there are not")
+        raise NotTranslatedError("without running statistics")
     return _by_batch(t, x, weight, bias, epsilon)[:3]
 
 
@@ -75,7 +75,7 @@ def _statistics_kept(
     shape = t.shape(x)
     count = math.prod([*shape[:1], *shape[2:]])
     if not isinstance(count, int) or count < 2:
-        raise NotTranslatedError("of an open number of elements, or of one")
+        raise NotTranslatedError("with a dynamic number of elements, or one element")
     dtype = t.dtype(mean)
     unbiased = t.op("Mul", spread, t.constant(count / (count - 1), dtype))
 
@@ -117,7 +117,7 @@ def _layer_norm(
 ) -> tuple[str, ...]:
     sizes = t.shape(x)[len(t.shape(x)) - len(shape) :]
     if not all(isinstance(size, int) for size in sizes):
-        raise NotTranslatedError("over an open dimension")
+        raise NotTranslatedError("over a dynamic dimension")
     ones = torch.ones([int(size) for size in sizes], dtype=t.dtype(x))
     scale = t.tensor(ones) if weight is None else t.value(weight)
     operands = [t.value(x), scale, *([] if bias is None else [t.value(bias)])]
@@ -139,7 +139,7 @@ def _group_norm(
 ) -> tuple[str, ...]:
     count = t.shape(x)[1]
     if not isinstance(count, int):
-        raise NotTranslatedError("of an open number of channels")
+        raise NotTranslatedError("with a dynamic number of channels")
     dtype = t.dtype(x)
     scale = t.constant([1] * count, dtype) if weight is None else t.value(weight)
     shift = t.constant([0] * count, dtype) if bias is None else t.value(bias)

@@ -82,7 +82,7 @@ def _avg_pool(rank: int) -> Rule:
         divisor_override: int | None = None,
     ) -> str:
         if divisor_override is not None and ceil_mode:
-            raise NotTranslatedError("with a divisor of its own, of windows that may be cut")
+            raise NotTranslatedError("with divisor_override, for windows that may be cropped")
         counted = int(count_include_pad or divisor_override is not None)
         given = kernel, stride, padding, ceil_mode
         found = _pooled(t, x, "AveragePool", rank, *given, count_include_pad=counted)
@@ -105,7 +105,7 @@ def _adaptive(kind: str) -> Callable[..., str]:
         extents = [shape[axis] for axis in axes]
         known = [(n, m) for n, m in zip(extents, size, strict=True)]
         if not all(isinstance(each, int) and each for pair in known for each in pair):
-            raise NotTranslatedError("of open sizes, or of none")
+            raise NotTranslatedError("with dynamic sizes, or size 0")
         if all(n % m == 0 for n, m in known):
             windows = [n // m for n, m in known]
             pool = {"Mean": "AveragePool", "Max": "MaxPool"}[kind]
@@ -121,7 +121,7 @@ def _adaptive(kind: str) -> Callable[..., str]:
 def _parts(t: Translator, kind: str, value: str, axis: int, extent: int, count: int) -> str:
     """Windows along one axis, which overlap if `count` does not divide its extent."""
     if count > MOST_WINDOWS:
-        raise NotTranslatedError(f"{extent} elements in {count} windows that are not alike")
+        raise NotTranslatedError(f"{extent} elements in {count} unequal windows")
     bounds = [(k * extent // count, -(-(k + 1) * extent // count)) for k in range(count)]
     where = t.constant([axis])
     parts = [
@@ -149,7 +149,7 @@ def _nearest(t: Translator, node: fx.Node, x: fx.Node, size: Any, *scales: Any) 
         for n, m in zip(shape[2:], wanted[2:], strict=True)
     )
     if not whole:
-        raise NotTranslatedError("by what is no whole factor")
+        raise NotTranslatedError("by a factor that is not an integer")
     found: str = _resized("nearest", "asymmetric", nearest_mode="floor")(t, node, x)
     return found
 
@@ -164,7 +164,7 @@ def _bilinear(
             for (n, m), scale in zip(known, scales, strict=True)
         )
         if not exact:
-            raise NotTranslatedError("by a factor that is not the one of the sizes")
+            raise NotTranslatedError("by a factor that differs from the ratio of the sizes")
     how = "align_corners" if align_corners else "half_pixel"
     found: str = _resized("linear", how)(t, node, x)
     return found

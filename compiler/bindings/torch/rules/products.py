@@ -181,7 +181,7 @@ def _attention(
         raise NotTranslatedError("with dropout")
     dtype, width = t.dtype(node), t.shape(query)[-1]
     if not isinstance(width, int):
-        raise NotTranslatedError("of an open width")
+        raise NotTranslatedError("with a dynamic width")
     factor = 1 / math.sqrt(width) if scale is None else scale
     turned = t.op("Transpose", t.value(key), perm=[0, 1, 3, 2])
     scores = t.op("MatMul", t.value(query), turned)

@@ -40,7 +40,7 @@ def _layer(
 ) -> tuple[str, ...]:
     """One layer in one direction. x: (time, batch, width); states: (1, batch, hidden_size)."""
     if mode != LSTM or batch_sizes or layers != 1 or bidirectional or batch_first or train:
-        raise NotTranslatedError("no layer of an LSTM over sequences of one length")
+        raise NotTranslatedError("other than an LSTM over sequences of one length")
     first = t.constant([0])
     made = [t.op("Unsqueeze", _turned(t, each), first) for each in (weights, state_weights)]
     biases = None
@@ -67,7 +67,7 @@ def _turned(t: Translator, given: fx.Node) -> str:
     cell."""
     size = t.shape(given)[0]
     if not isinstance(size, int):
-        raise NotTranslatedError("of an open width")
+        raise NotTranslatedError("with a dynamic width")
     parts = t.several("Split", t.value(given), t.constant([size // 4] * 4), axis=0, count=4)
     return t.op("Concat", *(parts[k] for k in (0, 3, 1, 2)), axis=0)
 

@@ -105,7 +105,7 @@ def _moments(
     for axis in axes:
         size = shape[axis]
         if not isinstance(size, int):
-            raise NotTranslatedError("over an open dimension")
+            raise NotTranslatedError("over a dynamic dimension")
         count *= size
     where, value = t.constant(axes), t.value(x)
     if not count:

@@ -157,7 +157,7 @@ def _roll(
         axis = _axis(dim, len(shape))
         size = shape[axis]
         if not isinstance(size, int):
-            raise NotTranslatedError("along an open dimension")
+            raise NotTranslatedError("along a dynamic dimension")
         cut = -shift % size if size else 0
         if cut:
             parts = sliced(t, value, axis, cut, END), sliced(t, value, axis, 0, cut)
@@ -233,14 +233,14 @@ def _gathered(
     value = x.meta["val"]
     given = [*value.shape, *value.stride(), value.storage_offset(), *size, *stride, offset]
     if not all(isinstance(each, int) for each in given):
-        raise NotTranslatedError("with open strides")
+        raise NotTranslatedError("with dynamic strides")
     count, start = value.numel(), value.storage_offset()
     extent = (
         start + 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
     )
     ends = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not count or not math.prod(size) or max(extent, math.prod(size)) > MOST_PLACES:
-        raise NotTranslatedError("of nothing, or of too much")
+        raise NotTranslatedError("without elements, or of too many")
     if ends >= extent:
         raise NotTranslatedError("beyond the elements of a tensor")
     places = torch.full((extent,), -1)
@@ -263,7 +263,7 @@ def _diagonal(
     rest = [dim for dim in range(len(shape)) if dim not in (one, other)]
     rows, columns, size = shape[one], shape[other], t.shape(node)[-1]
     if not all(isinstance(each, int) for each in (rows, columns, size)):
-        raise NotTranslatedError("of open sizes")
+        raise NotTranslatedError("with dynamic sizes")
     turned = _transposed(t, x, [*rest, one, other])
     others = [shape[dim] for dim in rest]
     flat = t.reshaped(turned, [*others, rows, columns], [*others, rows * columns])
@@ -279,7 +279,7 @@ def _windows(t: Translator, node: fx.Node, x: fx.Node, dim: int, size: int, step
     axis = _axis(dim, len(shape))
     count = t.shape(node)[axis]
     if not isinstance(count, int):
-        raise NotTranslatedError("along an open dimension")
+        raise NotTranslatedError("along a dynamic dimension")
     starts = torch.arange(count)[:, None] * step
     found = t.op("Gather", t.value(x), t.tensor(starts + torch.arange(size)), axis=axis)
     order = [dim for dim in range(len(shape) + 1) if dim != axis + 1]

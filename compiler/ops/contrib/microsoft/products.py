@@ -101,7 +101,7 @@ def _matmul_integer_to_float(node: OnnxNode) -> str:
 def _transposed(node: OnnxNode, value: str, key: str) -> str:
     """A matrix, transposed if the attribute says so."""
     if len(node.shape(value)) != 2:
-        raise node.invalid(f"an operand {show(node.shape(value))} is no matrix")
+        raise node.invalid(f"an operand {show(node.shape(value))} is not a matrix")
     return node.call("Transpose", value, perm=(1, 0)) if node.integer(key, 0) else value
 
 

@@ -77,7 +77,7 @@ def _onnx_imputer(node: OnnxNode) -> str:
         replaced = node.integer("replaced_value_int64", 0)
         limits = np.iinfo(dtype.numpy)
         if min(replaced, *values) < limits.min or max(replaced, *values) > limits.max:
-            raise node.invalid(f"values that are no {dtype}")
+            raise node.invalid(f"values that are not {dtype}")
     if isnan(replaced):
         missing = node.emit("is_nan", [x])
     else:

@@ -108,12 +108,12 @@ def _check_trees(nodes: Sequence[SplitNode | None], roots: Sequence[int], featur
             raise InvalidModelError(f"tree node {number} compares with a NaN")
         for child in (node.yes, node.no):
             if not 0 <= child < len(nodes):
-                raise InvalidModelError(f"tree node {number} branches to {child}, which is no node")
+                raise InvalidModelError(f"tree node {number} branches to {child}, not a node")
     trees: dict[int, int] = {}
     finished: set[int] = set()
     for tree, root in enumerate(roots):
         if not 0 <= root < len(nodes):
-            raise InvalidModelError(f"a tree starts at {root}, which is no node")
+            raise InvalidModelError(f"a tree starts at {root}, which is not a node")
         stack = [root]
         while stack:
             number = stack[-1]

@@ -63,7 +63,7 @@ def _scores(node: OnnxNode, forest: Forest, targets: int, aggregate: str) -> str
     if targets < 1 or not len(forest.roots):
         raise node.invalid(f"{len(forest.roots)} trees for {targets} targets")
     if ((forest.targets < 0) | (forest.targets >= targets)).any():
-        raise node.invalid(f"a leaf votes for what is none of {targets} targets")
+        raise node.invalid(f"a leaf votes for a target that is not one of {targets}")
     x = cast_to(node, rows_of(node, node.input(0)), forest.dtype)
     try:
         tables = tree_tables(forest.nodes, forest.roots, node.shape(x)[1], forest.dtype.numpy)
@@ -234,7 +234,7 @@ def _forest(node: OnnxNode, votes: str) -> Forest:
     voters = _whole(node, f"{votes}_treeids", len(leaves))
     at = [place.get(key, -1) for key in zip(voters, leaves, strict=True)]
     if any(number < 0 or nodes[number] is not None for number in at):
-        raise node.invalid("a vote is that of no leaf")
+        raise node.invalid("a vote belongs to no leaf")
     weights, precise = _numbers(node, f"{votes}_weights", len(leaves))
     targets = _whole(node, f"{votes}_ids", len(leaves))
     roots: dict[int, int] = {}
@@ -296,7 +296,7 @@ def _onnx_ensemble(node: OnnxNode) -> str:
         to_leaf = _whole(node, f"nodes_{side}leafs", count)
         places = _whole(node, f"nodes_{side}nodeids", count)
         if any(not 0 <= p < (leaves if f else count) for p, f in zip(places, to_leaf, strict=True)):
-            raise node.invalid(f"'nodes_{side}nodeids' names what is neither a node nor a leaf")
+            raise node.invalid(f"'nodes_{side}nodeids' refers to neither a node nor a leaf")
         sides.append([p + count if f else p for p, f in zip(places, to_leaf, strict=True)])
     members = _members(node, numbers.count(SplitMode.MEMBER))
     values = splits.array.reshape(-1).astype(np.float64).tolist()

@@ -176,9 +176,9 @@ def test_all_that_is_wrong_with_a_body_is_listed_up_to_a_limit(client: TestClien
         ("1..8@9", "dimension 'batch': hint 9 is not a size of 1..8; give a hint within"),
         ("1..8@3:0", "dimension 'batch': the share of hint 3 is '0', expected a number above 0"),
         ("@3:nan", "dimension 'batch': the share of hint 3 is 'nan'"),
-        ([4, "@3"], "dimension 'batch' has hints alone beside sizes: give the hints a range"),
+        ([4, "@3"], "dimension 'batch' has hints alone next to sizes: give the hints a range"),
         ("7..7@7", "dimension 'batch' has the one size 7, which takes no hints"),
-        ("seven", "dimension 'batch': 'seven' is no size; write 7, 1..512"),
+        ("seven", "dimension 'batch': 'seven' is not a size; write 7, 1..512"),
     ],
 )
 def test_a_wrong_hint_is_named_with_its_dimension(

@@ -328,7 +328,7 @@ MISTAKES = [
     (["show", "graph", "{none}"], 1, "no such file: '{none}'"),
     (["show", "graph", "{empty}"], 1, "empty"),
     (["show", "graph", "{noise}"], 1, "noise.onnx"),
-    (["show", "graph", "{folder}"], 1, "is no artifact"),
+    (["show", "graph", "{folder}"], 1, "is not an artifact"),
     (["show", "graph", "{model}", "--dim", "batch"], 1, "NAME=SIZE"),
     (["show", "graph", "{model}", "--dim", "batch=-1"], 1, "NAME=SIZE"),
     (["show", "graph", "{model}", "--dim", "batch=" + "9" * 5000], 1, "NAME=SIZE"),
@@ -341,7 +341,7 @@ MISTAKES = [
     (
         ["show", "graph", "{model}", "--dim", "batch=2", "--dim", "bach=3"],
         1,
-        "no open dimension 'bach'",
+        "no dynamic dimension 'bach'",
     ),
     (["show", "graph", "/dev/null"], 1, "a device"),
     (["show", "graph", "{model}", "--dim", "batch=2", "--target", "z80"], 1, "z80"),

@@ -246,7 +246,7 @@ def test_constants_make_a_report_of_numbers(
         (("--calibration", "SAMPLES", "--layout", "chw"), "known are nchw, nhwc"),
         (("--calibration", "SAMPLES", "--std", "0"), "a deviation is a number above 0"),
         (("--calibration", "AWAY"), "no such file: "),
-        (("--calibration", "SAMPLES", "--dim", "bach=2"), "no open dimension 'bach'"),
+        (("--calibration", "SAMPLES", "--dim", "bach=2"), "no dynamic dimension 'bach'"),
         (("--calibration", "SAMPLES", "--dim", "batch=3"), "the model takes (3, 3, 12, 12)"),
         (("--random", "-o", "MODEL"), "is the model that is to be quantised"),
         (("--random", "-o", "SAMPLES"), "is a folder, no file"),

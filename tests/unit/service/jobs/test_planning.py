@@ -49,11 +49,11 @@ def test_a_size_of_no_dimension_is_refused_by_every_command(
     path.write_bytes(model_bytes())
     assert run_cli([*command.split(), str(path), "--dim", "nodim=5"]) == 1
     said = capsys.readouterr().err
-    assert "the inputs have no open dimension 'nodim': all their sizes are fixed" in said
+    assert "the inputs have no dynamic dimension 'nodim': all their sizes are fixed" in said
 
 
 def test_several_sizes_of_no_dimension_are_refused_by_its_name() -> None:
     """And not because others have a range."""
     request = ModelRequest(BERT.read_bytes(), Mode(resolve_target("x86-64-v3")))
-    with pytest.raises(InvalidArgumentError, match="no open dimension 'nodim', open are: 'batch'"):
+    with pytest.raises(InvalidArgumentError, match="no dynamic dimension 'nodim', only: 'batch'"):
         plan_sizes(request, {"nodim": (1, 2)})

@@ -118,7 +118,7 @@ def test_hints_go_behind_the_sizes_of_a_dimension() -> None:
     for text, message in (
         ("n=@3:0", r"--dim 'n=@3:0': dimension 'n': the share of hint 3 is '0'"),
         ("n=7@7", "dimension 'n' has the one size 7, which takes no hints"),
-        ("n=4,@8", "hints alone beside sizes"),
+        ("n=4,@8", "hints alone next to sizes"),
         ("=@8", "expected NAME=SIZE"),
     ):
         with pytest.raises(OptionError, match=message):

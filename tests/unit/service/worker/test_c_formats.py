@@ -74,7 +74,7 @@ def test_caches_that_grow_have_no_room_that_a_caller_knows_nothing_of(tmp_path: 
         (["--weights", "file"], "--weights is for --format c"),
         (["--format", "c", "--target", "wasm32"], "--format c is not for target 'wasm32'"),
         (["--format", "wasm"], "--format wasm is not for target 'host'"),
-        (["--format", "c", "--name", "if"], "'x_if' would be one"),
+        (["--format", "c", "--name", "if"], "a valid one is 'x_if'"),
         (["--format", "c", "--dim", "batch=2"], "not 2 combinations"),
         (["--format", "c", "--pad", "--dim", "batch=2"], "--pad is for artifacts"),
     ],
