@@ -106,9 +106,7 @@ def test_sizes_select_a_program(
     artifact = read_artifact(tmp_path / "a")
     assert artifact.executable().program == program
     assert artifact.executable(sizes={"batch": 2}).program == twice
-    with pytest.raises(
-        ArtifactError, match="the sizes batch=3, only batch=1; batch=2"
-    ):
+    with pytest.raises(ArtifactError, match="the sizes batch=3, only batch=1; batch=2"):
         load_artifact(tmp_path / "a", sizes={"batch": 3})
     with pytest.raises(InvalidArgumentError, match=r"sizes are a mapping such as .* not 5"):
         load_artifact(tmp_path / "a", sizes=5)  # type: ignore[arg-type]  # a user's mistake
