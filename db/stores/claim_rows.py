@@ -35,8 +35,10 @@ MODE = ("target_key", "threads", "numerics")
 SUBJECT = ("kind", "subject", *MODE)
 """The columns that claims about the same thing have in common."""
 
-is_schedule = claims.c.kind == ClaimKind.SCHEDULE.value
-is_race = claims.c.kind == ClaimKind.RACE.value
+# literals: the kind is a condition of a partial index, and SQLite prepares a statement anew for a
+# bound value that could decide whether such an index applies: a query takes 65 us instead of 14
+is_schedule = claims.c.kind == sa.literal_column(f"'{ClaimKind.SCHEDULE.value}'")
+is_race = claims.c.kind == sa.literal_column(f"'{ClaimKind.RACE.value}'")
 is_confirmed = claims.c.state == ReviewState.CONFIRMED.value
 
 

@@ -20,7 +20,14 @@ from tilewright.db.models import ClaimRow
 from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
 from tilewright.db.stores import claim_ledger
 from tilewright.db.stores.claim_ledger import ClaimLedger, JobRecords
-from tilewright.db.stores.claim_rows import StoredRecord, record_id, serve
+from tilewright.db.stores.claim_rows import (
+    StoredRecord,
+    claims,
+    is_race,
+    is_schedule,
+    record_id,
+    serve,
+)
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.workers import WorkerStore
@@ -400,6 +407,11 @@ def test_what_a_job_left_provisional_is_weak_once_the_job_is_over(
     assert weak() == [id_of(first)]
     assert confirm(ledger, id_of(first), measured(2e-3, "a0"))
     assert ledger.get(id_of(first)).state is ReviewState.CONFIRMED
+
+
+def test_the_kind_of_a_claim_is_a_literal_in_queries() -> None:
+    """SQLite prepares a query anew each time for a bound value that a partial index names."""
+    assert sa.select(claims.c.id).where(is_schedule, is_race).compile().params == {}
 
 
 def test_weak_records_are_found_in_their_order_by_an_index(
