@@ -1,7 +1,7 @@
-"""Whole answers to lookups: the same question gets the same bytes until the answer could differ.
+"""Cache of complete lookup responses: a repeated question gets the same bytes while they are valid.
 
-A known answer is found by the bytes of its question and the owner who asks, behind the gate and
-before the framework: no parameter is read or checked again, and no thread is asked.
+The cache key consists of the request's bytes and the owner of its token. The cache is consulted
+after the gate and before the framework, so a hit neither validates parameters nor uses a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.service.api.conditional import JsonAnswer
 from tilewright.service.api.gate import GatedRoute
 
 MOST_BYTES = 64 << 20
-"""Of all answers that are kept, with their questions."""
+"""Limit of the cached answers and their questions together, in bytes."""
 
 _ASKED = "tilewright_question"
 
@@ -34,7 +34,7 @@ class LookupQuestion:
 
 
 class KnownAnswers:
-    """The last answer to each question. Of one event loop."""
+    """The last answer to each question. All calls come from one event loop."""
 
     def __init__(self, invalidation: Invalidation) -> None:
         self._invalidation = invalidation
@@ -50,9 +50,9 @@ class KnownAnswers:
         return self._kept.get(question), version
 
     def give(self, scope: Scope, answer: JsonAnswer, keys: Iterable[str]) -> Response:
-        """Answer a request to a `LookupRoute`, and keep that until one of the keys changes.
+        """Send an answer of a `LookupRoute`, and cache it until one of the keys changes.
 
-        The answer must depend on nothing but the question and what lookups of these keys answer.
+        The answer must depend only on the question and on the records of these keys.
         """
         question, version = scope[_ASKED]
         if version == self._invalidation.version and question not in self._kept:
@@ -62,7 +62,7 @@ class KnownAnswers:
 
 
 class LookupRoute(GatedRoute):
-    """A route that asks `KnownAnswers` first."""
+    """A route that consults `KnownAnswers` before it runs."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, again = b"", receive
@@ -86,7 +86,7 @@ class LookupRoute(GatedRoute):
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The whole body, and a way to receive it again."""
+    """Return the complete body, and a function that receives it again."""
     messages: list[Message] = []
     while True:
         messages.append(await receive())

@@ -44,11 +44,14 @@ from tilewright.service.storage import open_storage
 from tilewright.service.version import version
 
 HEALTH_THREADS = 2
-"""Threads that answer whether the service works, whatever all others do."""
+"""Threads reserved for health probes, so that other requests cannot delay them."""
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
-    """The application. Without `storage` it opens its own at start and closes it at the end."""
+    """Build the application.
+
+    Without `storage` the application opens its own at start-up and closes it at shutdown.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -119,8 +122,11 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """All routes, which every application of this process has: the framework works out what each
-    takes when it is first asked, a tenth of a second for all, and tests make 1,000 applications."""
+    """Return all routes. Every application of this process shares them.
+
+    The framework analyses the signatures of all routes in a tenth of a second, and tests build
+    1,000 applications.
+    """
     whole = APIRouter()
     for router in route_modules():
         whole.include_router(router, prefix="/v1")
@@ -130,8 +136,11 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _pacing(settings: Settings) -> HeartbeatPacing:
-    """So rare that a first lease, which no heartbeat has renewed yet, does not run out, and that
-    who misses two heartbeats is not lost."""
+    """Return the heartbeat pacing that the settings allow.
+
+    The longest interval keeps two promises. A first lease, which no heartbeat has renewed yet,
+    does not expire. A worker that misses two heartbeats does not count as lost.
+    """
     rarest = min(settings.lease_seconds * 2, settings.worker_lost_seconds) / 3
     return HeartbeatPacing(settings.heartbeat_seconds, rarest)
 
@@ -151,7 +160,7 @@ def _at_once(_: Request, error: Exception) -> Response:
 
 
 def stop_waiting(app: FastAPI) -> None:
-    """End open event streams and long polls, since the process is about to stop."""
+    """End open event streams and long polls before the process stops."""
     app.state.stopping = True
     room: ClaimDispatcher | None = getattr(app.state, "waiting_room", None)
     if room is not None:  # the application has begun
@@ -159,10 +168,10 @@ def stop_waiting(app: FastAPI) -> None:
 
 
 def route_modules() -> list[APIRouter]:
-    """The `router` of every module in service.api.routes: a new file is a new group of routes.
+    """Return the `router` of each module in service.api.routes: a new file adds a group of routes.
 
-    Groups that are asked often come first, lookups before leases: the framework tries one after
-    the other.
+    The framework tries the groups in order. Frequently requested groups therefore come first,
+    lookups before leases.
     """
     names = sorted((m.name for m in pkgutil.iter_modules(routes.__path__)), reverse=True)
     modules = [importlib.import_module(f"{routes.__name__}.{name}") for name in names]

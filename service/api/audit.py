@@ -1,4 +1,4 @@
-"""What routes write into the audit log."""
+"""Entries of the audit log that routes write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.service.api.deps import StorageDep, request_token
 
 
 class Auditor:
-    """Writes down what the token of one request does, and from where."""
+    """Writes audit entries for one request: its token's action and the client's address."""
 
     def __init__(self, token: Token, origin: str, storage: Storage) -> None:
         self._token = token
@@ -21,7 +21,7 @@ class Auditor:
         self._storage = storage
 
     def __call__(self, action: Action, subject: str, **detail: Any) -> None:
-        """Raises StorageError."""
+        """Write one entry about a subject, such as a job's id. Raises StorageError."""
         self._storage.audit.add(
             action,
             subject,

@@ -1,4 +1,4 @@
-"""Blobs as answers: streamed from wherever they lie, whole or a single range of them."""
+"""Responses that stream a blob from its store: all of it, or one range of its bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE: dict[int | str, dict[str, Any]] = {
     206: {"description": "The part that `Range` asks for", **_BYTES},
     **NOT_MODIFIED,
 }
-"""What routes with files say in their description."""
+"""OpenAPI responses of routes that return files."""
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
@@ -37,12 +37,10 @@ def blob_response(
     filename: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The bytes of a blob, or 304 for a client that has them.
+    """Return the bytes of a blob, or 304 for a client that has them.
 
-    A broken download goes on with a `Range` (RFC 9110, section 14).
-
-    A list of ranges, or a range that cannot be read, is answered with everything, as the RFC lets
-    a server do.
+    A client resumes a broken download with a `Range` header (RFC 9110, section 14). A list of
+    ranges, or a range that does not parse, gets the complete blob, as the RFC permits.
 
     Raises:
         NotFoundError: if there is no such blob.
@@ -79,7 +77,7 @@ def blob_response(
 
 
 def _wanted(request: Request, digest: str, size: int) -> tuple[int, int] | None:
-    """The first byte and the one behind the last; None for everything."""
+    """Return the requested half-open range of bytes, (first, end), or None for the whole blob."""
     match = _RANGE.fullmatch(request.headers.get("range", ""))
     if match is None or request.headers.get("if-range", f'"{digest}"') != f'"{digest}"':
         return None
@@ -87,6 +85,6 @@ def _wanted(request: Request, digest: str, size: int) -> tuple[int, int] | None:
     if first:
         end = min(int(last) + 1, size) if last else size
         return (int(first), end) if end > int(first) or int(first) >= size else None
-    if last:  # so many bytes from the end
+    if last:  # a suffix range: the last N bytes
         return (max(0, size - int(last)), size) if int(last) else (size, size)
     return None

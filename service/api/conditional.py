@@ -18,12 +18,12 @@ _JSON = "application/json"
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"description": "The client has it: `If-None-Match` names its `ETag`"}
 }
-"""What routes with tags say in their description."""
+"""OpenAPI responses of routes that send an `ETag`."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """JSON, and what a client is told that has what the tag names. Without a tag nobody has it."""
+    """A JSON body and its `ETag`. A body without a tag is always sent in full."""
 
     whole: Response
     unchanged: Response | None = None
@@ -31,19 +31,19 @@ class JsonAnswer:
 
     @classmethod
     def plain(cls, content: bytes) -> JsonAnswer:
-        """Of bytes without a tag."""
+        """Return an answer of these bytes, without a tag."""
         return cls(Response(content, media_type=_JSON))
 
     @classmethod
     def tagged(cls, content: bytes) -> JsonAnswer:
-        """Of bytes whose tag is their digest: whatever changes, the tag does."""
+        """Return an answer of these bytes, tagged with their digest."""
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
         whole = Response(content, headers=headers, media_type=_JSON)
         return cls(whole, Response(status_code=304, headers=headers), tag)
 
     def to(self, scope: Scope) -> Response:
-        """All of it, or 304 for a client that has it."""
+        """Return the full response, or 304 if the client's `If-None-Match` names the tag."""
         if self.unchanged is not None:
             given = [value for name, value in scope["headers"] if name == b"if-none-match"]
             if given and _names([value.decode("latin-1") for value in given], self.tag):
@@ -52,12 +52,12 @@ class JsonAnswer:
 
 
 def tagged(request: Request, content: bytes) -> Response:
-    """JSON with its tag, or 304 for a client that has it."""
+    """Return JSON tagged with its digest, or 304 if the client has that."""
     return JsonAnswer.tagged(content).to(request.scope)
 
 
 def has(request: Request, tag: str) -> bool:
-    """Whether the client says that it has what this tag names."""
+    """Whether the request's `If-None-Match` names this tag."""
     return _names(request.headers.getlist("if-none-match"), tag)
 
 

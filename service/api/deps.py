@@ -1,4 +1,4 @@
-"""What several routes take: stores, settings, a token with the right scope, an job_target."""
+"""Dependencies that routes share: stores, settings, a token with the right scope, a job target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.service.api.waiting import ClaimDispatcher
 from tilewright.service.api.worker_traffic import WorkerTraffic
 from tilewright.service.settings import Settings
 
-# All are coroutines: the framework would send a plain function to a thread, and wait for one.
+# All are coroutines: the framework runs a plain function in a thread of a limited pool.
 
 
 async def get_storage(request: Request) -> Storage:
@@ -70,7 +70,7 @@ async def get_upload_limiter(request: Request) -> CapacityLimiter:
 
 
 def request_token(request: Request) -> Token:
-    """The token with which a request came through the gate."""
+    """Return the token with which a request passed the gate."""
     token = request.scope["tilewright_token"]
     assert isinstance(token, Token)
     return token

@@ -1,8 +1,8 @@
-"""The description of the interface (OpenAPI): what each operation takes, answers and refuses.
+"""OpenAPI description of the interface: parameters, answers, refusals and examples per operation.
 
-The framework says what the types say. Added here, in one place for all: how an operation can be
-refused, which follows from what it passes (the gate, a body, a limit), as a problem document; and
-an example of every request and answer, put together from those of their fields.
+The framework derives parameters and answers from the types. This module adds two things to every
+operation. Refusals are problem documents; they follow from the checks that a request passes (the
+gate, a body, a limit). Examples of requests and answers combine the examples of their fields.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _EXAMPLES = {
     503: ("storage-unavailable", "the database is busy: try again"),
     507: ("insufficient-storage", "the service's disk is full; nothing of this request was saved"),
 }
-"""Kind and sentence of a refusal. docs/rest.md has all kinds."""
+"""Example kind and sentence of a refusal, by status. docs/rest.md lists all kinds."""
 
 _NAMES = {"digest": SHOWN_KEY, "key": SHOWN_KEY}
-"""Path parameters; the others are ids."""
+"""Example values of path parameters; all others are ids."""
 
 
 def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json:
-    """The framework's description with refusals and examples, changed in place."""
+    """Add refusals and examples to the framework's description, in place, and return it."""
     schemas = described["components"]["schemas"]
     schemas["ProblemView"] = ProblemView.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -59,7 +59,7 @@ def describe(described: Json, routes: Sequence[GatedRoute], prefix: str) -> Json
 
 
 def _summary(route: GatedRoute) -> str:
-    """The first sentence of its docstring."""
+    """Return the first sentence of a route's docstring."""
     first = " ".join(route.description.partition("\n\n")[0].split())
     for end in (". ", "; ", ": "):
         first = first.partition(end)[0]
@@ -95,7 +95,7 @@ def _examples(operation: Json, schemas: Mapping[str, Json]) -> None:
 
 
 def _contents(operation: Json) -> Iterator[Json]:
-    """What the request and the answers hold, but for files."""
+    """Yield the content of the request and of each successful answer, without files."""
     holders = [operation.get("requestBody", {})]
     holders += [answer for status, answer in operation["responses"].items() if status < "300"]
     for holder in holders:
@@ -105,9 +105,9 @@ def _contents(operation: Json) -> Iterator[Json]:
 
 
 def example(schema: Json, schemas: Mapping[str, Json], where: str = "") -> Any:
-    """A value of a JSON schema, by the examples in it.
+    """Return a value of a JSON schema, built from the examples in it.
 
-    Raises ValueError for text or an object that has none.
+    Raises ValueError for text or an object without an example.
     """
     if "examples" in schema:
         return schema["examples"][0]

@@ -1,4 +1,4 @@
-"""Every error over HTTP is `application/problem+json` (RFC 9457) with a type of its own."""
+"""HTTP errors as problem documents: `application/problem+json` (RFC 9457), one type per error."""
 
 from __future__ import annotations
 
@@ -41,16 +41,20 @@ MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"
 
 MOST_FIELD_ERRORS = 20
-"""Most errors of a body that are listed: it may be wrong in a million places."""
+"""Limit of listed errors per request body: a large body may have a million."""
 
 RETRY_SECONDS = {"storage-unavailable": "1", "wrong-schema-version": "60"}
-"""When to try again what the storage refuses: at once, or once somebody has updated the service."""
+"""`Retry-After` of storage errors, in seconds: a busy database, or a service that needs an update.
+"""
 
 log = structlog.get_logger("tilewright.web")
 
 
 class ApiProblem(Exception):
-    """What a route raises. `slug` names the kind and is what a client may depend on."""
+    """An error of a route that becomes a problem document.
+
+    `slug` names the kind of error. It is stable: clients may depend on it.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class ApiProblem(Exception):
         super().__init__(detail)
 
     def response(self) -> JSONResponse:
-        """The document; its sentence has a limited length, even if a model's names are long."""
+        """Return the problem document. Its sentence has a limited length, whatever names it has."""
         body = {
             "type": PREFIX + self.slug,
             "title": self.slug.replace("-", " ").capitalize(),
@@ -84,7 +88,7 @@ class ApiProblem(Exception):
 
 class _ProblemResponse(JSONResponse):
     def render(self, content: Any) -> bytes:
-        # escaped: what was sent may hold what UTF-8 cannot
+        # escaped: the request may contain lone surrogates, which UTF-8 cannot encode
         return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
@@ -107,7 +111,7 @@ def invalid(detail: str, slug: str = "invalid-request") -> ApiProblem:
 
 
 def compiler_problem(error: CompilerError) -> ApiProblem:
-    """A mistake in what the user sent; the message already names the offender."""
+    """Return the problem for a mistake in the user's input; the message names the offender."""
     match error:
         case UnsupportedOperatorError():
             extra = {
@@ -164,16 +168,19 @@ def database_problem(error: DatabaseError) -> ApiProblem:
 
 
 def _storage_problem(error: DatabaseError, status: int, slug: str, sentence: str) -> ApiProblem:
-    """The sentence for anybody. Addresses and paths are in the log, under the request's id."""
+    """Return a problem with a sentence that any client may read.
+
+    Addresses and paths go to the log only, under the request's id.
+    """
     log.error("storage", kind=slug, error=str(error))
     retry = {"Retry-After": RETRY_SECONDS[slug]} if slug in RETRY_SECONDS else None
     return ApiProblem(status, slug, sentence, headers=retry)
 
 
 def validation_problem(error: RequestValidationError) -> ApiProblem:
-    """Field errors as a list, and the first of them as the sentence."""
+    """Return a problem that lists field errors; its sentence is the first of them."""
     listed = map(_field_error, error.errors()[:MOST_FIELD_ERRORS])
-    # once each: a body that a dependency of the route reads, too, is validated twice
+    # without duplicates: a body that a dependency also reads is validated twice
     errors = list({(each["field"], each["message"]): each for each in listed}.values())
     first = errors[0] if errors else {"field": "body", "message": "malformed"}
     return ApiProblem(
@@ -193,12 +200,12 @@ _SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "b
 
 
 def document(_: Request, problem: ApiProblem) -> Response:
-    """A problem as a document."""
+    """Return the response of a problem."""
     return problem.response()
 
 
 def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = document) -> None:
-    """Make every error of the application a problem, answered as `answer` says."""
+    """Turn every error of the application into a problem, and render it with `answer`."""
 
     def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiProblem)
@@ -219,7 +226,7 @@ def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = do
     def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status, detail = error.status_code, str(error.detail)
-        if detail == HTTPStatus(status).phrase:  # of the router, which names nothing
+        if detail == HTTPStatus(status).phrase:  # the router's error, which names nothing
             detail = f"{detail.lower()}: {request.method} {request.url.path}"
         slug = _SLUGS.get(status, HTTPStatus(status).phrase.lower().replace(" ", "-"))
         problem = ApiProblem(status, slug, detail, headers=error.headers or {})
@@ -233,7 +240,7 @@ def install(app: FastAPI, answer: Callable[[Request, ApiProblem], Response] = do
 
     def on_bug(request: Request, error: Exception) -> Response:
         log.error("unhandled", path=request.url.path, error=repr(error), exc_info=error)
-        headers = {HEADER: current_request_id()}  # this answer passes no middleware
+        headers = {HEADER: current_request_id()}  # no middleware sees this answer
         sentence = "the service failed; its log says why"
         return answer(request, ApiProblem(500, "internal-error", sentence, headers=headers))
 

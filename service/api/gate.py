@@ -1,7 +1,7 @@
-"""What a request passes before a byte of its body is read: its token, its scope, its length.
+"""The gate checks a request before its body is read: token, scope and content length.
 
-Then its body is read with a limit, at a least rate and within a deadline, and no thread waits for
-it. A route is one of `GatedRoute`; the scope that it needs is that of its dependency `Needs`.
+It then reads the body within a size limit, at a minimum rate and before a deadline, without
+holding a thread. Every gated route is a `GatedRoute`; its `Needs` dependency states the scope.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tilewright.service.api.schemas.bodies import is_plain, plain_body
 from tilewright.service.settings import Settings
 
 KNOWN_SECONDS = 1.0
-"""How long a token that was verified is not looked up again. Who revokes it is heard of sooner."""
+"""Time for which a verified token is cached. A notice of a revocation clears the cache sooner."""
 
 RESULT = "/leases/{lease_id}/result"
 
 LARGE_BYTES = 1 << 16
-"""Of a result that has more, it is asked whether its request can have one of that size."""
+"""Size above which the gate checks whether the measured request can have a result that large."""
 
 _MOST_KNOWN = 10_000
 
@@ -49,7 +49,10 @@ log = structlog.get_logger("tilewright.web")
 
 
 class Needs(HTTPBearer):
-    """The dependency of a route that needs a token with a scope. The gate has checked it."""
+    """Dependency of a route that needs a token with a scope. Returns the token.
+
+    The gate has already checked the scope.
+    """
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(
@@ -64,7 +67,7 @@ class Needs(HTTPBearer):
 
 
 class TokenCache:
-    """Tokens that were verified at most `KNOWN_SECONDS` ago."""
+    """Cache of the tokens that were verified at most `KNOWN_SECONDS` ago."""
 
     def __init__(self, tokens: TokenStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokens = tokens
@@ -74,10 +77,10 @@ class TokenCache:
         self._version = 0  # grows when tokens are forgotten
 
     async def verify(self, secret: str) -> Token | None:
-        """Return the token of a secret as `TokenStore.verify`, with an answer that may be cached.
+        """Return the token of a secret, as `TokenStore.verify` does; the answer may be cached.
 
-        Concurrent requests with one secret share one look-up, however long it takes. A token is
-        looked up again in the background after half of its time.
+        Concurrent requests with the same secret share one look-up. A cached token is looked up
+        again in the background once half of `KNOWN_SECONDS` has passed.
         """
         found = self._known.get(secret)
         age = KNOWN_SECONDS if found is None else self._clock() - found[0]
@@ -101,18 +104,18 @@ class TokenCache:
         if token is not None and self._tokens.use_is_old(token):
             try:
                 self._tokens.used(token.id)
-            except StorageError as error:  # who may only read must not be stopped by a full disk
+            except StorageError as error:  # a full disk must not block requests that only read
                 log.warning("use of a token not noted", token=token.id, error=str(error))
         return token
 
     def forget(self) -> None:
-        """Look every token up again: some were created or revoked."""
+        """Empty the cache, because tokens were created or revoked."""
         self._version += 1
         self._known.clear()
         self._flights.forget()
 
     async def follow(self, notifier: Notifier) -> None:
-        """Forget all tokens when one is revoked anywhere; until it is cancelled."""
+        """Empty the cache whenever any process revokes a token. Runs until cancelled."""
         with notifier.listening(TOKENS) as ears:
             while True:
                 await ears.woken()
@@ -121,22 +124,22 @@ class TokenCache:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slowly a body may come, and how long it may take altogether."""
+    """Minimum rate of a request body, and the limit of its total time."""
 
-    start_seconds: float  # until the rate counts
+    start_seconds: float  # grace period before the rate applies
     bytes_per_second: float
     most_seconds: float
 
     def seconds(self, received: int) -> float:
-        """When, after its begin, more must have come than so many bytes."""
+        """Return the time after the start by which more than `received` bytes must have arrived."""
         return min(self.start_seconds + received / self.bytes_per_second, self.most_seconds)
 
 
 class Body:
-    """The body of one request as it comes in.
+    """Receives the body of one request within its limits.
 
-    Raises HTTPException, which is all that the framework passes on: 413 for too much of it, 408 if
-    it comes too slowly. The connection is closed after that.
+    Raises HTTPException, the only exception that the framework passes on from here: 413 for a
+    body that is too large, 408 for one that arrives too slowly. Both close the connection.
     """
 
     def __init__(self, receive: Receive, what: str, limit_bytes: int, pace: Pace) -> None:
@@ -151,7 +154,7 @@ class Body:
         self._last = b""
 
     async def receive(self) -> Message:
-        if self._over:  # whoever asks now waits for the client to go
+        if self._over:  # the body is complete: the next message is the client's disconnect
             return await self._receive()
         left = self._began + self._pace.seconds(self._received) - time.monotonic()
         try:
@@ -174,13 +177,13 @@ class Body:
 
 
 class Gate:
-    """What all requests to an application pass.
+    """The checks that every request to an application passes.
 
     Args:
-        settings: limits and paces.
-        tokens: who may come in.
-        most_of_result: how large a result for a lease can be, by the lease's name. Asked in a
-            thread.
+        settings: limits of sizes, and the pace of bodies.
+        tokens: the tokens that authenticate requests.
+        most_of_result: returns the largest possible result for a lease, in bytes, by the lease's
+            id. Called in a thread.
     """
 
     def __init__(
@@ -198,12 +201,12 @@ class Gate:
             "/models": ("the model", settings.max_model_bytes),
             "/samples": ("the samples", settings.max_samples_bytes),
             "/records:import": ("the records", settings.max_import_bytes),
-            "/records/import": ("the records", settings.max_import_bytes),  # of the dashboard
+            "/records/import": ("the records", settings.max_import_bytes),  # the dashboard's form
             RESULT: ("the result", settings.max_result_bytes),
         }
 
     async def authenticate(self, headers: Mapping[bytes, bytes], scope: Scope) -> Token:
-        """The token of a request, if it has the scope. Raises a 401 or 403 problem."""
+        """Return the token of a request if it has the scope. Raises a 401 or 403 problem."""
         secret = secret_of(headers)
         if not secret:
             raise unauthorized("a bearer token is needed")
@@ -221,22 +224,24 @@ class Gate:
         headers: Mapping[bytes, bytes],
         receive: Receive,
     ) -> Receive:
-        """The body of a request to a route, within its limits. Raises a 413 problem.
-
-        Also NotFoundError for a large result of a lease that is not there.
+        """Return a `receive` that enforces the limits of a route's body.
 
         Args:
-            path: of the route.
-            named: its parameters.
-            headers: of the request.
-            receive: brings the body.
+            path: the path template of the route.
+            named: its path parameters.
+            headers: the headers of the request.
+            receive: the server's function that receives the body.
+
+        Raises:
+            ApiProblem: 413, if the content length exceeds the limit.
+            NotFoundError: for a large result of a lease that does not exist.
         """
         what, limit = self._limits.get(path, self._limit)
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
             raise too_large(what, limit)
         if path == RESULT and not (length.isdigit() and int(length) <= LARGE_BYTES):
-            # to read JSON keeps everybody waiting: no more of it than there can be
+            # parsing JSON blocks the event loop, so accept no more than the largest result
             limit = min(limit, await run_in_threadpool(self._most_of_result, named["lease_id"]))
             if length.isdigit() and int(length) > limit:
                 raise too_large(what, limit)
@@ -244,7 +249,7 @@ class Gate:
 
 
 def secret_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """The bearer token of a request; empty without one."""
+    """Return the bearer token of a request, or b"" if it has none."""
     kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
     return secret.strip() if kind.lower() == b"bearer" else b""
 
@@ -260,12 +265,12 @@ _KEY_PARAMETER = {
 
 
 class GatedRoute(APIRoute):
-    """A route whose requests pass the gate of the application."""
+    """A route whose requests pass the application's gate first."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._needs = _needed(self.dependant)
-        # a worker's routes are safe to repeat by themselves, and a reader's change nothing
+        # workers' routes are idempotent already, and readers' routes change nothing
         changes = self._needs in (Scope.SUBMIT, Scope.ADMIN)
         self._once = changes and "POST" in (self.methods or ())
         described = self.openapi_extra or {}
@@ -275,8 +280,8 @@ class GatedRoute(APIRoute):
 
     @property
     def refusals(self) -> frozenset[int]:
-        """The statuses with which a request may be refused: by what it passes, and by what the
-        route and its dependencies say of themselves."""
+        """The error statuses of the route: from the gate, and from `refuses` on the route and on
+        its dependencies."""
         found = {413, 422, 500, 503, 507} | refusals_of(self.dependant)
         if self._needs is not None:
             found |= {401, 403}
@@ -284,7 +289,7 @@ class GatedRoute(APIRoute):
             found.add(408)
         if self._once:
             found.add(409)
-        if self.param_convertors:  # it names something, which may not be there
+        if self.param_convertors:  # the path names a resource, which may not exist
             found.add(404)
         return frozenset(found)
 
@@ -314,12 +319,12 @@ class GatedRoute(APIRoute):
 
     async def _handle(self, scope: Connection, receive: Receive, send: Send) -> None:
         await super().handle(scope, receive, send)
-        if self._needs is Scope.ADMIN:  # it may have revoked a token
+        if self._needs is Scope.ADMIN:  # the request may have revoked a token
             scope["app"].state.gate.tokens.forget()
 
 
 def _needed(dependant: Dependant) -> Scope | None:
-    """The scope that a route needs, by itself or by what it depends on."""
+    """Return the scope that a route or one of its dependencies needs, or None."""
     if isinstance(dependant.call, Needs):
         return dependant.call.scope
     found = [_needed(each) for each in dependant.dependencies]

@@ -1,8 +1,8 @@
-"""How often workers are to say that they live.
+"""Pacing of worker heartbeats: the interval between them grows with the number of workers.
 
-A heartbeat is a request of its own. With 5,000 workers and one every five seconds, an api did
-little else than answer them. So a process tells its workers to come less often where there are
-many: it hears of at most so many a second, as long as that lets a lost worker be found in time.
+A heartbeat is a separate request. With 5,000 workers and an interval of five seconds, an API
+process did little else than answer heartbeats. Each process therefore lengthens the interval to
+limit heartbeats per second, within a bound that still detects a lost worker in time.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 
 MOST_A_SECOND = 200.0
-"""Heartbeats that a process wants: a fifth of its time, or a quarter."""
+"""Target rate of heartbeats per process. They take a fifth to a quarter of its time."""
 
 
 class HeartbeatPacing:
-    """The workers that a process hears from.
+    """Computes the heartbeat interval from the workers that report to this process.
 
     Args:
-        least_seconds: between two heartbeats of a worker, where there are few.
-        most_seconds: however many there are.
-        clock: in seconds.
+        least_seconds: the interval for few workers.
+        most_seconds: the longest interval, for any number of workers.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class HeartbeatPacing:
         self._least_seconds = least_seconds
         self._most_seconds = max(least_seconds, most_seconds)
         self._clock = clock
-        self._heard: dict[str, float] = {}  # when last; who was silent longest comes first
+        self._heard: dict[str, float] = {}  # time of the last heartbeat; longest silent first
 
     def hear(self, worker_id: str) -> None:
-        """A worker lives. Those that were silent for long are no longer counted."""
+        """Note a heartbeat of a worker, and stop counting workers that were silent for long."""
         now = self._clock()
         self._heard.pop(worker_id, None)
         self._heard[worker_id] = now
@@ -44,6 +44,6 @@ class HeartbeatPacing:
 
     @property
     def seconds(self) -> float:
-        """How long a worker that is heard now may be silent."""
+        """Time in seconds until the next heartbeat of a worker that reports now."""
         wanted = len(self._heard) / MOST_A_SECOND
         return min(max(wanted, self._least_seconds), self._most_seconds)

@@ -1,12 +1,13 @@
-"""What the web process does by itself, beside answering requests.
+"""Periodic background work of the web process: lease expiry, and removal of old data.
 
-Twice a second it lets the leases of silent workers run out. One replica does it for all, by turns
-in the database. No other process does this: while no replica is up, workers can neither renew nor
-report. That time does not count for their leases, so that what they finish meanwhile is not given
-to somebody else.
+Twice a second one replica expires the leases of silent workers. The replicas take turns, which the
+database assigns. Only the web process does this. While no replica runs, workers can neither renew
+leases nor report results. That time does not count towards expiry, so a request that a worker
+finishes meanwhile is not leased to another worker.
 
-At longer intervals it removes finished measurement requests, blobs that nothing names, and workers
-that were not heard of for long. Trials, jobs, models and artifacts go only where a setting says so.
+At longer intervals the process removes finished measurement requests, unreferenced blobs, and
+workers without a recent heartbeat. It removes trials, jobs, models and artifacts only if a setting
+requires it.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ log = structlog.get_logger("tilewright.web")
 PERIOD_SECONDS = 0.5
 
 SWEEP = "leases"
-"""The name of the turn, for `storage.sweeps.age`: how long ago leases were looked after."""
+"""Name of the turn. `storage.sweeps.age` returns the time since leases were last checked."""
 
 
 BUCKET_IDLE_SECONDS = 120.0
-"""A bucket of a rate limit holds a minute's worth: it is full again by then."""
+"""Idle time after which a rate limit's bucket is removed: one minute refills it completely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What was removed: bytes of blobs, and rows of all else."""
+    """Counts of removed things: bytes of blobs, rows of everything else."""
 
     requests: int
     blob_bytes: int
@@ -54,25 +55,25 @@ class Tidied:
 
 
 def tidy(storage: Storage, settings: Settings) -> Tidied:
-    """Remove what nobody needs any more. Any process may call it at any time, several at once.
+    """Remove data that is no longer needed. Several processes may call this concurrently.
 
-    It keeps every request whose outcome an open job's tuner has not stored, and stores what came
-    of those of jobs that ended. It keeps every blob
-    that a row refers to, and every young one, because the row may be about to be written.
+    Keeps each request whose outcome the tuner of an open job has not stored yet. Stores the
+    outcomes of requests whose jobs have ended. Keeps each blob that a row refers to, and each
+    recent blob, whose row may not be written yet.
     """
     store_orphaned_results(storage)
     requests = storage.leases.prune(settings.keep_finished_seconds)
     storage.rate_limits.remove_full(BUCKET_IDLE_SECONDS)
     storage.idempotency.remove(settings.keep_answers_seconds)
     forgotten = storage.retention.apply(retention(settings))
-    # after the rows: what they named is free now
+    # after the rows, because removed rows no longer refer to their blobs
     blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
     workers = storage.workers.forget(settings.keep_workers_seconds)
     return Tidied(requests, blob_bytes, workers, **forgotten)
 
 
 def retention(settings: Settings) -> Retention:
-    """How long the settings `keep_KIND_days` keep each kind."""
+    """Return the retention of each kind of data, from the settings `keep_KIND_days`."""
     kinds = (one.name for one in fields(Retention))
     return Retention(**{kind: getattr(settings, f"keep_{kind}_days") for kind in kinds})
 
@@ -80,12 +81,14 @@ def retention(settings: Settings) -> Retention:
 def sweep(
     storage: Storage, metrics: Metrics, holder: str, idle_seconds: float = float("inf")
 ) -> bool:
-    """Let leases run out if it is this replica's turn; whether it was.
+    """Expire leases if it is this replica's turn. Returns whether it was.
 
     Args:
-        storage, metrics: what is looked after, and where it is counted.
-        holder: names this replica.
-        idle_seconds: since this replica tried last. It was up meanwhile, whoever had the turn.
+        storage: the store of the leases.
+        metrics: counts the expired leases.
+        holder: the name of this replica.
+        idle_seconds: time since this replica's last attempt. The replica was running meanwhile,
+            whichever replica had the turn.
     """
     turn = storage.sweeps.take(SWEEP, holder)
     if turn is None:
@@ -108,15 +111,15 @@ def sweep(
 
 
 async def name_all(storage: Storage) -> None:
-    """Find the names of all workloads that came since the last time, a batch at a time."""
+    """Name all workloads that were stored since the last call, in batches."""
     while await run_in_threadpool(name_workloads, storage):
         pass
 
 
 async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> None:
-    """Let leases run out, and tidy; until it is cancelled. Whatever fails is tried again.
+    """Expire leases and remove old data until cancelled. Retries after any failure.
 
-    The first tidying comes an interval after the start: workers have reported themselves by then.
+    The first removal starts one interval after the start, when workers have sent heartbeats.
     """
     holder = uuid.uuid4().hex
     tidied = time.monotonic()
@@ -127,12 +130,12 @@ async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> 
             mine = await run_in_threadpool(sweep, storage, metrics, holder, now - tried)
             tried = now
             if mine and time.monotonic() - tidied >= settings.housekeeping_seconds:
-                tidied = time.monotonic()  # an error is not met again at once
+                tidied = time.monotonic()  # set first: an error is not retried immediately
                 removed = await run_in_threadpool(tidy, storage, settings)
                 if any(asdict(removed).values()):
                     log.info("tidied", **asdict(removed))
                 metrics.count_removed(asdict(removed))
         except Exception as error:
-            # without it no lease would ever run out, and nobody would be told
+            # keep running: otherwise leases would never expire, without any sign of it
             log.error("housekeeping", error=repr(error), exc_info=error)
         await asyncio.sleep(PERIOD_SECONDS)

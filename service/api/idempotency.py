@@ -1,11 +1,11 @@
-"""Requests with an `Idempotency-Key`: done once, however often they are sent.
+"""Requests with an `Idempotency-Key` are executed once, however often a client sends them.
 
-It is decided as soon as the body is there, and before anything is done with it: the body is hashed
-as it goes by. The first answer that says that something was done (2xx) is kept; any other one has
-changed nothing, and a repetition is tried anew.
+The body is hashed while it is received. The check happens after its last byte and before the route
+runs. The first successful answer (2xx) is stored and replayed. Any other answer means that nothing
+changed, so a repetition is executed again.
 
-Answers may hold a secret (that of a new token), which the database must not know. They are
-encrypted with what only the client has: the secret of its own token.
+An answer may contain the secret of a new token, which must not be readable in the database.
+Answers are therefore encrypted with a key derived from the secret of the client's own token.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ log = structlog.get_logger("tilewright.web")
 
 
 class AnswerAtOnceError(HTTPException):
-    """Ends a request with an answer that is there already; it passes through the framework from
-    wherever the body is read."""
+    """Ends a request with a stored answer.
+
+    As an HTTPException it passes through the framework from wherever the body is read.
+    """
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status_code)
@@ -50,7 +52,7 @@ class AnswerAtOnceError(HTTPException):
 
 
 def key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """The key of a request. Raises a 422 problem for one that is no key."""
+    """Return the key of a request, or None. Raises a 422 problem for an invalid key."""
     given = headers.get(_HEADER)
     if given is None:
         return None
@@ -61,7 +63,7 @@ def key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 class Once:
-    """One request with a key."""
+    """Executes one request with a key at most once."""
 
     def __init__(
         self, store: IdempotencyStore, token_id: str, secret: bytes, key: str, scope: Scope
@@ -79,7 +81,11 @@ class Once:
         self._body = bytearray()
 
     async def begin(self) -> None:
-        """Go on if nobody has done this yet. Raises AnswerAtOnceError."""
+        """Reserve the key for this request.
+
+        Raises AnswerAtOnceError with the stored answer if the request was already executed, or
+        with the problem that the database reports.
+        """
         try:
             found = await run_in_threadpool(
                 self._store.begin, self._token_id, self._key, self._digest.hexdigest()
@@ -92,7 +98,7 @@ class Once:
         self._renewing = asyncio.create_task(self._renew(found))
 
     def receiving(self, receive: Receive) -> Receive:
-        """The body, hashed; with its end the request begins."""
+        """Return a `receive` that hashes the body, and calls `begin` after its last byte."""
 
         async def hashed() -> Message:
             message = await receive()
@@ -105,7 +111,10 @@ class Once:
         return hashed
 
     def sending(self, send: Send) -> Send:
-        """Keeps an answer before the client has it, and lets go before it hears of a failure."""
+        """Return a `send` that stores a successful answer before it reaches the client.
+
+        Before it sends any other answer, it releases the key.
+        """
 
         async def kept(message: Message) -> None:
             if self._held is None:
@@ -126,12 +135,12 @@ class Once:
         return kept
 
     async def end(self) -> None:
-        """Let go of a request that was not answered, or not with success."""
+        """Release the key of a request that has no successful answer."""
         held, self._held = self._held, None
         if self._renewing is not None:
             self._renewing.cancel()
         if held is not None:
-            with anyio.CancelScope(shield=True), suppress(StorageError):  # then it runs out
+            with anyio.CancelScope(shield=True), suppress(StorageError):  # then the key expires
                 await run_in_threadpool(self._store.release, held)
 
     async def _finish(self, held: HeldKey, status: int, body: bytes) -> None:
@@ -139,7 +148,7 @@ class Once:
         answer = nonce + self._cipher.encrypt(nonce, body, None)
         try:
             await run_in_threadpool(self._store.finish, held, status, answer)
-        except StorageError as error:  # what was done is done: the client has to know
+        except StorageError as error:  # the request succeeded: still answer the client
             log.warning("an answer was not kept", key=self._key, error=str(error))
         self._held = None
 
@@ -162,5 +171,5 @@ class Once:
             await asyncio.sleep(HELD_SECONDS / 3)
             try:
                 await run_in_threadpool(self._store.renew, held)
-            except StorageError as error:  # the next time, maybe
+            except StorageError as error:  # the next round tries again
                 log.warning("a key was not renewed", key=self._key, error=str(error))

@@ -1,4 +1,4 @@
-"""Rate limits of a token on the routes that cost much; they hold across replicas."""
+"""Rate limits per token on expensive routes. All replicas share the counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Limited(StrEnum):
-    """What has a limit."""
+    """Actions with a rate limit."""
 
     UPLOADS = "uploads"
     JOBS = "jobs"
@@ -44,7 +44,7 @@ def _per_minute(what: Limited, settings: Settings) -> int:
 
 
 class Limiter:
-    """Counts what the token of one request asks for."""
+    """Counts the limited actions of one request's token."""
 
     def __init__(self, token: Token, storage: Storage, settings: Settings) -> None:
         self._token = token
@@ -53,14 +53,14 @@ class Limiter:
 
     @property
     def asker(self) -> str:
-        """Who takes turns with others."""
+        """Identifier under which the token takes turns with others."""
         return self._token.id
 
     def take(self, what: Limited) -> None:
-        """Count one. A minute's worth may come at once.
+        """Count one action. A burst may use the allowance of a whole minute at once.
 
         Raises:
-            ApiProblem: 429 with `Retry-After`, if the token has used up what it has for now.
+            ApiProblem: 429 with `Retry-After`, if the token's allowance is used up.
             StorageError: if the database does not answer.
         """
         limit = _per_minute(what, self._settings)
@@ -80,10 +80,10 @@ class Limiter:
 
 
 async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter: Limiter) -> T:
-    """The answer, made if nobody asked for it lately; that is what the limiter counts.
+    """Return the answer from the cache, or compute it. The limiter counts computed answers only.
 
     Raises:
-        ApiProblem: if it cannot be made, or the token has had as many made as it may.
+        ApiProblem: if the answer cannot be computed, or the token's allowance is used up.
     """
     if not planning.knows(question):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)

@@ -1,4 +1,4 @@
-"""Sockets that listen, bound before anything else starts, so that a taken port is one sentence."""
+"""Listening sockets, bound before anything else starts: a port in use gives a one-line error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ BACKLOG = 2048
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message is one sentence."""
+    """The server cannot listen on the address. The message is one sentence."""
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """A socket for every address of the host, all on one port; with port 0, on a free one.
+    """Return a listening socket per address of the host, all on the same port.
+
+    Port 0 selects a free port.
 
     Raises:
-        ListenError: if the host is unknown or not this machine, or the port is taken.
+        ListenError: if the host is unknown or not this machine, or if the port is in use.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -31,7 +33,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 sockets.append(_bound(family, kind, protocol, (address[0], bound, *address[2:])))
             except OSError as error:
-                # a machine may know of IPv6 and yet have no address of it
+                # a machine may support IPv6 without having an IPv6 address
                 absent = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
                 if not (absent and len(found) > 1 and (sockets or address != found[-1][4])):
                     raise

@@ -1,4 +1,4 @@
-"""Schedules as answers: one at a time, and in bulk."""
+"""Lookups of tuned schedules: for one workload, for several, and for a model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 
 async def target_key(name: str, storage: Storage) -> str:
-    """As `target_key_of`; a thread asks the database only about what is no key."""
+    """Return the key of a target, as `target_key_of` does.
+
+    A key is returned directly. Any other name is looked up in the database, in a thread.
+    """
     if is_target_key(name):
         return name
     return await run_in_threadpool(target_key_of, name, storage)
 
 
 def stands(name: str) -> bool:
-    """Whether a target's name means the same for ever: it is no worker's."""
+    """Whether a name always refers to the same target. A worker's target may change."""
     return is_target_key(name) or is_described(name)
 
 
 @dataclass(frozen=True, slots=True)
 class LookupBytes:
-    """A `LookupView` as bytes, and the keys of all that it depends on."""
+    """A serialised `LookupView`, and the keys of all records that it depends on."""
 
     content: bytes
     keys: Sequence[str]
@@ -45,7 +48,7 @@ class LookupBytes:
 async def lookup_workloads(
     storage: Storage, body: LookupRequest, served: RecordCache
 ) -> LookupBytes:
-    """Records of the named workloads. Raises UnknownTargetError."""
+    """Return the records of the named workloads. Raises UnknownTargetError."""
     keys = list(dict.fromkeys(body.workloads or ()))
     target = await target_key(body.target, storage)
     wanted = [PlannedWorkload(key, "", 1) for key in keys]
@@ -60,12 +63,14 @@ async def lookup_model(
     limiter: Limiter,
     sees: str | None,
 ) -> LookupBytes:
-    """Records of every workload that a model is cut into. It is planned at most once, and planning
-    is what the limiter counts. `sees` is the owner for whom there are only own models.
+    """Return the records of all workloads of a model.
+
+    A model is planned at most once; the limiter counts plannings. `sees` is the owner whose models
+    the token may see, or None for all models.
 
     Raises:
         NotFoundError: if the owner never uploaded the model.
-        ApiProblem: if it cannot be planned, or the token has had as many planned as it may.
+        ApiProblem: if the model cannot be planned, or the token's allowance is used up.
     """
     assert body.model is not None
     digest = body.model
@@ -84,7 +89,7 @@ async def lookup_model(
 async def _lookup(
     served: RecordCache, body: LookupRequest, target: str, wanted: Sequence[PlannedWorkload]
 ) -> bytes:
-    """The records are bytes already."""
+    """Return the serialised answer. It joins the records, which are bytes already."""
     threads, numerics = body.mode_options.threads, body.mode_options.numerics
     found = await served.find((target, threads, numerics), {each.key for each in wanted})
     records = [found[each.key] or b"null" for each in wanted]

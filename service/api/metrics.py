@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests as they pass, and the queues as they stand when asked for."""
+"""Prometheus metrics: requests as they are served, and queue lengths at the time of a scrape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.db.stores.workers import Health
 
-# A long poll and an event stream take as long as they like; their time says nothing.
+# Long polls and event streams last until an event or a timeout, so their time is not informative.
 _UNTIMED = frozenset(
     {"/v1/leases/claim", "/v1/jobs/{job_id}/events", "/dashboard/jobs/{job_id}/events"}
 )
@@ -27,7 +27,7 @@ _STATEMENT_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3
 
 
 class Metrics:
-    """One registry an application, so that several in one process (tests) do not collide."""
+    """Metrics of one application, in a registry of their own: tests run many in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -114,26 +114,26 @@ class Metrics:
         )
 
     def time_statements(self, engine: sa.Engine) -> None:
-        """Measure every statement of this process from now on."""
+        """Start to time every SQL statement of this engine."""
 
         def before(connection: sa.Connection, *_: Any) -> None:
             connection.info["tilewright_statement_began"] = time.perf_counter()
 
         def after(connection: sa.Connection, *_: Any) -> None:
             began = connection.info.pop("tilewright_statement_began", None)
-            if began is not None:  # what began before somebody measured
+            if began is not None:  # else the statement began before timing was on
                 self._statements.observe(time.perf_counter() - began)
 
         sa.event.listen(engine, "before_cursor_execute", before)
         sa.event.listen(engine, "after_cursor_execute", after)
 
     def count_removed(self, removed: Mapping[str, int]) -> None:
-        """What housekeeping removed, by its kind."""
+        """Count the things that housekeeping removed, by kind."""
         for what, count in removed.items():
             self._removed.labels(what).inc(count)
 
     def render(self, storage: Storage) -> bytes:
-        """The exposition text, with the queues read from the database now."""
+        """Return the exposition text. Reads the queues from the database."""
         depth = storage.leases.depth()
         for state in RequestState:
             self._requests_queued.labels(state.value).set(depth.get(state, 0))
@@ -160,9 +160,9 @@ class Metrics:
 
 
 class _Totals(Collector):
-    """Counters that the database keeps: they survive restarts, and several processes share them.
+    """Counters that the database keeps. They survive restarts, and all processes share them.
 
-    `values` are by the label's value, or one by "" where there is no label.
+    `values` maps each value of the label to a count. A counter without a label has one entry, "".
     """
 
     def __init__(self, name: str, text: str, label: str = "") -> None:
@@ -180,7 +180,7 @@ class _Totals(Collector):
 
 
 class MetricsMiddleware:
-    """Counts every request under its route's template, not its path."""
+    """Counts requests by route template, not by path."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -211,7 +211,7 @@ class MetricsMiddleware:
                 timed.observe(time.perf_counter() - started)
 
     def _of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-        """The metrics of a route, found once: to find them takes longer than to count."""
+        """Return the metrics of a route. Cached, because finding them costs more than counting."""
         found = self._found.get((method, route, status))
         if found is None:
             found = (
@@ -223,7 +223,7 @@ class MetricsMiddleware:
 
 
 def _template(scope: Scope) -> str:
-    """The path with names of parameters instead of their values: labels must stay few."""
+    """Return the path with parameter names instead of values, which limits the number of labels."""
     if "route" not in scope:
         return "unmatched"
     parts = scope["path"].split("/")

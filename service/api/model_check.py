@@ -1,4 +1,4 @@
-"""Refuse a model that cannot be tuned when it is sent, so that no job fails a minute later."""
+"""Checks at upload and submission that reject a model before a job would fail on it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tilewright.service.jobs.plan.stage_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:
-    """Whether a file is an ONNX model at all: one that parses and has a graph.
+    """Check that a file is an ONNX model: it parses, and it has a graph.
 
     Raises:
-        InvalidModelError: if it is not.
+        InvalidModelError: if the file is not an ONNX model.
     """
     import onnx
 
@@ -31,13 +31,13 @@ def check_model_bytes(path: Path, name: str) -> None:
 
 
 def check_job(spec: JobSpec) -> None:
-    """Import and plan the model as the tuner will, at the first of its sizes.
+    """Import and plan the model as the tuner does, at the first of the job's sizes.
 
-    The model is bytes, not a file: an uploaded model has no folder that external data could be read
-    from.
+    The model comes as bytes, not as a file, because an uploaded model has no folder with external
+    data.
 
     Raises:
-        CompilerError: what is wrong, in one sentence.
+        CompilerError: if that fails; the message is one sentence.
     """
     first = plan_first_program(spec.request, spec.options.sizes)
     spec.check_deliverable(first)

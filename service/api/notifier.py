@@ -1,10 +1,11 @@
-"""Wakes coroutines when the database has something new for them: one listener a process.
+"""Wakes coroutines when the database announces changes. Each process has one notifier.
 
-Event streams and long polls wait here. A coroutine that waits holds no thread and no connection; a
-single thread hears the notices of all (`db.notices`). A notice may be lost, so every few seconds
-one task asks for all topics that anybody waits for, in a query for each kind.
+Event streams and long polls wait here, without holding a thread or a connection. A single thread
+receives the notices for all of them (`db.notices`). A notice may be lost. Every few seconds a task
+therefore queries the states of all subscribed topics, with one query per kind of topic.
 
-Whatever goes wrong, both go on: else everybody would wait for ever, and nobody would say so.
+The thread and the task continue after any error. Otherwise all waiting coroutines would wait
+forever, without any sign of the failure.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from tilewright.db.notices import NoticeSource
 log = structlog.get_logger("tilewright.web")
 
 FALLBACK_SECONDS = 5.0
-"""How often topics are asked for whose notices may have been lost."""
+"""Interval between queries for changes whose notices may have been lost."""
 
 _HEAR_SECONDS = 0.25
-"""How soon the thread notices that it is to end."""
+"""Time within which the thread notices that it has to stop."""
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 15.0
-"""The pause after a failure, which doubles with each one that follows."""
+"""Pause after a failure, and its limit. The pause doubles with each consecutive failure."""
 
 
 class States(Protocol):
-    """`db.notices.topic_states` of a database."""
+    """The function `db.notices.topic_states`, bound to a database."""
 
     def __call__(self, topics: Collection[str], /) -> Mapping[str, int]: ...
 
 
 class Listener(Protocol):
-    """Who is told of topics."""
+    """Receives the topics that were announced."""
 
     def wake(self, topic: str, /) -> None: ...
 
 
 class Subscription:
-    """What a coroutine waits with. It is woken by every notice of its topics since it was made."""
+    """Lets a coroutine wait for topics. Collects each notice from its creation on."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -60,7 +61,10 @@ class Subscription:
         self._event.set()
 
     async def woken(self, seconds: float | None = None) -> frozenset[str]:
-        """The topics that were announced since the last call; none if time ran out first."""
+        """Wait for a notice, and return all topics announced since the last call.
+
+        Returns an empty set after a timeout of `seconds`.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
@@ -71,15 +75,17 @@ class Subscription:
 
 
 class Notifier:
-    """Made in the event loop that it wakes; `start` and `stop` are called there.
+    """Wakes the listeners of topics in one event loop.
+
+    Create, start and stop the notifier in that event loop.
 
     Args:
-        source: where notices come from.
-        states: what is asked for notices that may have been lost.
-        fallback_seconds: how often.
-        failed: called for each failure, in any thread.
-        retry_seconds: the first pause after one.
-        clock: seconds that only grow.
+        source: receives notices from the database.
+        states: queries the states of topics, to detect lost notices.
+        fallback_seconds: the interval between these queries.
+        failed: called after each failure, in any thread.
+        retry_seconds: the pause after a first failure.
+        clock: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -104,20 +110,21 @@ class Notifier:
         self._thread = threading.Thread(target=self._hear, name="notices", daemon=True)
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start to receive notices."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._fallback = asyncio.create_task(self._ask_now_and_then())
 
     @property
     def deaf_seconds(self) -> float:
-        """For how long no notice could be heard; infinite if that ended for good."""
+        """Time in seconds since notices could last be received; infinite after the thread or the
+        fallback task has ended."""
         if not self._thread.is_alive() or self._fallback.done():
             return math.inf
         return self._clock() - self._heard_at
 
     async def stop(self) -> None:
-        """Wake everybody for the last time."""
+        """Stop to receive notices, and wake every listener once more."""
         self._fallback.cancel()
         self._ending.set()
         self.wake_all()
@@ -125,14 +132,17 @@ class Notifier:
 
     @contextmanager
     def listening(self, *topics: str) -> Iterator[Subscription]:
-        """Hear of these topics from now on: look at the database first, then wait."""
+        """Yield a subscription to these topics. Inside, query the database before the first wait.
+
+        A change that precedes the subscription causes no notice.
+        """
         ears = Subscription()
         with self.telling(ears, *topics):
             yield ears
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:
-        """Tell a listener of these topics from now on."""
+        """Wake a listener for each notice of these topics, while the context is open."""
         for topic in topics:
             self._ears[topic].add(listener)
         try:
@@ -144,13 +154,13 @@ class Notifier:
                     del self._ears[topic]
 
     def wake(self, topics: Iterable[str]) -> None:
-        """Wake who listens to any of the topics."""
+        """Wake all listeners of these topics."""
         for topic in topics:
             for listener in list(self._ears.get(topic, ())):
                 listener.wake(topic)
 
     def wake_all(self) -> None:
-        """Anything may have changed, or everybody shall end."""
+        """Wake every listener: notices may have been lost, or the process stops."""
         self.wake(list(self._ears))
 
     def _hear(self) -> None:
@@ -159,9 +169,9 @@ class Notifier:
             try:
                 topics = self._source.wait(_HEAR_SECONDS)
                 self._tell(None if missed else topics)
-            except Exception as error:  # noqa: BLE001 (nobody else would ever be woken)
+            except Exception as error:  # noqa: BLE001 (without this thread no listener wakes)
                 self._note(error)
-                missed = True  # what was announced meanwhile
+                missed = True  # notices during the pause are lost
                 self._ending.wait(pause)
                 pause = min(2 * pause, LONGEST_RETRY_SECONDS)
                 continue
@@ -170,14 +180,14 @@ class Notifier:
         self._source.close()
 
     def _tell(self, topics: Sequence[str] | None) -> None:
-        """Wake who listens, in the event loop; None: everybody."""
+        """Wake the listeners of topics in the event loop, or all listeners if `topics` is None."""
         if topics is None:
             self._loop.call_soon_threadsafe(self.wake_all)
         elif topics:
             self._loop.call_soon_threadsafe(self.wake, topics)
 
     def _note(self, error: Exception) -> None:
-        """Count and log a failure; one that the database does not explain is a bug."""
+        """Count and log a failure. Only a DatabaseError is expected; any other is a bug."""
         self._failed()
         if isinstance(error, DatabaseError):
             log.warning("notices", error=str(error))
@@ -191,12 +201,12 @@ class Notifier:
             before = await self.ask(before)
 
     async def ask(self, before: Mapping[str, int]) -> Mapping[str, int]:
-        """Wake the topics whose states differ from those before; the states now."""
+        """Wake the topics whose states differ from `before`, and return the current states."""
         topics = list(self._ears)
         try:
             now = await run_in_threadpool(self._states, topics)
             self.wake(topic for topic in topics if before.get(topic) != now.get(topic))
-        except Exception as error:  # noqa: BLE001 (it is asked again)
+        except Exception as error:  # noqa: BLE001 (the next round queries again)
             self._note(error)
             return before
         return now

@@ -1,9 +1,9 @@
-"""Lists over HTTP, a page at a time.
+"""Pagination of lists over HTTP.
 
-`limit` bounds a page. Where more follow, the answer says how to get them: `Link` with `rel="next"`
-(RFC 8288), and the token in it once more as `X-Next-Page-Token`. A token is opaque to clients. In
-it are the position behind which to go on, and a digest of the list and its filters, so that it is
-refused anywhere else.
+`limit` bounds the size of a page. If more entries follow, the answer has a `Link` header with
+`rel="next"` (RFC 8288), and its page token again as `X-Next-Page-Token`. The token is opaque to
+clients. It contains the position after which the next page begins, and a digest of the list and
+its filters. Another list, or the same list with other filters, rejects it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OWN = frozenset({"limit", "page_token"})
 
 
 class Pages:
-    """The page that a request asks for."""
+    """The page that a request selects."""
 
     def __init__(self, request: Request, response: Response, limit: int, token: str | None) -> None:
         self._request = request
@@ -38,11 +38,11 @@ class Pages:
 
     @property
     def wanted(self) -> tuple[int, Position | None]:
-        """The limit, and the position behind which the page begins."""
+        """The limit, and the position after which the page begins."""
         return self.limit, self.after
 
     def told(self, page: Page[T]) -> Page[T]:
-        """The page; the answer says how to get the next one."""
+        """Return the page, and add the headers for the next page to the answer."""
         if page.next is not None:
             token = _token(page.next, self._list())
             query = urlencode([*self._filters(), ("limit", self.limit), ("page_token", token)])
@@ -55,7 +55,7 @@ class Pages:
         return sorted((name, value) for name, value in given if name not in _OWN)
 
     def _list(self) -> str:
-        """Names the list and its filters."""
+        """Return a digest of the list and its filters."""
         whole = json.dumps([self._request.url.path, self._filters()])
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
@@ -65,7 +65,10 @@ def _token(position: Position, name: str) -> str:
 
 
 def _position(token: str, name: str) -> Position:
-    """The position in a token. Raises a 422 problem. The store checks it against its columns."""
+    """Return the position in a page token. Raises a 422 problem for an invalid token.
+
+    The store checks the position against its columns.
+    """
     try:
         found: Any = json.loads(base64.b64decode(token + "=" * (-len(token) % 4), b"-_", True))
     except (ValueError, RecursionError):

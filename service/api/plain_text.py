@@ -1,4 +1,7 @@
-"""URLs hold text that every database can hold; `service.api.schemas.bodies` checks bodies."""
+"""Checks that URLs contain only text that every database can store.
+
+`service.api.schemas.bodies` checks request bodies.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tilewright.service.api.errors import invalid
 
 
 class PlainTextMiddleware:
-    """Refuses URLs with null characters."""
+    """Rejects URLs with null characters."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

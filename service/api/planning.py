@@ -1,8 +1,8 @@
-"""Models are read and planned in processes of their own, within limits.
+"""Runs the reading and planning of models in child processes, within limits of time and memory.
 
-A model may be of any size, crafted, or merely large: it can make its reader slow, run out of memory
-or crash. That ends the child and this one request, never the web process. Askers take turns, and
-one that asks for much leaves a child to the others.
+A crafted or very large model can make its reader slow, exhaust its memory or crash it. That ends
+the child and the request, but not the web process. Tokens take turns: a token with many questions
+leaves a child process to the others.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from tilewright.service.jobs.plan.bounded_planning import memory_limit
 from tilewright.service.settings import Settings
 
 MOST_WAITING = 64
-"""Questions that wait for a child; one more is answered 503 at once."""
+"""Limit of questions that wait for a child. A further question gets status 503 immediately."""
 
 MOST_OF_ONE = 16
-"""Of them those of one asker."""
+"""Limit of waiting questions per token."""
 
 LOOK_SECONDS = 5.0
-"""How often a question that waits looks whether there is still a pool that will answer it."""
+"""Interval at which a waiting question checks that its process pool is still alive."""
 
 T = TypeVar("T")
 
 
 class Planning:
-    """The child processes, which start when they are first needed and stay; and what they said.
+    """The planning processes, and caches of their answers.
 
-    An `asker` is a token, by its ID.
+    The processes start at the first question and remain. An `asker` is the id of a token.
     """
 
     def __init__(self, settings: Settings, blobs: BlobStore) -> None:
@@ -69,16 +69,16 @@ class Planning:
         self._flights: SingleFlight[str, Any] = SingleFlight()
 
     async def check_model(self, path: Path, name: str, asker: str) -> None:
-        """Raises a problem that says why a file is no ONNX model."""
+        """Check that a file is an ONNX model. Raises a problem with the reason if it is not."""
         await self._ask(ModelCheck(path, name), f"model '{name}'", asker)
 
     async def check_samples(self, path: Path, name: str, asker: str) -> None:
-        """Raises a problem that says why a file holds no samples."""
+        """Check that a file contains samples. Raises a problem with the reason if it does not."""
         question = SamplesCheck(SamplesFile(name, path), self._samples_bytes)
         await self._ask(question, f"'{name}'", asker)
 
     async def check_job(self, check: JobCheck, asker: str) -> None:
-        """Raises a problem that says why a model cannot be tuned so."""
+        """Check that a model can be tuned with a job's options. Raises a problem if it cannot."""
         async with AsyncExitStack() as stack:
             path = await stack.enter_async_context(self._local(check.digest))
             samples = [
@@ -92,12 +92,12 @@ class Planning:
             await self._ask(asked, f"model '{check.digest}'", asker)
 
     def knows(self, question: KeptQuestion[Any]) -> bool:
-        """Whether the answer is cached, or being made."""
+        """Whether the answer is cached or being computed."""
         key = question.key()
         return key in self._flights or key in self._cache(question)
 
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
-        """The answer, made once for the same question. Raises ApiProblem if it cannot be made."""
+        """Return the answer, computed once per question. Raises ApiProblem if that fails."""
         key = question.key()
         kept: T | None = self._cache(question).get(key)
         if kept is not None:
@@ -123,7 +123,7 @@ class Planning:
         return contextmanager_in_threadpool(self._blobs.local(digest))
 
     def close(self) -> None:
-        """End the children."""
+        """End the child processes."""
         if self._pool is not None:
             _end(self._pool)
 
@@ -132,7 +132,7 @@ class Planning:
             async with self._turns.turn(asker):
                 try:
                     answer = await self._answer(question)
-                except BrokenProcessPool:  # a child without work was killed: not its fault
+                except BrokenProcessPool:  # an idle child was killed, not by this question
                     answer = await self._answer(question)
         except TooManyError as error:
             raise ApiProblem(
@@ -164,7 +164,10 @@ class Planning:
         return answer
 
     async def _answer(self, question: Question) -> Any:
-        """Raises BrokenProcessPool if the pool ended before the child had the question."""
+        """Return a child's answer.
+
+        Raises BrokenProcessPool if the pool ended before a child received the question.
+        """
         await self._let_go()
         pool = self._started()
         asked = asyncio.wrap_future(
@@ -179,8 +182,11 @@ class Planning:
             asked.cancel()
 
     async def _let_go(self) -> None:
-        """A pool is over for good once a child ends that had no work: where memory runs out the
-        kernel may choose it."""
+        """Close a pool that has broken down.
+
+        A pool breaks down permanently when an idle child ends. The kernel may kill an idle child
+        when memory runs out.
+        """
         pool = self._pool
         if pool is not None and not pool.active:
             self._pool = None
@@ -188,8 +194,8 @@ class Planning:
 
     def _started(self) -> ProcessPool:
         if self._pool is None:
-            # forked from a server that has loaded the compiler and has no threads: a child that
-            # died is replaced in no time
+            # The fork server has loaded the compiler and has no threads, so a dead child is
+            # replaced quickly.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([planning_child.__name__])
             self._pool = ProcessPool(

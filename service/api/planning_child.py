@@ -1,7 +1,7 @@
-"""What the planning process does: it reads models that strangers sent, within a limit of memory.
+"""Questions that a planning process answers about untrusted models, within a memory limit.
 
-Everything here runs in a child of the web process (`service.api.planning`). What a user did wrong
-comes back as a value: an exception of ours would not survive the way between two processes.
+This code runs in a child of the web process (`service.api.planning`). A user's mistake comes back
+as a `Refusal` value, because the project's exceptions do not survive pickling between processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What an `ApiProblem` is made of."""
+    """The fields of an `ApiProblem`, in a form that passes between processes."""
 
     status: int
     slug: str
@@ -48,7 +48,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorkload:
-    """A workload of a model, for people and by its key, and how often the model runs it."""
+    """A workload of a model: its key, a readable name, and how often one run executes it."""
 
     key: str
     name: str
@@ -57,7 +57,7 @@ class PlannedWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """Whether a file is an ONNX model at all."""
+    """Checks that a file is an ONNX model."""
 
     path: Path
     name: str
@@ -68,10 +68,15 @@ class ModelCheck:
 
 @dataclass(frozen=True, slots=True)
 class JobCheck:
-    """Whether a model can be tuned as a job asks for, with the inputs that it is given.
+    """Checks that a model can be tuned with a job's options and sample inputs.
 
-    `options` are the job's; `path` is where the child finds the model, `samples` where it finds
-    the files of samples, which hold at most `samples_bytes`.
+    Attributes:
+        digest: the SHA-256 of the model's file.
+        mode: the mode in which the job tunes.
+        options: the options of the job.
+        path: the model's file, as the child process finds it.
+        samples: the files of sample inputs, as the child process finds them.
+        samples_bytes: the limit of their size.
     """
 
     digest: str
@@ -82,7 +87,7 @@ class JobCheck:
     samples_bytes: int = 0
 
     def spec(self, model: bytes) -> JobSpec:
-        """The job with a model's bytes. Raises TuningError for an option that nobody knows."""
+        """Return the job with a model's bytes. Raises TuningError for an unknown option."""
         return JobSpec.of_options(ModelRequest(model, self.mode), self.options)
 
     def run(self) -> None:
@@ -94,7 +99,7 @@ class JobCheck:
 
 @dataclass(frozen=True, slots=True)
 class SamplesCheck:
-    """Whether a file holds samples at all: arrays by name, of so many bytes at most."""
+    """Checks that a file contains samples: named arrays of at most `limit_bytes`."""
 
     file: SamplesFile
     limit_bytes: int
@@ -104,41 +109,43 @@ class SamplesCheck:
 
 
 class KeptQuestion(ABC, Generic[T]):
-    """A question whose answer is remembered, under what it `asks`."""
+    """A question whose answer is cached under the parameters that it `asks` for."""
 
     __slots__ = ()
 
     MOST_BYTES: ClassVar[int]
-    """Of memory that remembered answers of the kind take together."""
+    """Limit of the memory of all cached answers to questions of this kind."""
 
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What is asked about, for a problem."""
+        """The subject of the question, as a problem names it."""
 
     @abstractmethod
     def asks(self) -> tuple[object, ...]:
-        """All that the answer depends on, as values that JSON can spell. The code's version is the
-        process's own, and so it is not among them."""
+        """All parameters that the answer depends on, as JSON values.
+
+        The code's version is not among them: the cache belongs to a process with one version.
+        """
 
     @abstractmethod
     def run(self) -> T:
-        """Raises CompilerError, DatabaseError or MemoryError."""
+        """Compute the answer. Raises CompilerError, DatabaseError or MemoryError."""
 
     def key(self) -> str:
-        """Names the question by a few bytes, however long its parts are."""
+        """Return a SHA-256 of the question's parameters, in hexadecimal."""
         return hashlib.sha256(canonical_json(self.asks()).encode()).hexdigest()
 
 
 class ModelQuestion(KeptQuestion[T]):
-    """One whose answer is read from a model."""
+    """A question whose answer is computed from a model's file."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def model(self) -> str:
-        """The digest of its file."""
+        """The digest of the model's file."""
 
     @property
     def subject(self) -> str:
@@ -146,12 +153,12 @@ class ModelQuestion(KeptQuestion[T]):
 
     @abstractmethod
     def at(self, path: Path) -> Self:
-        """The same of the file that lies there."""
+        """Return this question with the path of the model's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[T]):
-    """A question to be answered with the bytes of memory that its answer takes."""
+    """A question whose answer comes with its size in memory, in bytes."""
 
     question: KeptQuestion[T]
 
@@ -162,7 +169,7 @@ class Measured(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
-    """Which workloads a model is cut into, at sizes or for ranges."""
+    """The workloads of a model, at given sizes or ranges of its dynamic dimensions."""
 
     digest: str
     mode: Mode
@@ -193,7 +200,10 @@ class WorkloadsQuestion(ModelQuestion[Sequence[PlannedWorkload]]):
 
 @dataclass(frozen=True, slots=True)
 class GraphQuestion(ModelQuestion[ModelGraph]):
-    """How the model of a job is cut, drawn; a model at several sizes is drawn at the first."""
+    """The graph of a job's model with its partition into workloads.
+
+    A model at several sizes is planned at the first of them.
+    """
 
     check: JobCheck
 
@@ -217,7 +227,10 @@ class GraphQuestion(ModelQuestion[ModelGraph]):
 
 @dataclass(frozen=True, slots=True)
 class CodeQuestion(KeptQuestion[ShownCode]):
-    """What a schedule makes of a workload's text, for any target; without one, the untuned one."""
+    """The code that a schedule generates for a workload, for any target.
+
+    `text` is the workload's text. Without `schedule`, the untuned schedule is used.
+    """
 
     text: str
     schedule: Mapping[str, Any] | None
@@ -238,8 +251,11 @@ class CodeQuestion(KeptQuestion[ShownCode]):
 
 @dataclass(frozen=True, slots=True)
 class PredictionsQuestion(KeptQuestion[Predicted]):
-    """What the models of cost say of trials of a workload's text. `model` are the bytes of a stored
-    cost model, and `digest` names them; both are empty for none."""
+    """The cost models' predictions for trials of a workload.
+
+    `text` is the workload's text. `model` contains the bytes of a stored cost model, and `digest`
+    is their digest; both are empty without a stored model.
+    """
 
     text: str
     target: Target
@@ -272,14 +288,17 @@ Question = ModelCheck | JobCheck | SamplesCheck | Measured[Any]
 
 
 def begin(memory_bytes: int) -> None:
-    """Limit this process, and let requests go first; Ctrl-C in a terminal is for its parent."""
+    """Limit the memory of this process, and lower its priority below the web process.
+
+    The process ignores SIGINT: its parent handles Ctrl-C.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(memory_bytes)
     go_last(NICENESS)
 
 
 def answer(question: Question) -> Any:
-    """What the question's `run` says, or a Refusal."""
+    """Return the result of the question's `run`, or a Refusal if it fails as expected."""
     run: Callable[[], Any] = question.run
     try:
         return run()

@@ -1,6 +1,6 @@
-"""What an orchestrator asks: `/healthz`, does the process live, and `/readyz`, does it work.
+"""Probes for an orchestrator: `/healthz` reports liveness, `/readyz` readiness.
 
-They need no token and say no more than that.
+The probes need no token, and report nothing else.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from tilewright.db.stores.sweeps import CLAIMS
 from tilewright.service.api.housekeeping import SWEEP
 
 SWEEP_SECONDS = 30.0
-"""A sweep that is older means that no replica keeps house: leases of dead workers do not end."""
+"""Age of the last lease sweep above which no replica seems to expire leases of dead workers."""
 
 DEAF_SECONDS = 30.0
-"""A process that heard no notice for longer lets its streams and long polls wait too long."""
+"""Time without notices from the database after which event streams and long polls are late."""
 
 IDLE_SECONDS = 60.0
-"""A tuner that did not look for jobs for longer hangs, or was killed. It may train a cost model for
-a part of that time."""
+"""Time without a query for jobs after which a tuner hangs or was killed.
+
+A healthy tuner may train a cost model for a part of that time.
+"""
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,4 +1,4 @@
-"""Served records as the bytes that answer a lookup.
+"""Cache of served records, in serialised form, for lookups.
 
 A record is serialised once, and its bytes are kept until the record changes. Concurrent lookups of
 records that are not cached share one query.
@@ -26,7 +26,7 @@ RecordBytes = Mapping[str, bytes]
 
 
 class RecordCache:
-    """The served records by key, as JSON. Of one event loop."""
+    """The served records by key, as JSON. All calls come from one event loop."""
 
     def __init__(self, ledger: ClaimLedger, invalidation: Invalidation) -> None:
         self._ledger = ledger
@@ -37,7 +37,7 @@ class RecordCache:
         self._query = in_thread(self._from_database)
 
     async def find(self, kind: RecordKind, workloads: Collection[str]) -> RecordBytes:
-        """Return the records of workloads, each given once. Raises StorageError."""
+        """Return the records of distinct workloads. Raises StorageError."""
         await self._invalidation.refresh()
         found = self._known(kind, workloads)
         if len(found) == len(workloads):

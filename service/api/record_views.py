@@ -1,4 +1,4 @@
-"""From records to the answers that travel over HTTP."""
+"""Conversion of records to the objects of HTTP answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.tuner.measure.measurement import RecordKey
 
 
 def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:
-    """`name` is that of its workload."""
+    """Return the view of a stored record. `name` is the name of its workload."""
     second = stored.confirmation
     return StoredRecordView(
         id=stored.id,
@@ -54,7 +54,7 @@ def import_view(done: Imported) -> ImportView:
 
 
 def answer_view(key: RecordKey, answer: Answer, name: str = "") -> AnswerView:
-    """`name` is that of the workload of the answer's record."""
+    """Return the view of an answer. `name` is the name of its record's workload."""
     return AnswerView(
         **key.to_json(),
         match=answer.match,

@@ -1,4 +1,4 @@
-"""How requests are refused, for the description: each route and dependency says it of itself."""
+"""Error statuses that routes and dependencies declare with `refuses`, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _refusals: dict[Callable[..., Any], frozenset[int]] = {}
 
 
 def refuses(*statuses: int) -> Callable[[Function], Function]:
-    """The decorated route or dependency raises problems with these statuses, besides those that
-    the gate does."""
+    """Declare the statuses of the problems that the decorated route or dependency raises.
+
+    The statuses of the gate need no declaration.
+    """
 
     def noted(function: Function) -> Function:
         _refusals[function] = frozenset(statuses)
@@ -24,6 +26,6 @@ def refuses(*statuses: int) -> Callable[[Function], Function]:
 
 
 def refusals_of(dependant: Dependant) -> frozenset[int]:
-    """What a route and all that it depends on say."""
+    """Return the statuses that a route and all its dependencies declare."""
     own = frozenset[int]() if dependant.call is None else _refusals.get(dependant.call, frozenset())
     return own.union(*map(refusals_of, dependant.dependencies))

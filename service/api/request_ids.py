@@ -1,4 +1,4 @@
-"""The name of a request, from its header to its answer and every line that is logged about it."""
+"""Request ids: read from a request's header, returned in the answer, and added to each log line."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = "X-Request-Id"
 
 _HEADER = HEADER.lower().encode()
-_SANE = re.compile(rb"[!-~]{1,128}")  # printable, without spaces: it goes into logs as it is
+_SANE = re.compile(rb"[!-~]{1,128}")  # printable, without spaces: logs contain it unescaped
 
 
 def current_request_id() -> str:
-    """The id of the request that is being answered; a new one outside of requests."""
+    """Return the id of the current request, or a new id outside of requests."""
     found = structlog.contextvars.get_contextvars().get("request_id")
     return found if isinstance(found, str) else uuid.uuid4().hex
 
 
 class RequestIdMiddleware:
-    """Takes the client's id if it is sane, else makes one.
+    """Uses the client's id if it is valid, and otherwise generates one.
 
-    The server answers each request in a context of its own. The id stays in it to the very end, so
-    that the answer to a bug, which is made outside of all middleware, has it too.
+    The server answers each request in a separate context, which keeps the id until the end. The
+    answer to an unexpected error, which is created outside of all middleware, therefore has the id.
     """
 
     def __init__(self, app: ASGIApp) -> None:

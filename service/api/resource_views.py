@@ -1,4 +1,4 @@
-"""From stored trials, workloads, targets and workers to the answers that travel over HTTP."""
+"""Conversion of stored trials, workloads, targets and workers to the objects of HTTP answers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ JobPart = TypeVar("JobPart", TrialView, StoredRecordView)
 def without_jobs_of_others(
     views: Sequence[JobPart], storage: Storage, token: Token
 ) -> list[JobPart]:
-    """The views, with an empty `job_id` where the token does not see the job. Trials and records
-    are everybody's; whose job they come from is not."""
+    """Return the views, with an empty `job_id` for each job that the token may not see.
+
+    Every token may read trials and records, but not which foreign job they come from.
+    """
     seen = storage.jobs.seen([view.job_id for view in views], token.sees)
     return [v if v.job_id in seen else v.model_copy(update={"job_id": ""}) for v in views]
 

@@ -1,8 +1,8 @@
-"""The door for results: what a worker reports is read strictly, judged, and only then stored.
+"""Validation of the results that workers report, before they are stored.
 
-A result has exactly these fields, of these types and within these sizes, and it can be that of the
-request that the worker holds (`tuner.measure.plausible`). It is stored under the worker of the
-lease, whatever the result says.
+A result must have exactly the fields, types and sizes of the protocol. It must also be plausible
+for the request that the worker has leased (`tuner.measure.plausible`). It is stored under the
+lease's worker, even if the result names another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilewright.tuner.measure.wire import MeasureResult, ProtocolError
 
 
 class ResultRefused(Exception):
-    """A result that is not believed. `field` says which part of it."""
+    """A result is rejected. `field` names the invalid part."""
 
     def __init__(self, field: str, sentence: str) -> None:
         self.field = field
@@ -35,19 +35,19 @@ class ResultRefused(Exception):
 
 
 def most_bytes(storage: Storage, lease_id: str) -> int:
-    """How large the body can be with which a worker reports on a lease.
+    """Return the size in bytes of the largest possible report on a lease.
 
     Raises NotFoundError.
     """
     try:
         request = read_request(storage.leases.asked(lease_id))
-    except ProtocolError:  # of an older release: no result of it is believed, whatever it says
+    except ProtocolError:  # the request has an older protocol version: its results are rejected
         return 0
     return most_result_bytes(request)
 
 
 def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
-    """A result in the form that is stored. Raises ResultRefused."""
+    """Validate a result, and return it in its stored form. Raises ResultRefused."""
     try:
         request = read_request(held.payload)
         found: MeasureResult | RunResult = request.result_type.from_json(result)
@@ -67,9 +67,9 @@ def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
 
 
 def _refusal(error: ProtocolError) -> ResultRefused:
-    """The refusal of a message that the codec refuses, with the field that it names."""
+    """Convert an error of the codec to a refusal that names the invalid field."""
     cause = error.__cause__
-    if not isinstance(cause, MalformedError):  # of another version
+    if not isinstance(cause, MalformedError):  # another protocol version
         return ResultRefused("protocol", str(error))
     field = re.sub(r"\[(\d+)\]", r".\1", cause.path) or "result"
     return ResultRefused(field, f"{field}: {cause.problem}")

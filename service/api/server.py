@@ -1,4 +1,4 @@
-"""The HTTP server of the application: connections that do not get on are closed."""
+"""The HTTP server of the application. It closes connections that make no progress."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tilewright.service.api.request_ids import RequestIdMiddleware
 from tilewright.service.settings import Settings
 
 HEAD_BYTES = 32 << 10
-"""Largest head of a request."""
+"""Limit of a request's head (request line and headers), in bytes."""
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP whose clients have to finish what they begin.
+    """HTTP protocol with a deadline for each part of a request that the application does not read.
 
-    uvicorn waits for ever for the rest of a head, for a first request, and for the rest of a body
-    that was answered before it came. Here the connection is closed. A body that the application
-    reads is the gate's to limit.
+    uvicorn waits indefinitely for the first request, for the rest of a head, and for the rest of a
+    body that was answered early. This class closes such a connection after a deadline. The gate
+    limits the bodies that the application reads.
     """
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **options: Any) -> None:
@@ -54,7 +54,7 @@ class PromptProtocol(H11Protocol):
         self._look()
 
     def _look(self) -> None:
-        """Expect more of a client whose request has begun and is not with the application."""
+        """Set a deadline while a request is incomplete and the application does not handle it."""
         serving = self.cycle is not None and not self.cycle.response_complete
         between = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         if serving or (between and self.cycle is not None):
@@ -72,7 +72,7 @@ class PromptProtocol(H11Protocol):
 
 
 async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """What answers on a connection too many."""
+    """Answer a request on a connection above the limit of connections."""
     headers = {"Retry-After": "1", "Connection": "close"}
     sentence = "the service has as many connections as it can bear: try again"
     problem = ApiProblem(503, "too-many-connections", sentence, headers=headers)
@@ -80,7 +80,7 @@ async def _overloaded(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    """How the application is served."""
+    """Return the configuration of the server."""
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -91,7 +91,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ssl_keyfile=settings.tls_key,
         forwarded_allow_ips=settings.trusted_proxies,
         h11_max_incomplete_event_size=HEAD_BYTES,
-        # for what does not look at `stopping`
+        # for requests that do not check `stopping`
         timeout_graceful_shutdown=2,
         log_level="warning",
         access_log=False,

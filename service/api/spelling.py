@@ -1,8 +1,8 @@
-"""Requests of leases spelled out for devices without NumPy, when such a device asks.
+"""Expansion of leased requests for devices without NumPy.
 
-Tuners do not know who will take a request: of several workers for a target some may have NumPy and
-others not. So a request is spelled out for the lease that asks for it, and what it then names
-besides is kept with the request.
+A tuner cannot know which worker will lease a request. Some workers of a target may have NumPy, and
+others not. A request is therefore expanded when a worker without NumPy asks for that. The arrays
+that the expanded request refers to are stored along with the request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tilewright.tuner.measure.run_wire import read_request
 from tilewright.tuner.measure.wire import ProtocolError
 
 KEPT_BYTES = 64 << 20
-"""Arrays that are kept for further batches of the same workloads."""
+"""Limit of the arrays that are cached for further batches of the same workloads, in bytes."""
 
 
 class Spelling:
-    """Spells requests out, one at a time: to draw arrays takes memory, and all cores."""
+    """Expands requests, one at a time: generating random arrays takes memory and all cores."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -30,12 +30,12 @@ class Spelling:
         self._turn = CapacityLimiter(1)
 
     async def spelled_out(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
-        """The id of the request that a worker has leased, and the request with its plan.
+        """Return the id of a leased request, and the expanded request with its plan, as JSON.
 
         Raises:
-            NotFoundError: if the lease is not the worker's.
-            StaleLeaseError: if it has ended.
-            ApiProblem: for a request that only a device with NumPy can work on.
+            NotFoundError: if the lease does not belong to the worker.
+            StaleLeaseError: if the lease has ended.
+            ApiProblem: 422, for a request that only a device with NumPy can execute.
         """
         return await to_thread.run_sync(self._of_lease, lease_id, worker_id, limiter=self._turn)
 

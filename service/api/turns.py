@@ -1,4 +1,4 @@
-"""Who of many is next: each has a turn, however much one of them asks for."""
+"""Fair access to a limited number of places: waiting askers take turns, one place per turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class TooManyError(Exception):
-    """So many wait already that one more is not let in."""
+    """Too many requests are waiting already."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(f"{waiting} wait")
@@ -17,12 +17,12 @@ class TooManyError(Exception):
 
 
 class Turns:
-    """Places that many ask for, of one event loop. Whoever had a turn last is the last again.
+    """A limited number of places that askers get in round-robin order, in one event loop.
 
     Args:
-        places: how many may have one at a time. Of several, no one asker gets the last.
-        most: who may wait altogether.
-        most_each: of one asker.
+        places: the number of places. If it exceeds one, a single asker cannot occupy all of them.
+        most: the limit of waiting requests.
+        most_each: the limit of waiting requests per asker.
     """
 
     def __init__(self, places: int, most: int, most_each: int) -> None:
@@ -34,10 +34,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, asker: str) -> AsyncIterator[None]:
-        """A place, once it is the asker's turn.
+        """Wait for the asker's turn, and occupy a place inside the context.
 
         Raises:
-            TooManyError: if too many wait for one, or too many of this asker.
+            TooManyError: if too many requests wait, in total or of this asker.
         """
         await self._taken(asker)
         try:
@@ -60,12 +60,12 @@ class Turns:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._forget(asker, turn)
-            else:  # it was granted in the same moment
+            else:  # the place was granted at the same moment
                 self._give_back(asker)
             raise
 
     def _grant(self) -> None:
-        """Let in who may come now; whoever got a place is the last in the order then."""
+        """Assign free places in order. An asker that gets a place moves to the end of the order."""
         while self._free:
             asker = next((a for a in self._waiting if self._having[a] < self._each), None)
             if asker is None:

@@ -1,4 +1,4 @@
-"""Receiving a large body: no thread waits for its bytes, and few at once write them."""
+"""Reception of large bodies: no thread waits for bytes, and a few threads write them to disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.db.stores.blob_bytes import Staged, Staging, TooManyBytesError
 from tilewright.service.api.errors import invalid, too_large
 
 WRITE_BYTES = 1 << 20
-"""Bytes that are gathered in memory before a thread writes them."""
+"""Bytes that are collected in memory before a thread writes them."""
 
 FILE_BODY = {
     "requestBody": {
@@ -25,10 +25,10 @@ FILE_BODY = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-"""What the description of a route says whose body is a file."""
+"""OpenAPI description of a request body that is a file."""
 
 WRITERS = 4
-"""Threads that write what is uploaded, so that a slow disk leaves the others to other requests."""
+"""Threads that write uploads. A slow disk blocks only these threads."""
 
 
 @asynccontextmanager
@@ -39,11 +39,11 @@ async def received(
     limiter: CapacityLimiter,
     what: str = "the model",
 ) -> AsyncIterator[Staged]:
-    """The body of a request in a temporary file, which is gone after the context.
+    """Receive the body of a request in a temporary file, which the end of the context removes.
 
     Raises:
-        StorageError: if the disk refuses.
-        ApiProblem: 413 for more bytes than allowed, 422 for an upload that broke off.
+        StorageError: if the file cannot be written.
+        ApiProblem: 413 for more bytes than allowed, 422 for an interrupted upload.
     """
     in_thread = partial(anyio.to_thread.run_sync, limiter=limiter)
     staging: Staging = await in_thread(partial(Staging, storage.blobs.place.staging, limit_bytes))

@@ -1,4 +1,4 @@
-"""From stored values to the answers that travel over HTTP."""
+"""Conversion of stored values to the objects of HTTP answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model_view(model: UploadedModel) -> ModelView:
 
 
 def failures(counts: Mapping[Status, int]) -> dict[str, int]:
-    """Trials that failed, by kind, the most frequent first."""
+    """Return the number of failed trials by kind, the most frequent first."""
     failed = {s.value: n for s, n in counts.items() if n and s is not Status.OK}
     return dict(sorted(failed.items(), key=lambda item: (-item[1], item[0])))
 
@@ -58,7 +58,10 @@ def job_view(
     model_name: str = "",
     owner: str = "",
 ) -> JobView:
-    """`counts` are the job's trials by how they ended; the names are those that people gave."""
+    """Return the view of a job.
+
+    `counts` are the job's trials by their status; the names are user-defined.
+    """
     return JobView(
         id=job.id,
         state=job.state.value,
@@ -88,7 +91,7 @@ def job_view(
 
 
 def curve_view(events: Sequence[JobEvent]) -> CurveView:
-    """Of a job's events that tell its progress."""
+    """Return the tuning curve, from those events of a job that report progress."""
     points = [
         CurvePoint(
             at=event.created_at,
@@ -111,7 +114,7 @@ def event_view(event: JobEvent) -> JobEventView:
 
 
 def task_view(task: JobTask, job_id: str = "") -> TaskView:
-    """Without `job_id` it is of a run on this machine."""
+    """Return the view of a task. An empty `job_id` means a local run without a job."""
     return TaskView(
         job_id=job_id,
         workload_key=task.workload_key,
@@ -146,7 +149,10 @@ def worker_view(
     names: Mapping[str, str] | None = None,
     trials: Mapping[str, int] | None = None,
 ) -> WorkerView:
-    """`names` of targets by their keys; `trials` by how they ended."""
+    """Return the view of a worker.
+
+    `names` maps target keys to names; `trials` counts the worker's trials by status.
+    """
     known = names or {}
     return WorkerView(
         id=worker.id,

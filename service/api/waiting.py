@@ -1,8 +1,9 @@
-"""How claims wait for work: all that wait in a process are looked for together.
+"""Dispatch of work to the claims that wait in this process, in batches.
 
-A look takes leases for many claims in one transaction; meanwhile the next ones gather. A claim that
-found nothing waits with those for the same targets, without a thread or a connection. When a
-request comes, the first of them are looked for, and then the next, until the queue is empty.
+One transaction takes leases for many claims; new claims collect meanwhile. A claim without work
+waits in a queue with other claims for the same targets, without a thread or a connection. When a
+notice announces new requests for these targets, the dispatcher serves the queue in batches, until
+no request is left.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from tilewright.db.stores.leases import Lease
 from tilewright.service.api.notifier import Notifier
 
 MOST = 64
-"""Claims of one look."""
+"""Limit of claims per transaction."""
 
 log = structlog.get_logger("tilewright.web")
 
 
 class _Queue:
-    """Claims for the same targets that found nothing yet, in the order in which they are looked for
-    again. `announced` counts the wakes, `empty_at` is the last one after which it was empty."""
+    """The waiting claims for the same targets, in the order of their next look-up.
+
+    `announced` counts the notices of new requests. `empty_at` is the value of `announced` at the
+    last look-up that found the database's queue empty.
+    """
 
     def __init__(self, called: Callable[[], None]) -> None:
         self._called = called
@@ -47,18 +51,18 @@ class _Queue:
         self._called()
 
     def due(self, most: int) -> list[_Waiter]:
-        """The next to look for, if there may be something for them."""
+        """Return up to `most` claims for the next look-up, or none if the queue is known empty."""
         if self.empty_at == self.announced:
             return []
-        # whoever was looked for since the last wake is at the end
+        # claims that were looked up since the last notice are at the end
         return [w for w in islice(self.idle, most) if w.looked_at != self.announced]
 
 
 class _Waiter:
-    """A claim, and how many requests want its answer: two if the worker has sent it again.
+    """A claim that waits, and the number of HTTP requests that wait for its answer.
 
-    It is in `ClaimDispatcher._changed`, or looked for, or in its queue's `idle`, until it is
-    answered.
+    Two requests wait if the worker has sent the claim again. Until its answer, the waiter is in
+    `ClaimDispatcher._changed`, in a running look-up, or in its queue's `idle`.
     """
 
     def __init__(self, claim: Claim, queue: _Queue, woken: Callable[[_Waiter], None]) -> None:
@@ -67,11 +71,11 @@ class _Waiter:
         self.answer: asyncio.Future[Sequence[Lease]] = asyncio.get_running_loop().create_future()
         self.place = ExitStack()
         self.askers = 0
-        self.taken = False  # the answer, by who asked
+        self.taken = False  # whether a request received the answer
         self.patient = True
         self.looking = False
-        self.changed = False  # its worker was announced while it was looked for
-        self.looked_at = -1  # after which wake of the queue
+        self.changed = False  # its worker changed during the look-up
+        self.looked_at = -1  # the queue's `announced` at the last look-up
         self._woken = woken
 
     def wake(self, _: str) -> None:
@@ -79,11 +83,12 @@ class _Waiter:
 
 
 class ClaimDispatcher:
-    """The claims of a process.
+    """Finds work for the claims of a process.
 
     Args:
-        look: takes leases for so many claims, in a thread.
-        give_back: gives a worker's leases back, in a thread.
+        notifier: announces new requests for targets, and changes of workers.
+        look: takes leases for a batch of claims; called in a thread.
+        give_back: returns a worker's leases; called in a thread.
     """
 
     def __init__(
@@ -100,26 +105,26 @@ class ClaimDispatcher:
         self._changed: dict[_Waiter, None] = {}
         self._serving: asyncio.Task[None] | None = None
         self._giving_back: set[asyncio.Task[None]] = set()
-        self._thread = CapacityLimiter(1)  # its own: whatever others do, this goes on
+        self._thread = CapacityLimiter(1)  # a separate thread that other work cannot delay
         self.closed = False
 
     def close(self) -> None:
-        """Send everybody home with what there is."""
+        """Answer all waiting claims, most of them without leases."""
         self.closed = True
         for queue in self._queues.values():
             for waiter in list(queue.idle):
                 self._no_longer(waiter)
 
     async def end(self) -> None:
-        """Wait until all is over that was begun before `close`."""
+        """Wait for the work that started before `close`."""
         while tasks := {*self._giving_back, *([self._serving] if self._serving else [])}:
             await asyncio.wait(tasks)
 
     async def first_work(self, claim: Claim, seconds: float, request: Request) -> Sequence[Lease]:
-        """What a claim brings, at once or until so many seconds are over.
+        """Return the leases for a claim, or an empty sequence after `seconds` without work.
 
-        Empty also for a client that went away, and for a worker that leaves. What was taken for a
-        client that is not there any more goes back.
+        Also returns an empty sequence if the client has disconnected or the worker leaves. Leases
+        for a disconnected client are returned to the queue.
         """
         with self._waiting(claim) as waiter:
             gone = asyncio.ensure_future(_disconnected(request))
@@ -138,7 +143,7 @@ class ClaimDispatcher:
 
     @contextmanager
     def _waiting(self, claim: Claim) -> Iterator[_Waiter]:
-        """A waiter for a claim; the one that there is, if the worker sends it again meanwhile."""
+        """Yield the waiter of a claim. A claim that was sent again shares the existing waiter."""
         waiter = self._named.get(_name(claim)) or self._enter(claim)
         waiter.askers += 1
         try:
@@ -166,7 +171,7 @@ class ClaimDispatcher:
         return waiter
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Nobody asks any more."""
+        """Remove a waiter without requests, and return leases that no request received."""
         queue = waiter.queue
         self._changed.pop(waiter, None)
         queue.idle.pop(waiter, None)
@@ -186,18 +191,18 @@ class ClaimDispatcher:
         names = [lease.lease_id for lease in leases]
         try:
             await run_sync(self._give_back, worker_id, names)
-        except DatabaseError as error:  # then they run out
+        except DatabaseError as error:  # then the leases expire
             log.warning("leases not given back", worker=worker_id, error=str(error))
 
     def _no_longer(self, waiter: _Waiter) -> None:
-        """It waits no longer than for the look that it may still get."""
+        """Let a waiter wait no longer than for its running or next look-up."""
         waiter.patient = False
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
             waiter.answer.set_result(())
 
     def _woken(self, waiter: _Waiter) -> None:
-        """Something became of its worker."""
+        """Schedule another look-up after a change of the claim's worker."""
         waiter.changed = waiter.looking
         if waiter in waiter.queue.idle:
             del waiter.queue.idle[waiter]
@@ -205,18 +210,18 @@ class ClaimDispatcher:
             self._call()
 
     def _call(self) -> None:
-        if self._serving is None:  # it begins when all who are at it now have come
+        if self._serving is None:  # the task starts after the callbacks that are already due
             self._serving = asyncio.create_task(self._serve())
 
     async def _serve(self) -> None:
-        """Look until there is nobody left to look for."""
+        """Look up work in batches until no claim is due."""
         try:
             while some := self._due():
                 claims = [waiter.claim for waiter in some]
                 found: Sequence[Found | Exception]
                 try:
                     found = await run_sync(self._look, claims, limiter=self._thread)
-                except Exception as error:  # noqa: BLE001 (told to those who waited for this look)
+                except Exception as error:  # noqa: BLE001 (each waiter of the batch raises it)
                     found = [error] * len(some)
                 for waiter, each in zip(some, found, strict=True):
                     self._told(waiter, each)
@@ -224,8 +229,11 @@ class ClaimDispatcher:
             self._serving = None
 
     def _due(self) -> Sequence[_Waiter]:
-        """Those who came or whose worker changed, then those for whose targets something may be
-        there."""
+        """Return the claims for the next look-up.
+
+        New claims and claims of changed workers come first, then claims whose targets may have
+        requests.
+        """
         some = list(islice(self._changed, MOST))
         for queue in self._queues.values():
             some += queue.due(MOST - len(some))
@@ -254,11 +262,11 @@ class ClaimDispatcher:
 
 
 def _name(claim: Claim) -> tuple[str, str]:
-    """By which a claim that is sent again is known; one without a name is known by none."""
+    """Return the key that identifies a claim when it is sent again."""
     return claim.worker_id, claim.claim_id or ""
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client has gone. Its request was read to the end before."""
+    """Wait until the client disconnects. The request's body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

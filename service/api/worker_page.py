@@ -1,8 +1,8 @@
-"""The page that makes a browser a measurement worker: a few files, and what keeps them apart.
+"""The page that turns a browser into a measurement worker: its files and its security headers.
 
-The page needs no token to be read. Its own is in the fragment of the address, which no browser
-sends. It loads nothing but these files, and talks to nobody but this service. It is isolated from
-all other pages, so that it has a fine clock.
+Loading the page needs no token. The page's token is in the fragment of its address, which browsers
+do not send. The page loads only these files and contacts only this service. It is isolated from
+all other pages, which gives it a high-resolution clock.
 """
 
 from __future__ import annotations

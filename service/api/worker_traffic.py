@@ -1,4 +1,4 @@
-"""What workers send all the time, done for all that send it at one moment."""
+"""Frequent requests of workers (ownership checks, heartbeats, results), processed in batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.results import ResultRefused, admit
 
 MOST = 64
-"""Requests of one call."""
+"""Limit of requests per batch."""
 
 BEATS_OF_A_LEASE = 3
-"""Heartbeats that are to come within a lease: some may be lost."""
+"""Number of heartbeats within the time of a lease, so that a few may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a heartbeat is answered with: how the worker stands, deadlines of its leases, and when
-    it is to come again."""
+    """The answer to a heartbeat: the worker's state, the deadlines of its leases, and the pause
+    until the next heartbeat."""
 
     worker: Presence
     renewed: Mapping[str, float]
@@ -51,7 +51,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A result as it was sent."""
+    """A result as the worker sent it, before validation."""
 
     lease_id: str
     worker_id: str
@@ -62,19 +62,19 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A worker that a request names, and the token that the request has."""
+    """The worker that a request names, and the request's token."""
 
     worker_id: str
     token: Token
 
 
 class WorkerTraffic:
-    """Heartbeats, results, and whose a worker is.
+    """Processes heartbeats, results and ownership checks of workers.
 
     Args:
-        storage: the workers and their leases.
-        lease_seconds: for which a lease is renewed, or for longer where heartbeats are rare.
-        pacing: says how rare they are.
+        storage: stores the workers and their leases.
+        lease_seconds: the time for which a heartbeat renews a lease; rare heartbeats extend it.
+        pacing: computes the interval between heartbeats.
     """
 
     def __init__(self, storage: Storage, lease_seconds: float, pacing: HeartbeatPacing) -> None:
@@ -86,19 +86,22 @@ class WorkerTraffic:
         self._results = Batcher(in_thread(self._save), MOST)
 
     async def own(self, worker_id: str, token: Token) -> Presence:
-        """The worker, if it is this token's. Raises NotFoundError or a 403 problem."""
+        """Return the worker if the token owns it. Raises NotFoundError or a 403 problem."""
         return await self._asked.ask(Asker(worker_id, token))
 
     async def heartbeat(self, beat: Beat) -> Heard:
-        """Note that a worker lives, and renew its leases. Raises as `own`."""
+        """Record a heartbeat, and renew the worker's leases. Raises the errors of `own`."""
         heard = await self._beats.ask(beat)
         self._pacing.hear(beat.worker_id)
         return heard
 
     async def report(self, sent: Sent, size_bytes: int) -> Completion:
-        """Save a result. Raises as `own`; also StaleLeaseError, and a 422 problem for a result that
-        cannot be that of the request, which counts against the worker."""
-        if size_bytes < LARGE_BYTES:  # a large one is judged alone: the others do not wait for it
+        """Validate and store a result.
+
+        Raises the errors of `own`; StaleLeaseError; and a 422 problem for a result that is not
+        plausible for its request, which also counts against the worker.
+        """
+        if size_bytes < LARGE_BYTES:  # a large result is validated alone, to not delay a batch
             return await self._results.ask(sent)
         (told,) = await run_in_threadpool(self._save, [sent])
         if isinstance(told, Exception):
@@ -123,7 +126,7 @@ class WorkerTraffic:
                 told.append(found)
                 continue
             worker, deadlines = next(presences), next(renewed)
-            unknown = NotFoundError("worker", beat.worker_id)  # forgotten in this very moment
+            unknown = NotFoundError("worker", beat.worker_id)  # removed since the ownership check
             told.append(unknown if worker is None else Heard(worker, deadlines, pause))
         return told
 
@@ -155,7 +158,7 @@ class WorkerTraffic:
         return [told[number] for number in range(len(sent))]
 
     def _refused(self, sent: Sent, refusal: ResultRefused) -> Exception:
-        """What the worker is told about a result that is not believed."""
+        """Return the error that a worker receives for a rejected result."""
         try:
             self._storage.leases.refuse(sent.lease_id, sent.worker_id, str(refusal))
         except DatabaseError as error:
@@ -164,7 +167,7 @@ class WorkerTraffic:
 
 
 def check_own(worker_id: str, known: Presence | None, token: Token) -> Presence | Exception:
-    """A worker, if this token registered it or may do everything; else the error that says so."""
+    """Return the worker if the token registered it or is an admin's, and otherwise an error."""
     if known is None:
         return NotFoundError("worker", worker_id)
     if known.owner not in (None, token.id) and not token.allows(Scope.ADMIN):
