@@ -65,7 +65,7 @@ Variant = Sequence[Loadable]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a run on drawn inputs.
+    """The result of a run on random inputs.
 
     Attributes:
         errors: of each output that was compared, the largest difference from what was expected,
@@ -86,7 +86,7 @@ class Device(Protocol):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """What the machine is, as it says itself; None while no worker has come yet."""
+        """The device facts that the worker reports; None until a worker has registered."""
 
     @property
     def runner(self) -> Runner:
@@ -101,10 +101,10 @@ class Device(Protocol):
         """Outputs that one `check` may bring back, in bytes."""
 
     def beside(self, first: ClaimReporter) -> Device:
-        """What gives a second opinion: another machine than this worker, if there is one."""
+        """A device for a second opinion: a machine other than this reporter's, if one exists."""
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """What it would be worth that `beside` agrees just now."""
+        """The attestation that a confirmation by `beside` would have at this moment."""
 
     def runs(self, target: Target) -> bool:
         """Whether code for this target runs there."""

@@ -56,11 +56,11 @@ def is_described(name: str) -> bool:
 
 
 def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
-    """The worker with an id or a name, or else the one whose id begins so. If several are meant, it
-    is the one that is alive, else the one that was heard of last.
+    """The worker with this id or name, or else the worker whose id has this prefix. If several
+    match, the live one is chosen, else the one with the most recent contact.
 
     Raises:
-        UnknownTargetError: if there is none, several are alive, or it runs no target.
+        UnknownTargetError: if no worker matches, several are alive, or it runs no target.
     """
     everybody = storage.workers.list()
     found = [w for w in everybody if name in (w.id, w.name)]
@@ -89,7 +89,7 @@ def target_key_of(name: str, storage: Storage) -> str:
 
 
 def target_of_key(key: str, storage: Storage) -> Target:
-    """A described target, or one that a job or a worker has brought. Raises NotFoundError."""
+    """A described target, or a target registered by a job or a worker. Raises NotFoundError."""
     for target in known_targets().values():
         if target.key == key:
             return target

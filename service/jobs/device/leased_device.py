@@ -24,7 +24,7 @@ from tilewright.tuner.measure.run_result import RunResult
 from tilewright.tuner.measure.run_wire import RunRequest
 
 ABSENT_SECONDS = 300.0
-"""How long a run waits while nobody can take it."""
+"""How long a run waits while no worker can take it."""
 
 SECOND_SECONDS = 60.0
 """How long a second opinion waits while its worker is away."""
@@ -34,25 +34,25 @@ LIMIT_SECONDS = 300.0
 
 
 class LeasedDevice(ProgramRuns):
-    """All workers of one target, or some of them. A context.
+    """All workers of one target, or some of them. A context manager.
 
-    All runs of a job go to one worker (`RunQueue`); kernels are measured by all of the target, or
-    by those that are named in turn (`RemoteRunner`).
-    Methods that run something raise Interrupted and JobCancelled beside DeviceError.
+    All runs of a job go to one worker (`RunQueue`). Kernels are measured by all workers of the
+    target, or by the named workers in turn (`RemoteRunner`).
+    Methods that run something raise DeviceError, Interrupted and JobCancelled.
 
     Args:
         storage: the queue, the workers and the blobs.
-        job_id: what asks.
-        target: what code is generated for.
+        job_id: the job that submits the runs.
+        target: the target of the generated code.
         interrupt: set when this process must let go of the job.
         cancel: set when the user wants the job to end.
-        worker_ids: the only workers that may be asked, the first ones first; empty for all.
-        absent_seconds: how long a run waits while nobody can take it.
+        worker_ids: the only workers that may be used, in order of preference; empty for all.
+        absent_seconds: how long a run waits while no worker can take it.
         gives_back: whether the job is given back then (WorkerAbsent), to wait for a worker.
         limit_seconds: wall time that one step of a run may take.
-        second: whether a second opinion is asked for: it is never what was said before.
-        canaries: whether a worker in quarantine is waited for.
-        priority: of kernels that are measured, beside those of others.
+        second: whether a second opinion is requested; results of the first are never reused.
+        canaries: whether a run may wait for a worker in quarantine.
+        priority: of this job's kernel measurements relative to other jobs'.
         given: real inputs of the model whose programs are run.
     """
 
@@ -144,10 +144,11 @@ class LeasedDevice(ProgramRuns):
         return False
 
     def beside(self, first: ClaimReporter) -> LeasedDevice:
-        """The same for other living workers of the target, the idle ones first; for those of this
-        device if there is no other.
+        """The same device with other live workers of the target, idle workers first. If no other
+        worker is alive, the workers of this device are kept.
 
-        Those of other owners are preferred: who sends several could confirm his own lies.
+        Workers of other owners are preferred, because an owner of several workers could confirm
+        his own false claims.
         """
         others = self._others(first)
         absent = min(self._absent_seconds, SECOND_SECONDS) if others else self._absent_seconds
@@ -171,7 +172,8 @@ class LeasedDevice(ProgramRuns):
         return Attestation.ONCE if other is None else _worth(first, other)
 
     def _others(self, first: ClaimReporter) -> Sequence[RegisteredWorker]:
-        """Those whose word is worth the most beside the first's, who has least in hand first."""
+        """The workers with the strongest attestation of the first's claim, in order of the leases
+        that they hold, fewest first."""
         others = [
             worker
             for worker in self._storage.workers.list()
@@ -213,7 +215,7 @@ def _worth(first: ClaimReporter, other: RegisteredWorker) -> Attestation:
 
 
 def _facts(worker: RegisteredWorker) -> DeviceFacts | None:
-    """What a worker said of its device; None if it is not what devices say."""
+    """The device facts that a worker reported; None if they are malformed."""
     try:
         return DeviceFacts.from_json(worker.device)
     except InvalidFactsError:

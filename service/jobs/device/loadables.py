@@ -17,7 +17,7 @@ from tilewright.service.jobs.device.device import Loadable
 from tilewright.service.jobs.plan.planning import Planned
 
 LoadableOf = Callable[[Planned], Loadable]
-"""What of a compiled model serves the sizes of a plan."""
+"""Maps a plan to the part of a compiled model that serves the plan's sizes."""
 
 
 def of_compiled(compiled: CompiledProgram) -> Loadable:

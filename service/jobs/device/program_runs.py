@@ -1,5 +1,5 @@
-"""What every device does with whole programs: requests of `tuner.measure.run_wire`, and what their
-results say. How a request reaches the device is the subclass's matter.
+"""Runs of whole programs, the same on every device: builds requests of `tuner.measure.run_wire`
+and interprets their results. A subclass decides how a request reaches the device.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Requests and their results live in the database, so a tuner that was killed finds them again. Only
 the web process lets leases run out: while it is away no worker can renew one.
 
-What is submitted, and what is acknowledged, gathers until the tuner polls, and is then written in
-one transaction: a commit for each was most of what a tuner did beside many workers. Nobody was told
-of what a killed tuner had gathered. Its successor proposes the candidates anew, and finds the
-trials that were not acknowledged among those that are stored.
+Submissions and acknowledgements are batched until the tuner polls, and then written in one
+transaction. With many workers, a commit per request took most of a tuner's time. A batch is lost
+if its tuner is killed: no worker has seen it. The tuner's successor proposes the candidates anew,
+and finds the unacknowledged trials among the stored ones.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ REQUESTS_PER_WORKER = 3
 ready."""
 
 MOST_GATHERED, MOST_BYTES = 100, 16 << 20
-"""Requests, and bytes of what they name, that wait for the tuner to poll. More are queued at
-once."""
+"""Requests, and bytes of the blobs that they name, in a batch that waits for the tuner to poll. A
+larger batch is queued at once."""
 
 TURN_SECONDS = 10.0
 """For so long requests lie for one of several workers that were named, before the next has them."""
 
 
 class RemoteRunner:
-    """Measures for one job, through all workers of a target, or some that are named.
+    """Measures for one job, through all workers of a target, or through named workers.
 
-    Those that are named have a turn each: the first that is well gets all requests, the next one
-    those that it has not taken in time. Where none of them has been alive for `absent_seconds`
+    Named workers take turns. The first healthy worker gets all requests; the next one gets the
+    requests that the first has not taken in time. If no worker has been alive for `absent_seconds`
     while requests wait, the job is given back (`gives_back`: WorkerAbsent), or the requests are
-    cancelled. One in quarantine counts as alive where it may be tried with them (`canaries`).
-    For workers without NumPy requests are spelled out (`plain`).
+    cancelled. With `canaries`, a worker in quarantine counts as alive.
+    Workers without NumPy get expanded requests (`plain`).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RemoteRunner:
         """Queue a request soon: at the latest when the tuner polls.
 
         Raises:
-            JobCancelled: if the job has ended: nobody is to measure for it.
+            JobCancelled: if the job has ended, so that no worker may measure for it.
             StaleLeaseError: as `poll`.
         """
         if self._cancel.cancelled:
@@ -127,12 +127,12 @@ class RemoteRunner:
             self._send()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
-        """Results that are there, waiting up to the timeout for a first one.
+        """The available results; waits up to the timeout for the first one.
 
         Raises:
             Interrupted: if the process must let go of the job.
-            StaleLeaseError: if it is paused or has ended, and this process does not know yet.
-            WorkerAbsent: if nobody is there who could measure.
+            StaleLeaseError: if the job was paused or has ended without this process's notice.
+            WorkerAbsent: if no worker that could measure is alive.
         """
         ends = self._clock() + timeout_seconds
         while True:
@@ -147,8 +147,8 @@ class RemoteRunner:
                 return []  # the next poll looks at once
 
     def acknowledge(self, request_ids: Sequence[str]) -> None:
-        """The trials are stored. The queue is told with what waits to be queued, or when the tuner
-        polls."""
+        """Note that the trials of these requests are stored. The queue gets the acknowledgement
+        with the next batch, at the latest when the tuner polls."""
         self._stored += request_ids
         if self._gathered:  # the tuner learns from the trials now, and that may take a while
             self._send()
@@ -160,8 +160,8 @@ class RemoteRunner:
 
     def resume(self) -> list[MeasureRequest]:
         """Requests of an earlier process of this job whose trials were not stored."""
-        # what this one stored for another stage of the job would be waited for without end: the
-        # queue is told of it later, and tells nobody of it from then on
+        # acknowledge first: a request whose trial this process stored in another stage of the job
+        # would be resumed here, and no result would follow once it is acknowledged
         self._tell_stored()
         statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
         # what was cancelled when the job was paused is proposed again
@@ -174,14 +174,14 @@ class RemoteRunner:
             try:
                 found.append(MeasureRequest.from_json(payload))
             except ProtocolError:
-                # of an older release: nobody could measure or read it
+                # written by an older release: no worker can measure it, no tuner can read it
                 self._storage.leases.cancel(request_ids=[request_id])
                 self._storage.leases.acknowledge([request_id])
         self._open.update((request.request_id, request) for request in found)
         return found
 
     def close(self) -> None:
-        """Tell the queue what is stored. What was not queued yet is forgotten."""
+        """Acknowledge the stored trials. Requests that are not queued yet are dropped."""
         self._tell_stored()
 
     def _tell_stored(self) -> None:
@@ -223,8 +223,8 @@ class RemoteRunner:
         self._stored.clear()
 
     def _withdraw(self, request_ids: Sequence[str]) -> None:
-        """Do not queue what has gathered of these. What an earlier process has asked for keeps what
-        came of it."""
+        """Remove these requests from the batch. Requests queued by an earlier process keep their
+        results."""
         mine = [name for name in request_ids if name in self._gathered]
         if not mine:
             return
@@ -239,7 +239,8 @@ class RemoteRunner:
             self._blobs.clear()
 
     def _look_for_workers(self) -> None:
-        """Raises WorkerAbsent, or cancels what waits, where nobody has been there for long."""
+        """Raise WorkerAbsent, or cancel the waiting requests, if no worker has been alive for
+        `absent_seconds`."""
         now = self._clock()
         if not self._open or self.workers or (self._canaries and self._in_quarantine):
             self._present = now
@@ -249,7 +250,8 @@ class RemoteRunner:
             self.cancel()
 
     def _pass_on(self) -> None:
-        """Give what nobody has taken to the next worker, if the turn of the last one is over."""
+        """Offer the requests that no worker has taken to the next worker, once the turn of the
+        current one has ended."""
         if len(self._worker_ids) < 2 or not self._open:
             return
         now = self._clock()
@@ -286,7 +288,7 @@ class RemoteRunner:
         return self._given_up() + told  # after the queries: one that fails loses none of them
 
     def _given_up(self) -> list[MeasureResult]:
-        """What was withdrawn before it was queued, told once."""
+        """Cancelled results of the requests withdrawn before they were queued, each once."""
         told = [_same(r, Status.CANCELLED, "cancelled", "") for r in self._withdrawn.values()]
         self._withdrawn.clear()
         return told

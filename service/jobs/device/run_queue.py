@@ -1,7 +1,7 @@
 """One run after the other through the queue of leases, and the workers that may do them.
 
-Requests have names made of their content, the job and the worker. So the successor of a tuner that
-was killed finds its requests, under way or done. Results are kept as long as the job is open.
+The name of a request is derived from its content, the job and the worker. So the successor of a
+killed tuner finds its requests, running or done. Results are kept as long as the job is open.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ TURN_SECONDS = 30.0
 
 
 class RunQueue:
-    """The runs of one job, all on one worker: the first that is alive, of all or of those that are
-    named. If that worker is lost, or takes nothing, another takes over.
+    """The runs of one job, all on one worker: the first live worker, of all or of the named ones.
+    If that worker is lost, or takes no run, another takes over.
 
     Args:
         storage: the queue, the workers and the blobs.
-        job_id: what asks.
-        target: what code is generated for.
+        job_id: the job that submits the runs.
+        target: the target of the generated code.
         interrupt: set when this process must let go of the job.
         cancel: set when the user wants the job to end.
-        worker_ids: the only workers that may be asked, the first ones first; empty for all.
-        absent_seconds: how long a run waits while nobody can take it.
+        worker_ids: the only workers that may be used, in order of preference; empty for all.
+        absent_seconds: how long a run waits while no worker can take it.
         gives_back: whether the job is given back then (WorkerAbsent) instead of DeviceError.
-        opinion: runs of another opinion are never answered by what was run for this one.
+        opinion: a label that separates runs: results are never shared between two opinions.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RunQueue:
 
     @property
     def worker(self) -> RegisteredWorker | None:
-        """The worker of the runs; None while there is none yet."""
+        """The worker of the runs; None until one is known."""
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
@@ -120,11 +120,11 @@ class RunQueue:
         Raises:
             DeviceError, Interrupted, JobCancelled: as `run` does.
         """
-        # where nobody came once, nobody is waited for again
+        # after one wait in vain, later runs do not wait
         ends = time.monotonic() + (0.0 if self._nobody_came else self._absent_seconds)
         while True:
             self._check_tokens()
-            # one in quarantine where there is no other: the run is its canary
+            # a worker in quarantine if no other is alive: the run is its canary
             alive = self._alive(target) or self._alive(target, Health.QUARANTINED)
             chosen = None if self._chosen is None else self._chosen.id
             same = [worker for worker in alive if worker.id == chosen]

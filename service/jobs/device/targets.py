@@ -1,4 +1,4 @@
-"""Which targets a worker's device runs, found from the facts that it tells."""
+"""Finds the targets that a worker's device runs, from the facts that the worker reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def runnable_targets(
     here, own = this_device(), tuple(_own())
     alike = facts.brief() == here.brief() and facts.features == here.features
     if alike and own and not facts.features:
-        # an operating system that tells no features: LLVM knows them, here
+        # the operating system reports no features, but LLVM detects them on this machine
         return _keys(own, storage)
     best, _ = best_target(facts)
     first, others = tuple(_widths(best)), own
@@ -55,8 +55,8 @@ def runnable_targets(
 
 
 def recognised_as(device: Mapping[str, Any]) -> str:
-    """What a device is taken for, in a sentence; "" for one that says nothing of itself, or that
-    nothing describes."""
+    """A sentence that names the target assigned to a device; "" if the device reports no facts, or
+    no description matches it."""
     try:
         return best_target(DeviceFacts.from_json(device))[1] if device else ""
     except UnknownTargetError:
@@ -64,7 +64,7 @@ def recognised_as(device: Mapping[str, Any]) -> str:
 
 
 def _keys(targets: Iterable[Target], storage: Storage) -> tuple[str, ...]:
-    """Their keys, each once, with what the keys stand for in the database."""
+    """The keys of targets, each once. Targets without a description are added to the database."""
     described = {target.key for target in known_targets().values()}
     found = {target.key: target for target in targets}
     for key, target in found.items():

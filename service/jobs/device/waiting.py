@@ -32,7 +32,7 @@ class Workforce:
         return any(map(may_measure, self._fitting(target_key, worker_id)))
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
-        """Why nobody measures, what would help, and which workers there are; one sentence."""
+        """One sentence: why no worker measures, a remedy, and the workers that exist."""
         if worker_id is not None:
             return f"the job is for one worker alone: {self._absence(worker_id)}"
         target = self._name(target_key)
@@ -49,7 +49,7 @@ class Workforce:
         return "; ".join([start, *parts, known])
 
     def _absence(self, worker_id: str) -> str:
-        """What became of the one worker that may measure, and what would help."""
+        """The state of the only worker that may measure, and a remedy."""
         worker = next((each for each in self.workers if each.id == worker_id), None)
         if worker is None:
             return f"worker '{worker_id}' is not known any more; submit the job for another"
@@ -87,7 +87,7 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
     """
 
     @cache
-    def workforce() -> Workforce:  # mostly no job waits, and nobody asks
+    def workforce() -> Workforce:  # lazy: mostly no job waits
         return Workforce.of(storage)
 
     return storage.jobs.match(
