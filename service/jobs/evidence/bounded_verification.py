@@ -32,14 +32,14 @@ Ask = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class VerificationBound:
-    """What the verification of one size may take, and what ends it at once."""
+    """The limits of the verification of one size, and the token that ends it at once."""
 
     limits: Limits
     stop: Stop
 
 
 def verification_limits(settings: Settings) -> Limits:
-    """What the verification of a program may take in the child of a tuner."""
+    """The memory and time limits for verifying a program in a child process of a tuner."""
     return Limits(memory_limit(settings), settings.verification_seconds)
 
 
@@ -131,7 +131,7 @@ def verified(
     fetch_bytes: int,
     ask: Ask,
 ) -> Verification:
-    """What the child does."""
+    """The entry point of the child process: verify the program and return the findings."""
     loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never, mixing)
     device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # which is asked for nothing else
     return verify_program(planned, lambda _: loadable, device)

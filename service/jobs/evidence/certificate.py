@@ -6,10 +6,10 @@ carried on: each comparison covers the operators since the values that were comp
 passes, fusion, layouts, memory and the kernel with them. By induction the program computes the
 imported graph, also where a rounding tie or a choice takes the rest of the model elsewhere.
 
-An element that is further off than rounding allows is excused if rounding explains it: the
-operators since the last values run again on values beside those, and what is rounded or chosen
-among them is moved by a hair. An integer must be one of the results, a float within a few times as
-far from the reference as they are.
+An element whose error exceeds the rounding bound is excused if rounding explains it. To find out,
+the operators since the last values run again on slightly perturbed values, and values that are
+rounded or chosen among are perturbed, too. An integer must be one of the results. A float's
+distance from the reference may be a few times the distance of the results.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ _ALLOWED = {
 reach 6e-6, Winograd's F(6x6) 1.9e-5; of 16 bits it is two roundings."""
 
 _ROUNDED = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
-"""What storing an element of a type may add, as a share of itself; `ROUNDED` of other types."""
+"""The relative error that storing an element of a type may add; other types add `ROUNDED`."""
 
 ROUNDED = 2.0**-20
-"""Elements that are equal but for this share of themselves, or once they are rounded to their type,
-do not say how large the elements are that differ: -1e9 in a mask would excuse everything beside
-it."""
+"""Elements that agree within this relative error, or once they are rounded to their type, do not
+count for the scale of the elements that differ: -1e9 in a mask would excuse all errors in its
+channel."""
 
 _LEAST = {DType.FLOAT16: 2.0**-24, DType.FLOAT32: 2.0**-126, DType.BFLOAT16: 2.0**-126}
-"""What underflows may add: the smallest numbers of a type, those that processors take for zero."""
+"""The absolute error that an underflow may add: the numbers of a type below which processors may
+flush to zero."""
 
 TIES = 0.1
 """The largest share of a value's integers that ties may excuse; two are always few. A tie in a
@@ -67,13 +68,13 @@ TOLD = 3
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a comparison by steps found.
+    """The result of a comparison by steps.
 
     Attributes:
         compared: the values that kernels write, or that the model returns, and that agree.
         written: all of these.
         worst: the largest error of a float, as a share of the largest element of its channel.
-        excused: the elements that rounding ties or ill-conditioned steps explain.
+        excused: the elements that rounding ties or badly conditioned steps explain.
         unverified: values behind bodies of control flow that differ where rounding may be why.
     """
 
@@ -96,12 +97,12 @@ def together(found: Sequence[Certificate]) -> Certificate:
 
 
 class WrongProgramError(CompilerError):
-    """A program must not be used: it computes something else than its model.
+    """A program must not be used, because it does not compute its model.
 
     Attributes:
-        value: the first value that is wrong; "" if nobody knows.
-        nodes: the operators of the model that make it of values that are right.
-        written: what kernels write of it, as the plan names that.
+        value: the first value that is wrong; "" if it is unknown.
+        nodes: the operators of the model that compute it from correct values.
+        written: the values of the plan that kernels write for it.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class _Steps:
         self._unverified: list[str] = []
 
     def certificate(self) -> Certificate:
-        """What was found up to now."""
+        """The certificate of the values compared so far."""
         return Certificate(
             len(self._compared),
             len(self._seen.written.keys() | self._ports.keys()),
@@ -189,13 +190,13 @@ class _Steps:
         if not found:
             return result
         self._compared.update(self._writers(name))
-        # a kernel goes on with what it has not rounded yet to write an output
+        # a kernel continues with the value before it is rounded for the output
         rounded = 0.0 if self._direct(name) else _ROUNDED.get(found[0][0], 0.0)
         self._allowed[name] = rounded / 2
         return found[0][1]
 
     def _step(self, node: Node) -> float:
-        """How far a node's result may be off, with what its operands may be off by."""
+        """The error that a node's result may have, including the errors of its operands."""
         own = _rounding(self._graph, node)
         if self._narrow is not None and (ops.get(node.op).kind in PRODUCTS or node.bodies):
             own = max(own, _ALLOWED[self._narrow])
@@ -209,7 +210,7 @@ class _Steps:
         return name in self._ports or name in self._shown
 
     def _writers(self, name: str) -> tuple[str, ...]:
-        """What the program writes of a value."""
+        """The values of the program's plan that hold a value of the graph."""
         shown = self._direct(name)
         own = (origin for each in shown for origin in each.origins)
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
@@ -315,7 +316,7 @@ def _computed(values: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _rounding(graph: Graph, node: Node) -> float:
-    """What a node and its bodies round by, as the largest error that a step may have."""
+    """The largest rounding error that a node and its bodies may add in a step."""
     inner = (_rounding(body, step) for body in node.bodies for step in body.nodes)
     exact = ops.get(node.op).kind in MOVING
     return max(0.0 if exact else _ALLOWED.get(graph.types[node.output].dtype, 0.0), *inner, 0.0)

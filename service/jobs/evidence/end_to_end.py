@@ -6,11 +6,11 @@ interleaved with the untuned one on the device, A B B A, and their ratio has an 
 (`tuner.measure.statistics`). Unless the tuned program is shown to be faster, the tasks whose own
 gain is doubtful fall back to their defaults. If that program is not faster either, all tasks do.
 The result is kept in the database, so that a model is not raced again with the same schedules.
-What a worker raced is raced again before other jobs are served by it (`race_review`); if the two
-contradict each other nothing is shown, and the defaults are served.
+A worker's race is repeated before other jobs use its result (`race_review`). If the two races
+contradict each other, neither counts, and the defaults are served.
 
-`settle` is the one way from records to what is served. All code that compiles a model with records
-of the database calls it.
+`settle` alone decides which records are served. All code that compiles a model with records of the
+database calls it.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Served(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is served, and why.
+    """The decision which schedules are served, and the reason.
 
     `outcome` compares the served schedules (all tuned ones, if the defaults are served) with the
-    untuned program. It is "same" if no schedule differs from the default. It is "not_run" if nobody
-    raced them: the device could not, or no job had all these records together. `dropped` names the
-    workloads that fell back, `device` the CPU that they were raced on, `untuned_seconds` the
-    fastest run of the untuned program there. `attestation` says how much the reports are worth;
-    None without a race.
+    untuned program. It is "same" if no schedule differs from the default. It is "not_run" if no
+    race took place: the device could not, or no job had all these records together. `dropped` names
+    the workloads that fell back, `device` the CPU of the race, `untuned_seconds` the fastest run of
+    the untuned program there. `attestation` states how far the reports are trusted; None without a
+    race.
     """
 
     served: Served
@@ -150,10 +150,9 @@ def settle(
 ) -> Settled:
     """The schedules to build a model from: records, or defaults if records did not win end to end.
 
-    Without a device nothing is run, and the result of an earlier race holds. There may be none,
-    because records come from other models or the race was of other sizes. Then the records are
-    served, since each was faster than its default by itself, and the verdict says that nobody raced
-    them.
+    Without a device nothing is run, and the result of an earlier race holds. No earlier race exists
+    if the records come from other models or the race was of other sizes. Then the records are
+    served, since each kernel alone was faster than its default, and the verdict is "not_run".
 
     Raises:
         CompilerError: if a program does not compile.
@@ -186,7 +185,7 @@ def _verdict(
     kernels: KernelCache | None,
     limit: int | None,
 ) -> Verdict:
-    """What an earlier race of these records found, or one that is run now."""
+    """The verdict of an earlier race of these records, or else of a race that is run now."""
     if not records:
         return Verdict(Served.DEFAULT, "same", reason=ALL_DEFAULTS)
     schedules = {key: record.schedule for key, record in records.items()}
@@ -274,7 +273,7 @@ class _Programs:
 def _race(
     programs: _Programs, records: Mapping[str, TuningRecord], device: Device
 ) -> tuple[Verdict, str]:
-    """What a race finds, and the worker that ran it; "" if it was none, or several."""
+    """Run a race; return its verdict and the worker that ran it, "" for no or several workers."""
     where = "" if device.facts is None else device.facts.model
     tuned = programs.tuned
     race = programs.race(device, tuned)
@@ -323,7 +322,7 @@ def _is_sure(record: TuningRecord) -> bool:
 
 
 def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
-    """The model at each of its sizes, or at those drawn of its ranges, as a builder compiles it."""
+    """The model compiled at each of its sizes, or at the sampled sizes of its ranges."""
     builder.reserve([each.served_plan for each in planned], spare=PROGRAMS)
     return [
         of_compiled(program)

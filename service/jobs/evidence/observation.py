@@ -1,7 +1,8 @@
-"""What the kernels of a program wrote, one by one, as values of its plan.
+"""Observes the values that each kernel of a program writes, as values of its plan.
 
 A copy of the buffer follows each step as a further output of the same program: the same kernels on
-the same memory. The copies come back in groups of bounded size, a run of the program for each.
+the same memory. The copies are fetched in groups of bounded size, with one run of the program per
+group.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _paired(plan: GraphPlan, program: Program) -> list[tuple[int, Step, Instruct
 
 
 class Observation:
-    """The values that a program writes on drawn inputs, fetched from a device when asked for.
+    """The values that a program writes on random inputs, fetched from a device on request.
 
     Each fetch runs the program once; a deterministic program writes the same each time.
     """
@@ -228,7 +229,7 @@ Brought = TypeVar("Brought", Written, Port)
 
 
 def _groups(values: Sequence[Brought], most: int) -> tuple[tuple[Brought, ...], ...]:
-    """Values in order, in groups that one fetch may bring; one that is larger is by itself."""
+    """Split values, in order, into groups that fit one fetch; a larger value is its own group."""
     groups: list[list[Brought]] = []
     room = 0
     for each in values:

@@ -1,6 +1,6 @@
-"""ONNX Runtime beside an artifact that was just made: a few runs, where it is installed.
+"""Compares a newly built artifact with ONNX Runtime in a few runs, if ONNX Runtime is installed.
 
-The numbers are for the user's eyes. Whatever keeps them from being had keeps nothing else.
+The numbers only inform the user. A failure to measure them affects nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _times(
 ) -> Iterator[dict[str, Any]]:
     executable = load_artifact(artifact, threads=threads)
     if isinstance(executable, GuardedModel) and executable.is_cut:
-        return  # what was drawn decides how much it computes
+        return  # the amount of work depends on the random inputs
     for each in latencies:
         feeds = given.draw(_ports(executable, dict(each.sizes)))
         other, version = onnxruntime_run(model, feeds, threads)
@@ -91,5 +91,5 @@ def _ports(executable: Any, sizes: dict[str, int]) -> tuple[Port, ...]:
 
 
 def _bytes(model: Path) -> int:
-    """Of the file and of what lies beside it under its name: weights of their own."""
+    """The size in bytes of a model file and of the files of external weights named after it."""
     return sum(path.stat().st_size for path in model.parent.glob(f"{model.name}*"))

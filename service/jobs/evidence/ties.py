@@ -1,7 +1,8 @@
-"""What may a value of a model be where rounding moves what it is computed from?
+"""Bounds the values that a step of a model may take when rounding perturbs its inputs.
 
-The operators that make it run again on values beside theirs, and what is rounded or chosen among
-them is moved by a hair. So a tie falls either way, and a step that is ill-conditioned shows it.
+The operators of the step run again on slightly perturbed inputs, and the values that they round or
+choose among are perturbed, too. So a tie falls either way, and the spread of the results shows
+whether the step is badly conditioned.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ LEAST_CHANNEL = 16
 """Channels of fewer elements are compared with the largest element of the whole value."""
 
 MOVES = 8
-"""Runs beside the reference: in the first all that jumps is moved up, in the second down, then each
-element at random."""
+"""Perturbed runs in addition to the reference. The first moves all values at a jump up, the second
+down; each later run moves each element at random."""
 
 POOL = 65_521
 """Random numbers of one comparison: a prime, so that no row of a value has those of the next."""
@@ -37,24 +38,24 @@ HALF_MOVED_BY = {DType.FLOAT16: 2.0**-12, DType.BFLOAT16: 2.0**-9}
 """The same of values in 16 bits: half the distance of one from the next number is a rounding."""
 
 SUM_MOVED_BY = 2.5e-6
-"""The same of sums of products, as a share of the largest element of their channel: an eighth of
-what the sums of a step may be off, which a subtraction behind them may make a large share. And of
-all that bodies read, in which nobody moves anything."""
+"""The same for sums of products, as a share of the largest element of their channel. It is an
+eighth of the error that the sums of a step may have; a subtraction after them may make that a large
+share. It also holds for all values that bodies read, because nothing is moved inside bodies."""
 
 TERMS_MOVED_BY = 2.0**-25
 """The same as a share of the sum of the magnitudes of their terms: where thousands of terms cancel,
-little of a sum is left, beside the roundings of the partial sums."""
+little of a sum is left compared with the roundings of the partial sums."""
 
 NEAR_TIE = 2.0**-20
 """How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
 before it."""
 
 AS_FAR = 8.0
-"""A float may be so many times further from the reference than the moved ones are."""
+"""A float's distance from the reference may be this multiple of the perturbed runs' distance."""
 
 MOST_APART = 0.02
-"""The most that this may be, as a share of the largest element of the channel: a step of which
-rounding explains more is no evidence."""
+"""The limit of that distance, as a share of the largest element of the channel. A step for which
+rounding explains a larger error is not evidence."""
 
 PRODUCTS = (OpKind.CONTRACTION, OpKind.ATTENTION)
 
@@ -67,13 +68,13 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a value may be, after some runs.
+    """The interval that a value may lie in, after some perturbed runs.
 
     Attributes:
-        low: where it begins.
-        high: where it ends.
-        found: what it was in the last run.
-        apart: how far rounding may take each element, as `MOST_APART` does not bound it.
+        low: the lower end of each element.
+        high: the upper end of each element.
+        found: the value of the last run.
+        apart: the distance that rounding may move each element, without the limit `MOST_APART`.
     """
 
     low: np.ndarray
@@ -100,13 +101,13 @@ def beside(
     narrow: DType | None = None,
     mixed: bool = False,
 ) -> Iterator[Beside]:
-    """What the output of a graph may be where what it is computed from is moved by roundings.
+    """The interval of a graph's output when roundings perturb its inputs, after each further run.
 
     Args:
         segment: the operators; one output.
         given: the inputs.
         right: the reference.
-        draw: random numbers.
+        draw: the source of random numbers.
         narrow: the 16-bit float that a program multiplies in.
         mixed: whether its kernel adds up rows and columns, so that the sums of the largest terms
             are rounded into all others.
@@ -114,7 +115,7 @@ def beside(
     (name,) = segment.outputs
     before, end = _before_jump(segment, name)
     maker = segment.producer(before)
-    chosen = maker is not None and _jumps(segment, maker)  # positions that lie far apart
+    chosen = maker is not None and _jumps(segment, maker)  # positions that differ widely
     (start,) = run_graph(segment.replace(outputs=[before]), given, float64=True)
     jumped = before != name
     hair = NEAR_TIE * _largest(start) if jumped else 0.0
@@ -131,7 +132,7 @@ def beside(
         try:
             moved, found = run_graph(watched, moved_by, float64=True, chosen=mover)
         except CompilerError:
-            return  # a loop that ends on these values does not on those beside them
+            return  # a loop that ends on these values does not end on the perturbed ones
         apart = np.maximum(apart, errors_of(_numbers_of(moved), _numbers_of(start)))
         reach = hair + np.minimum((0.0 if chosen else AS_FAR) * apart, most)
         ends = [_numbers_of(start) + sign * reach for sign in (-1.0, 1.0)]
@@ -251,7 +252,7 @@ class _Mover:
 
 
 def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.ndarray:
-    """An array in memory with floats beside its own."""
+    """A copy of an array in memory with its floats slightly perturbed."""
     if dtype is not DType.FLOAT32 or _integral(array):  # 16 bits lose a rounding of float32
         return array
     with np.errstate(over="ignore"):  # the largest number moves to infinity
@@ -278,8 +279,8 @@ def _adds_up(node: Node) -> bool:
 
 
 def errors_of(own: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """How far elements are apart: 0 where both are the same infinity or no numbers, infinite where
-    one of them is."""
+    """The distance between elements: 0 where both are the same infinity or NaN, infinite where
+    only one of them is."""
     with np.errstate(all="ignore"):
         errors: np.ndarray = np.abs(own - right)
     if np.isfinite(errors).all():

@@ -1,15 +1,14 @@
-"""Is a compiled model right? Its values against the operators' references on the imported graph.
+"""Verifies a compiled model: compares its values with the references on the imported graph.
 
-One certificate decides, step by step (`service.jobs.evidence.certificate`): at each value that the
-program writes, the float64 reference of the operators since the last such values is compared with
-it, and goes on with the program's own value. Rounding ties and choices that fall the
-other way take nothing else elsewhere, so that one rule serves floats, 16 bits, integers and
-choices.
-Bodies of loops and
-branches are part of such a step: nobody looks into them. A value behind them that rounding may take
-as far as it differs, on every draw of the inputs, is called unverified.
+A certificate by steps decides (`service.jobs.evidence.certificate`). At each value that the program
+writes, the float64 reference of the operators since the last such values is compared with it, and
+continues with the program's own value. So a rounding tie or a choice that falls the other way does
+not affect later values, and one rule serves floats, 16 bits, integers and choices.
 
-The whole model is compared, too. Where a model of wide floats rounds and chooses nothing, rounding
+The body of a loop or branch belongs to one step: the values inside it are not compared. A value
+behind a body is unverified if rounding explains its difference on all random inputs.
+
+The whole model is compared, too. If a model of wide floats rounds and chooses nothing, rounding
 explains no more than MODEL_TOLERANCE. A large model that agrees as a whole is not verified by steps
 (`service.jobs.evidence.verified_sizes.costs_little`).
 """
@@ -71,7 +70,7 @@ class Verification:
         by_steps: the certificate by steps; None where the model is verified as a whole.
         sizes: how many programs of fixed sizes were verified: of each program of a model at its
             hints, and at other sizes of its ranges.
-        cut_short: whether there was no time for others.
+        cut_short: whether time ran out before other sizes were verified.
     """
 
     error: float | None
@@ -112,11 +111,11 @@ def at_each_size(
     more_seconds: float,
     clock: Callable[[], float] = monotonic,
 ) -> Verification:
-    """What `verify` finds at the hints of all plans, and then for some seconds at other sizes.
+    """Verify all plans at their hints, and then for some seconds at other sizes.
 
-    A detector has hundreds of programs, whose sizes the data decide: each has its next size before
-    another one has two more. A size that would take longer than what is left, by what the hints of
-    its plan took, is taken nearer to them.
+    A detector has hundreds of programs, whose sizes depend on the data. The programs take turns,
+    one size per turn. The time at a plan's hints gives an estimate for its other sizes; a size that
+    would exceed the remaining time is moved nearer to the hints.
     """
 
     def share(took: float) -> float:
@@ -144,11 +143,11 @@ def at_each_size(
 
 
 class Verifier:
-    """Verifies what one model was compiled to on a device, at one or several sizes, and at some of
-    those of a range.
+    """Verifies the programs of one compiled model on a device, at fixed sizes and at some sizes of
+    its ranges.
 
-    `found` has the result. A context: a thread computes the references of the hints on the first
-    draw, while the caller compiles.
+    `found` has the result. A context manager: while the caller compiles, a thread computes the
+    references at the hints on the first random inputs.
     """
 
     found: Verification
@@ -189,7 +188,7 @@ class Verifier:
 
 
 def verify_artifact(planned: Planned, artifact: Artifact, device: Device) -> Verification:
-    """`verify_program` of what an artifact has for the sizes of the plan."""
+    """Call `verify_program` on the program of an artifact for the sizes of the plan."""
     return verify_program(planned, partial(of_artifact, artifact), device)
 
 
@@ -201,7 +200,7 @@ def verify_program(
 ) -> Verification:
     """Compare a program with the references, on a device that its target runs on.
 
-    `expected` gives the outputs of the reference on the first draw, if a thread computes them. If
+    `expected` has the reference's outputs on the first random inputs, if a thread computes them. If
     the device cannot run the program (it is absent, or lacks the memory), the verification says
     so.
 
@@ -220,7 +219,7 @@ def verify_program(
         except DeviceError as error:
             if error.ran:
                 raise WrongProgramError(str(error)) from error
-            # what an earlier draw has shown holds
+            # the findings on earlier random inputs remain valid
             return found or Verification(None, not_run=str(error))
         if found.complete:
             break
@@ -265,7 +264,7 @@ def _verify(
     errors = {name: found[port] for name, port in ports.items()}
     worst_of = max(errors, key=lambda name: _order(errors[name]))
     error = errors[worst_of]
-    differs = not error <= MODEL_TOLERANCE  # no number is over any
+    differs = not error <= MODEL_TOLERANCE  # true for NaN, too
     seen = Observation(planned.plan, loadable, device, threads, seed)
     steps = None
     if (differs or _is_narrow(planned) or costs_little(planned)) and seen.is_of_plan:
@@ -317,7 +316,7 @@ def _check_range(planned: Planned, inputs: Mapping[str, np.ndarray]) -> None:
 
 def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
     """The first value that a graph rounds to float16 and that is infinite there, with its largest
-    finite number; None if there is none on these inputs."""
+    finite number; None if no value overflows on these inputs."""
     rounded = [
         node.inputs[0]
         for node in graph.nodes

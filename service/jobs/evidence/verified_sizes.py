@@ -1,8 +1,9 @@
-"""The sizes at which a program for ranges is verified: its hints, those that a user states, both
-ends, and drawn ones.
+"""The sizes at which a program for ranges is verified: its hints, sizes that a user states, both
+ends, and random sizes.
 
-The reference computes in NumPy. Ends at which the model costs many times what it does at the hints
-are taken nearer to those. What is only moved or measured, as by Shape, costs its elements.
+The reference computes in NumPy. An end at which the model costs many times the operations at the
+hints is moved nearer to them. An operator that only moves data or reads shapes, such as Shape, is
+counted by its elements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilewright.compiler.sizes import Dimension, at, open_size, typical
 from tilewright.service.jobs.plan.planning import OpenPlan, Planned
 
 DRAWN = 2
-"""Size vectors beside the ends and the hints."""
+"""The number of random size vectors, in addition to the ends and the hints."""
 
 MOST = 8
 """How many times the operations at the hints other sizes may take."""
@@ -58,10 +59,10 @@ def at_hints(planned: Planned) -> tuple[Planned, ...]:
 def at_other_sizes(
     planned: Planned, share: Callable[[], float] = lambda: MOST
 ) -> Iterator[Planned]:
-    """The same for both ends of the ranges, and for drawn sizes, as they are asked for.
+    """Yield the same plan for both ends of the ranges, and then for random sizes.
 
-    `share` says, whenever one is asked for, how many times the operations at the hints it may take:
-    MOST at most.
+    `share` is called before each plan. It returns the operations that the plan may take, as a
+    multiple of the operations at the hints; at most MOST.
     """
     found = planned.open
     if found is None:
@@ -127,8 +128,8 @@ def _at(planned: Planned, found: OpenPlan, sizes: Mapping[str, int]) -> Planned:
 
 
 def _comparisons(graph: Graph) -> int:
-    """The pairs of boxes that suppressions compare, which are no kernel's operations; an open
-    size."""
+    """The pairs of boxes that suppressions compare, a dynamic size. A kernel's count of operations
+    does not include them."""
     return sum(
         integer(node.attrs, "room") * graph.types[node.inputs[1]].elements
         for node in graph.nodes

@@ -35,7 +35,7 @@ TURN = "weak records"
 """The name of the turn: one tuner does it for all."""
 
 AGAIN = "again-"
-"""What requests are for begins so: no job's name does."""
+"""The prefix of the job ids in requests of repeated measurements; no real job's id begins so."""
 
 LOOK_SECONDS = 30.0
 """Between two looks at what there is to do."""
@@ -50,14 +50,14 @@ MOST_TRIED = 1000
 """Records that are left alone at one time: the first of more are due again."""
 
 AWAY_SECONDS = 10.0
-"""Nobody waits for longer for a worker that has gone."""
+"""The longest wait for a worker that has gone."""
 
 AFTER_JOBS = -1
 """The priority of requests that wait for those of all jobs."""
 
 
 class WeakRecords:
-    """What one tuner does about the weak records of a database.
+    """Repeats the measurements of a database's weak records, in one tuner.
 
     Args:
         storage: the database.

@@ -12,7 +12,7 @@ from tilewright.db.stores.claim_withdrawal import Withdrawn
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """What was taken back, and the jobs that were told."""
+    """The withdrawn records and measurements, and the jobs that received an event."""
 
     withdrawn: Withdrawn
     told: tuple[str, ...]
@@ -32,7 +32,7 @@ def withdraw_records(
     run anew.
 
     Raises:
-        NotFoundError: if there is no such record, or nobody by that name ever measured anything.
+        NotFoundError: if a record does not exist, or no worker of that name ever measured.
     """
     names = worker_names(storage, workers)
     done = storage.ledger.withdraw(reason, record_ids=record_ids, workers=names)
@@ -46,13 +46,13 @@ def withdraw_records(
 def tell(
     storage: Storage, job_ids: Collection[str], reason: str, record_ids: Sequence[str]
 ) -> tuple[str, ...]:
-    """An event `withdrawn` for each of these jobs that is there; which were told."""
+    """Append an event `withdrawn` to each of these jobs that exists; return their ids."""
     told = []
     for job_id in job_ids:
         try:
             storage.jobs.get(job_id)
         except NotFoundError:
-            continue  # a run of the command line: nobody listens
+            continue  # a run of the command line, which has no events
         storage.events.append(
             job_id, [("withdrawn", {"reason": reason, "records": list(record_ids)})]
         )
@@ -61,6 +61,6 @@ def tell(
 
 
 def worker_names(storage: Storage, workers: Collection[str]) -> set[str]:
-    """What measurements of these workers are signed with: names and ids as given, and the ids of
-    workers of these names."""
+    """The names and ids that sign the measurements of these workers: as given, and the ids of the
+    workers with these names."""
     return {*workers, *(one.id for one in storage.workers.list() if one.name in workers)}
