@@ -37,7 +37,7 @@ class SamplesFile:
 
 @dataclass(frozen=True, slots=True)
 class GivenFiles:
-    """What a job is given.
+    """The files and values that a user gives a job as inputs.
 
     Attributes:
         files: of samples, each an .npz file of arrays by input name.
@@ -78,7 +78,7 @@ class GivenFiles:
 
 
 def shown_name(digest: str) -> str:
-    """What messages call an uploaded file."""
+    """The name of an uploaded file in messages."""
     return f"samples {digest[:12]}"
 
 
@@ -116,7 +116,7 @@ def checked_values(values: Mapping[str, float], inputs: Sequence[Input]) -> dict
             number = float(value) if dtype.kind == "f" else int(value)
             np.array(number, dtype)
             held = dtype.kind == "f" or (dtype.kind != "O" and number == value)
-        except (OverflowError, ValueError):  # infinity and no number are no integers
+        except (OverflowError, ValueError):  # infinity and NaN are not integers
             held = False
         if not held:
             holds = "text" if dtype.kind == "O" else dtype

@@ -60,12 +60,12 @@ class GivenInputs:
         ranges: Mapping[str, Dimension] | None = None,
         others: Mapping[str, Collection[int]] | None = None,
     ) -> dict[str, Counter[int]]:
-        """The sizes of open dimensions, by name, and how many samples have each.
+        """The sizes of dynamic dimensions, by name, and how many samples have each.
 
         Args:
-            inputs: the dimensions of the model's inputs; a text names an open one.
-            ranges: those that a user gives dimensions.
-            others: sizes that a user asks for beside the ranges: no range has to hold them.
+            inputs: the dimensions of the model's inputs; a text names a dynamic one.
+            ranges: the ranges of dimensions that a user gives.
+            others: sizes that a user requests in addition; they may lie outside the ranges.
 
         Raises:
             InvalidArgumentError: if a sample has a size that a given range does not hold.

@@ -1,5 +1,5 @@
-"""Inputs whose drawn values make a model fail: a number selects a branch that cannot be run, or a
-loop that does not end. The user is told which input to give, before anything is tuned if possible.
+"""Finds inputs whose random values make a model fail: a number selects a branch that cannot run, or
+a loop that does not end. The error names the input to give, if possible before tuning starts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ FEW = 1 << 20
 
 @contextmanager
 def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
-    """For what runs a model on drawn inputs: `with_inputs` for its errors.
+    """A context manager around code that runs a model on random inputs: it applies `with_inputs`
+    to errors.
 
     Raises:
-        InvalidInputError: if the model fails for the inputs, naming those to give.
+        InvalidInputError: if the model fails for the inputs, naming the inputs to give.
     """
     try:
         yield
@@ -34,10 +35,10 @@ def named_inputs(plans: Sequence[Planned]) -> Iterator[None]:
 
 
 def check_draws(plans: Sequence[Planned]) -> None:
-    """Compute the conditions of branches that cannot be run, where few numbers decide about them.
+    """Compute the conditions of branches that cannot run, if they depend on few numbers.
 
     Raises:
-        InvalidInputError: if drawn inputs select such a branch, naming the inputs to give.
+        InvalidInputError: if random inputs select such a branch, naming the inputs to give.
     """
     for planned in plans:
         message = "" if planned.stages is not None else _refusal(planned)
@@ -46,7 +47,7 @@ def check_draws(plans: Sequence[Planned]) -> None:
 
 
 def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidInputError:
-    """The error with the inputs to give; as it is if no drawn input decides about it."""
+    """The error with the inputs to give; unchanged if it does not depend on a random input."""
     for planned in plans:
         drawn = _drawn(planned)
         names = [name for name in deciding_inputs(planned.graph, str(error)) if name in drawn]
@@ -90,7 +91,8 @@ def _refusals(body: Graph) -> list[str]:
 
 
 def _drawn(planned: Planned) -> frozenset[str]:
-    """The inputs of a plan that nobody gave; none of a stage, whose inputs are values."""
+    """The inputs of a plan that the user did not give; empty for a stage, whose inputs are
+    values of the model."""
     if planned.stages is not None:
         return frozenset()
     provided = planned.request.given.provided(input_ports(planned))
@@ -98,8 +100,8 @@ def _drawn(planned: Planned) -> frozenset[str]:
 
 
 def _refusal(planned: Planned) -> str:
-    """The error with which a branch ends the runs on the first drawn inputs; "" if there is none,
-    or the condition is not known of few numbers."""
+    """The message of the branch that fails on the first random inputs; "" if no branch fails, or
+    its condition does not depend on few numbers."""
     graph, ports = planned.graph, input_ports(planned)
     given = planned.request.given.provided(ports)
     for node in graph.nodes:

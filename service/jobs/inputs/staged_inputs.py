@@ -1,4 +1,4 @@
-"""Inputs of a model that runs in stages, since its data decide sizes, where nobody gives any."""
+"""Random inputs of a model with data-dependent sizes, which runs in stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.service.jobs.report.shown_sizes import hinted_sizes
 DRAWN = (
     "the data decide sizes of this model, and the inputs are drawn: real ones may take another time"
 )
-"""What a user is told of times."""
+"""A remark for the user on the times of such a model."""
 
 
 def staged_inputs(
@@ -26,15 +26,15 @@ def staged_inputs(
     shares: Shares | None = None,
     ranges: Collection[str] = (),
 ) -> Iterator[tuple[dict[str, int], dict[str, Array]]]:
-    """Sizes of the open dimensions as `hinted_sizes` gives them, and inputs that the model takes.
+    """Sizes of the dynamic dimensions from `hinted_sizes`, and inputs that the model accepts.
 
-    Numbers are drawn, and texts are empty.
+    Numbers are random, and texts are empty.
 
     Raises:
         InvalidArgumentError: as `hinted_sizes` does.
-        InvalidInputError: if the model fails for what was drawn, naming the inputs to give.
+        InvalidInputError: if the model fails for the random inputs, naming the inputs to give.
     """
-    # a dimension of which nobody gave a range may have any size
+    # a dimension without a given range may have any size
     open_ranges = [executable.ranges.get(n) or default_range(n) for n in executable.open]
     for sizes in hinted_sizes(executable.ports, open_ranges, shares, ranges):
         texts = executable.texts_at(sizes)
