@@ -1,4 +1,4 @@
-"""A model compiled in this process with what the database knows of it.
+"""A model compiled in this process with the records of the database.
 
 storage = open_storage(Settings())
 known = KnownModel("model.onnx", storage)
@@ -38,16 +38,16 @@ from tilewright.service.jobs.plan.planning import (
 
 @dataclass(slots=True)
 class KnownModel:
-    """Plans and schedules of one model for this machine, settled program by program
-    (`no_regret.settle`).
+    """Plans and schedules of one model for this machine, resolved program by program
+    (`end_to_end.settle`).
 
-    One program serves all sizes of open dimensions. Sizes that a job tuned the model at have
-    programs of their own, which are settled when they are first met; so have sizes that no range
-    serves. The race of a size decides for that size. A kernel that programs share is that of the
-    one that was made first.
+    One program serves all sizes of dynamic dimensions. Sizes at which a job tuned the model have
+    their own programs, and so have sizes outside all ranges; they are resolved at first use. The
+    race of a size decides for that size. A kernel shared by several programs has the schedule of
+    the program that was compiled first.
 
     Attributes:
-        settled: what was served, without the plans; one entry for each program that was compiled.
+        settled: the served schedules and verdicts, without plans; one entry per compiled program.
     """
 
     model: str | Path | bytes

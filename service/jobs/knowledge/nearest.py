@@ -32,7 +32,7 @@ from tilewright.service.jobs.knowledge.ladder import (
 from tilewright.tuner.measure.measurement import RecordKey
 
 LIKE = 1.5
-"""Pairs of shapes tell of a distance if theirs is at most so many times as large."""
+"""A pair of shapes gives evidence for a distance if its own is at most this multiple of it."""
 
 LEAST_DISTANCE = 0.1
 """Distances below this are alike: a tenth of a doubling of every size."""

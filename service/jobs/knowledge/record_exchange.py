@@ -1,7 +1,7 @@
 """Tuning records out of a database and into another: a workload tuned once, by anyone, is tuned.
 
-Records that are served go out, signed with the service's key. What comes in was signed by a key
-that is trusted, and is checked; it is served where nothing faster is known.
+An export contains the served records, signed with the service's key. An import accepts lines that a
+trusted key signed, and checks them. An imported record is served if no faster one is known.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ LONGEST_WORKER = 200
 """Characters of the name of a foreign worker that are kept."""
 
 PORTION = 200
-"""Lines that are taken in in one transaction: on SQLite nobody else writes meanwhile."""
+"""Lines imported per transaction: on SQLite, a transaction blocks all other writers."""
 
 
 @dataclass(slots=True)
 class Imported:
-    """What became of the lines of an import.
+    """The counts of an import's lines by result.
 
-    `served` are new and the fastest known, `slower` are kept beside a faster one, `known` were here
-    before, whatever became of them. `refused` are the numbers of lines, from 1, with a reason.
+    `served` records are new and the fastest known, `slower` ones are kept next to a faster one,
+    `known` ones were imported or measured before, withdrawn ones included. `refused` has the
+    numbers of rejected lines, from 1, with a reason.
     """
 
     served: int = 0
@@ -123,16 +124,16 @@ def import_records(
     trusted: Collection[str],
     note: Callable[[Imported], None] = lambda done: None,
 ) -> Imported:
-    """Take signed records in, so many at a time: each portion whole or not at all.
+    """Import signed records in portions: each portion whole or not at all.
 
-    If the database fails, the portions before are there. Doing it again changes nothing. A record
-    that somebody withdrew here stays withdrawn.
+    If the database fails, the earlier portions are stored. A second import of the same lines
+    changes nothing. A record that was withdrawn here stays withdrawn.
 
     Args:
         lines: as `export_records` gives them.
-        storage: where they go.
-        trusted: public keys whose records are believed.
-        note: told what became of a portion, within its transaction.
+        storage: the database that receives the records.
+        trusted: the public keys whose signatures are accepted.
+        note: called with the counts of each portion, within its transaction.
 
     Raises:
         DatabaseError: if the database fails.
@@ -152,7 +153,7 @@ def _take_in(
     storage: Storage,
     note: Callable[[Imported], None],
 ) -> Imported:
-    """What became of these lines, all in one transaction."""
+    """Import one portion of lines in one transaction; return their counts."""
     refused = [(number, str(line)) for number, line in portion if isinstance(line, RecordLineError)]
     good = [line for _, line in portion if isinstance(line, RecordLine)]
     both = [(_foreign(line), line) for line in good]
@@ -172,15 +173,15 @@ def _take_in(
 
 
 def _foreign(line: RecordLine) -> TuningRecord:
-    """The record, whose worker is told apart from those of this service by the key. Of a name that
-    is longer than any of ours, the beginning: it is part of an index."""
+    """The record with the signer's key before the worker's name, which separates it from workers of
+    this service. A name longer than our limit is truncated, because it is part of an index."""
     measurement = line.record.measurement
     worker = f"{line.signer[:12]}/{measurement.worker[:LONGEST_WORKER]}"
     return replace(line.record, measurement=replace(measurement, worker=worker))
 
 
 def _trial(record: TuningRecord) -> Trial:
-    """What the search of a later job starts from."""
+    """A record as a trial, from which the search of a later job starts."""
     return Trial(
         record.trial_id,
         record.key,

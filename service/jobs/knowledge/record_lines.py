@@ -1,8 +1,8 @@
 """A tuning record as a signed line of JSON, and back.
 
-A line says everything that the record means: the text of its workload, the target, the schedule,
-and the measurements with the device that made them. Keys are computed from these and not believed.
-The signature is over the canonical JSON of `record`.
+A line is self-contained: it has the text of the workload, the target, the schedule, and the
+measurements with the device that made them. The reader computes the keys from these.
+The signature covers the canonical JSON of `record`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LONGEST_LINE = 4 << 20
 
 
 class RecordLineError(CompilerError):
-    """A line that is no record, or that nobody signed."""
+    """A line that is not a valid record, or has no valid signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record, with what its keys stand for, and who signed it.
+    """A record with its signer and the values behind its keys.
 
-    `confirmation` is the second measurement, if there was one. `stored_at` is in Unix seconds.
+    `confirmation` is the second measurement, if one was made. `stored_at` is in Unix seconds.
     """
 
     record: TuningRecord
@@ -127,7 +127,7 @@ def _line(content: Mapping[str, Any]) -> RecordLine:
 
 
 def _certified(measurement: Measurement, workload: Workload) -> Measurement:
-    """Raises ValueError for what no record is made of."""
+    """Return the measurement if a record may rest on it. Raises ValueError otherwise."""
     if not measurement.certified:
         raise ValueError(f"the measurement has no certificate: {measurement.status}")
     samples = measurement.samples_seconds

@@ -1,10 +1,10 @@
-"""Jobs that want the same tuned share the work: one measures, the others adopt what it finds.
+"""Jobs with the same tasks share the work: one job measures, the others adopt its records.
 
-A job takes its tasks before it spends trials on them. What another job has in hand it puts off; it
-tunes what it got, gives that back, and looks again: the other's records and trials are there by
-then. If everything that is left is in other hands it waits, and no worker with it. It holds nothing
-while it waits, so no two jobs wait for each other. It does not wait for ever: another job may not
-get on, because its worker is sick. Then this one measures by itself.
+A job leases its tasks before it spends trials on them, and defers the tasks that another job holds.
+It tunes the leased tasks, releases them, and looks again: by then the other job's records and
+trials are stored. If other jobs hold all remaining tasks, the job waits and occupies no worker. A
+waiting job holds no task, so no two jobs wait for each other. The wait is bounded, because another
+job may make no progress, for example on a faulty worker. Then this job measures the tasks, too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOOK_SECONDS = 1.0
 """Between two looks at whether the others are done."""
 
 PATIENCE = 2
-"""A job waits until others made so many times the trials that it may spend: one with the same
-budget comes to its end before."""
+"""A job waits until others have made this multiple of the trials that it may spend: a job with the
+same budget ends before that."""
 
 QUIET_SECONDS = 300.0
 """A job waits no longer for others that measure nothing new for so long. Their second measurements
@@ -39,7 +39,7 @@ Tune = Callable[[list[Task], JobBudget], Finished]
 
 
 class Sharing(Protocol):
-    """What a job shares with others while it runs."""
+    """The coordination of a running job with others that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         """Tune tasks with `tune`, but for those that another job tunes."""
@@ -56,11 +56,11 @@ UNSHARED = Unshared()
 
 
 class SharedTasks:
-    """A job of the database, which tells the others what it has in hand.
+    """The coordination of a job through the database, which holds the leases of tasks.
 
     Args:
-        storage: where they tell each other.
-        hold: of the job; waiting ends with it.
+        storage: the database that the jobs share.
+        hold: the job's lease; waiting ends with it.
         waiting: called when the job begins to wait for others.
         clock: in seconds.
     """
@@ -110,7 +110,7 @@ class SharedTasks:
                 others_last, heard = made, self._clock()
             over = ends is not None and self._clock() >= ends
             if over or made - others_before >= PATIENCE * budget.trials:
-                # What this job might have spent is spent: it compares the best of what is known.
+                # others have used up this job's budget: it compares the best known records
                 return tune(tasks, replace(rest, trials=0))
             if self._clock() - heard >= QUIET_SECONDS:
                 return tune(tasks, rest)
