@@ -1,7 +1,7 @@
-"""What a job hands over: an artifact, or a module with the JavaScript that runs it.
+"""Delivers a job's result: an artifact, or a module with the JavaScript that runs it.
 
-A program for a target of modules is loaded by JavaScript, which reads no artifacts. So it gets what
-`tilewright compile` makes for such a target.
+A program for a target of modules is loaded by JavaScript, which reads no artifacts. So a job for
+such a target delivers the same files as `tilewright compile`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
 from tilewright.service.jobs.plan.planning import Planned
 
 MODULE_NAME = "model"
-"""What files and functions of a job's module are called: a job knows no name of its model."""
+"""The name of the files and functions of a job's module: a job has no name of its model."""
 
 
 def check_tools(target: Target) -> None:
@@ -41,9 +41,10 @@ def deliver(
     kernels: KernelCache | None = None,
     check: Callable[[LoadableOf], object] = lambda made: None,
 ) -> None:
-    """Compile one model to what its target's users load: a folder, there whole or not at all.
+    """Compile one model to a folder in its target's format. The folder appears whole or not at all.
 
-    `check` is called with what was compiled before the folder is there; if it raises, it never is.
+    `check` is called with the compiled code before the folder appears; if it raises, no folder is
+    made.
     The other arguments are those of `tuning.build_artifact`.
 
     Raises:

@@ -1,9 +1,9 @@
-"""A tuned program that its verification refuses falls back to defaults, and there is an artifact.
+"""Falls back to default schedules if a tuned program fails its verification.
 
-The kernel that wrote the wrong value gets its default schedule; where nobody knows which one did,
-all kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that
-made a program wrong on our own machine, which is right without it, is withdrawn: nobody else is
-served by it.
+The kernel that wrote the wrong value gets its default schedule. If that kernel is unknown, all
+kernels get theirs. Only a model whose untuned program is wrong has no artifact. A record that makes
+a program wrong on our own machine, where the program is right without it, is withdrawn and serves
+no other job.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def deliver_verified(
         served = [*(each for each, _ in fallen), settled]
         for (before, after), (_, reason) in zip(pairwise(served), fallen, strict=True):
             gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
-            # first: whoever uses a record that is withdrawn is told, and this artifact does not
+            # before the withdrawal, which notifies all users of a record: this artifact is not one
             storage.ledger.leave(_ids(before, gone), job_id)
             if device.trusted and len(gone) == 1:  # this kernel, beyond doubt
                 withdraw_records(storage, reason, record_ids=_ids(before, gone))
@@ -82,7 +82,7 @@ def _verifier(
 
 
 def _without(settled: Settled, error: WrongProgramError) -> Settled:
-    """What is served once the kernels at fault have their default schedules."""
+    """The served schedules with defaults for the kernels at fault."""
     kept = dict(settled.schedules.schedules)
     at_fault = kept.keys() & {
         piece.workload.key

@@ -31,12 +31,12 @@ class Untuned:
 
     @property
     def is_failure(self) -> bool:
-        """Whether nobody has anything of the job."""
+        """Whether the job failed and delivered no artifact."""
         return self.failed and not self.delivered
 
     @property
     def note(self) -> str:
-        """The reason, with what the artifact has instead."""
+        """The reason, with the schedules that the artifact has instead."""
         if not self.delivered:
             return f"nothing was tuned: {self.reason}"
         whose = "schedules that were known before" if self.known else "the default schedules"
@@ -65,7 +65,7 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 def _reason(
     outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
 ) -> tuple[str, bool]:
-    """Why there is no record, and whether that is because every trial failed."""
+    """The reason why no record was stored, and whether it is that all trials failed."""
     finished, confirmed = outcome.finished, outcome.confirmed
     if confirmed.disputed:
         count = len(confirmed.disputed)

@@ -143,7 +143,7 @@ class JobRun:
                 hold.cancel,
                 () if job.worker_id is None else (job.worker_id,),
                 absent_seconds=0.0 if alone else AWAY_SECONDS,
-                # nobody can tell when a worker for the target of an earlier release's job is there
+                # a job of an earlier release has no target key, so no worker can be matched to it
                 gives_back=not alone and job.target_key is not None,
                 given=spec.given,
             ) as device,
@@ -203,7 +203,7 @@ class JobRun:
                 raise
 
     def _is_alone(self) -> bool:
-        """Whether the job waited for a worker as long as it should, and nobody came even now."""
+        """Whether the job's wait for a worker has expired, and still no worker is alive."""
         job = self.job
         if job.reason is None or job.target_key is None:
             return False

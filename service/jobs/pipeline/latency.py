@@ -69,8 +69,8 @@ def latencies(
 ) -> tuple[Latency, ...]:
     """The latency at each hint, of the first `MOST_TIMED`; none if the device does not run it.
 
-    The race that settled what is served is the answer for one size. For several it ran all of them
-    together, and each is raced alone.
+    For one size, the race that decided the served schedules gives the latency. For several sizes
+    that race ran all of them together, so each is raced alone.
 
     Raises:
         CompilerError: if a program does not compile.
@@ -100,7 +100,7 @@ def latencies(
 
 
 def _sizes(planned: Sequence[Planned]) -> list[Sizes]:
-    """What is timed one by one; the stages of a model are one run."""
+    """The sizes that are timed one by one; the stages of a model are one run."""
     if planned[0].stages is not None:
         return [()]
     return [

@@ -28,20 +28,19 @@ OF_STAGE: Mapping[str, str] = {
         ("schedules", "memory plan", "pack weights", "wait for LLVM", "link", "write"), "artifact"
     ),
 }
-"""What a job's own stages belong to; all others are planning."""
+"""The phase of each of a job's own stages; all others belong to planning."""
 
 BESIDE: Mapping[str, str] = {
     **dict.fromkeys(("lower", "emit LLVM IR", "LLVM parse", "LLVM codegen", "spills"), "build"),
     "references": "references",
 }
-"""What runs beside a job, in its builders, while it tunes."""
+"""The stages that run in a job's builders, concurrently with tuning."""
 
 
 def phase_seconds(timings: Timings, beside: Timings | None = None) -> dict[str, float]:
-    """Seconds of the phases that took any, in their order.
+    """Seconds of each phase that took time, in the order of phases.
 
-    Building and references run beside the tuning: with them, the sum may be more than the wall
-    time.
+    Building and references run concurrently with tuning, so the sum may exceed the wall time.
     """
     found = dict.fromkeys(PHASES, 0.0)
     for stage, seconds in timings.seconds().items():

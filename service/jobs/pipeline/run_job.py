@@ -2,7 +2,7 @@
 
 plan -> tune -> confirm -> settle -> verify -> artifact
 
-`tilewright tune` and the tuner process go this way. They differ in the device and in the watcher.
+`tilewright tune` and the tuner process share this path. They differ in the device and the watcher.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class JobWatcher:
     """Watches a job while it runs. An exception that a method raises ends the job."""
 
     def phase(self, name: str) -> None:
-        """The job begins with importing, planning, settling, building or verifying."""
+        """A phase begins: importing, planning, resolving, building or verifying."""
 
     def tasks(self, tracker: Tracker) -> None:
         """The tasks to tune are known; `tracker` follows them."""
@@ -72,17 +72,17 @@ class JobWatcher:
         tracker.take(event)
 
     def tuned(self, outcome: JobOutcome) -> None:
-        """Tuning is over. What comes may still fail: the artifact may be wrong, or a disk full."""
+        """Tuning has ended. Later phases may still fail: the artifact may be wrong, a disk full."""
 
 
 @dataclass(slots=True)
 class JobContext:
-    """What a job works with: stores, builder processes, and what was made before.
+    """The resources of a job: stores, builder processes and caches.
 
-    `timings` has the stages of a job, `loop` those of the tuner's loop, `beside` those of its
-    builders. `planning` are the limits of a child that reads and plans models, `verification` of
-    one that verifies programs; None: this process does. `samples_bytes` is the most that the
-    samples of a job may hold.
+    `timings` has the stages of a job, `loop` the stages of the tuner's loop, `beside` the stages of
+    its builders. `planning` limits the child process that reads and plans models, `verification`
+    the child that verifies programs; with None, this process does the work. `samples_bytes` is the
+    most bytes that the samples of a job may hold.
     """
 
     storage: Storage
@@ -100,10 +100,10 @@ class JobContext:
 class JobOutcome:
     """The results of a job.
 
-    `served` are the plans of the artifact, one for each size. `confirmed` tells which new records
-    hold. `settled` and `verification` are None if the job was cancelled before; `verification` also
-    if no artifact was wanted. `latencies` are those at the hints, `phases` are the seconds of each
-    phase.
+    `served` are the plans of the artifact, one per size. `confirmed` has the new records that were
+    confirmed. `settled` and `verification` are None if the job was cancelled before;
+    `verification` also if no artifact was requested. `latencies` are the latencies at the hints,
+    `phases` the seconds of each phase.
     """
 
     served: tuple[Planned, ...]
@@ -181,20 +181,20 @@ def run_job(
     """Tune a model for a device.
 
     Args:
-        spec: the model, what it is wanted for, and the budget.
+        spec: the model, its target and options, and the budget.
         device: measures, verifies and races.
-        job_context: what the jobs of the process share.
-        watcher: sees how it goes.
-        job_id: what trials, requests and verdicts are kept under.
+        job_context: the resources that the jobs of the process share.
+        watcher: is notified of progress.
+        job_id: the key of the job's trials, requests and verdicts.
         token: ends the job soon; what was measured is kept.
         output: folder for the artifact or the module; None makes none.
-        sharing: what other jobs tune just now; without, nobody else tunes anything.
-        deliver_cancelled: whether a cancelled job makes an artifact from what it knows.
-        stop: ends at once what children compute for the job; without, the token does.
+        sharing: coordinates the job with others; None if no other job runs.
+        deliver_cancelled: whether a cancelled job makes an artifact from the records it has.
+        stop: ends the job's child processes at once; without it, the token does.
 
     Raises:
         JobCancelled: if the job was stopped while a child worked for it.
-        CompilerError: naming what is wrong with the model, the budget or the artifact.
+        CompilerError: naming the error in the model, the budget or the artifact.
         DatabaseError: if the database fails.
     """
     # however the job ends, they end with it
@@ -296,7 +296,7 @@ def _run(
                 weight_limit_bytes=limit,
             )
             if storage.ledger.use(tuple(settled.records.values()), job_id):
-                break  # from now on the job is told when one of them is withdrawn
+                break  # from now on the job gets an event when one of them is withdrawn
         timed = latencies(settled, device, job_context.kernels, limit)
     for planned in plans:
         sizes = planned.request.dims

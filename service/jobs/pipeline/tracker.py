@@ -103,7 +103,7 @@ class Tracker:
         row = self._status(status)
         state = TaskStatus.CACHED if status.from_store else TaskStatus.TUNED
         facts = dict(row.facts or {})
-        facts.pop("forecast_gain", None)  # nobody tries more
+        facts.pop("forecast_gain", None)  # the task gets no more trials
         facts["max_error"] = record.measurement.max_error
         facts["samples"] = len(record.measurement.samples_seconds)
         comparison, interval = record.measurement.comparison, record.measurement.interval
@@ -115,7 +115,7 @@ class Tracker:
             task = self._tasks[status.key]
             facts.update(schedule_facts(task, record.schedule, record.measurement))
         except ScheduleError:
-            # of a record from another release: the time stands, the operations are not known
+            # a record of another release: the time remains valid, the operations are not known
             facts.update(schedule=record.schedule.to_json(), algorithm=record.schedule.algorithm)
         row = replace(row, status=state, best_seconds=record.run_seconds, facts=facts)
         self.rows[status.key] = row

@@ -113,8 +113,8 @@ def build_artifact(
 ) -> tuple[CompiledProgram, ...]:
     """Compile one model at one or several sizes: an artifact folder.
 
-    Its plans and schedules are settled before (`service.jobs.evidence.end_to_end`). With
-    `pad`, sizes in between are padded up to the next ones when the artifact runs.
+    The caller resolves its plans and schedules first (`service.jobs.evidence.end_to_end`). With
+    `pad`, the artifact pads sizes in between up to the next ones when it runs.
     `kernels` holds what the same process has compiled before.
     `check` is passed to `artifacts.save_artifact`.
 
