@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from tilewright.service.settings import Settings
 
 SHARE = 2
-"""Reading and planning one model may take one part of so many of the memory of this machine."""
+"""Reading and planning one model may take this fraction of the machine's memory: 1 / SHARE."""
 
 UNKNOWN_BYTES = 8 << 30
-"""What it may take on a machine that does not say how much it has."""
+"""The limit on a machine that does not report its memory."""
 
 
 def memory_limit(settings: Settings) -> int:
@@ -40,7 +40,7 @@ def memory_limit(settings: Settings) -> int:
 
 
 def planning_limits(settings: Settings) -> Limits:
-    """What reading and planning a model may take in the child of a tuner."""
+    """The memory and time limits for reading and planning a model in a child of a tuner."""
     return Limits(memory_limit(settings), settings.planning_seconds)
 
 
@@ -67,7 +67,7 @@ def plan_bounded(
 
 
 def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]:
-    """What the child does. The model itself does not come back."""
+    """The entry point of the child process. The plans come back without the model's bytes."""
     timings = Timings()
     plans = plan_programs(spec.request, spec.options.sizes, None, timings)
     check_draws(plans)  # it computes what the model says
@@ -75,7 +75,7 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
 
 
 def without_model(planned: Planned) -> Planned:
-    """What is sent to another process: nobody there reads the model again."""
+    """The plan without the model's bytes, for a process that does not read the model again."""
     return _with_model(planned, b"")
 
 

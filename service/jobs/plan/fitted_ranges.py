@@ -113,7 +113,7 @@ class FittedRanges:
 
         Args:
             error: the refusal at `sizes`.
-            attempt: imports the model at sizes and at ranges of what is open.
+            attempt: imports the model at sizes and at ranges of the dynamic dimensions.
 
         Raises:
             InvalidModelError: if no other size was found, naming a dimension that needs one.

@@ -44,7 +44,7 @@ def tasks_of(*planned: Planned) -> list[Task]:
                 first.mode.threads,
                 stated=bool(of_range.hints),
             )
-            if not points:  # nobody runs these sizes
+            if not points:  # no run has these sizes
                 continue
         task = task_of(workload, first.mode, count, points)
         tasks.append(replace(task, stated=stated and bool(workload.dimensions), scale=scale))

@@ -56,14 +56,14 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """A model cut for all sizes of ranges, at once.
+    """A model partitioned once for all sizes of its ranges.
 
-    `ranges` are those of the open dimensions, by name; nobody gave those of `defaults`. `hints` are
-    the sizes at which it is planned and verified first, by name: those that a user stated, or else
-    those of `compiler.profile`. A dimension without one is planned at its typical size. Kernels are
-    measured at sizes `drawn` of the ranges, which somebody may have `stated`. `implied` are the
-    ranges that were given to dimensions that the model expresses by others. `graph` is what was
-    imported.
+    `ranges` has the range of each dynamic dimension, by name; `defaults` names the dimensions whose
+    range the user did not give. `hints` has the sizes at which the model is planned and verified
+    first, by name: the sizes that a user stated, or else those of `compiler.profile`. A dimension
+    without a hint is planned at its typical size. Kernels are measured at the sizes `drawn`, which
+    are `stated` by the user or sampled from the ranges. `implied` has the ranges given to
+    dimensions that the model expresses by others. `graph` is the imported graph.
     """
 
     plan: GraphPlan
@@ -83,7 +83,7 @@ class OpenPlan:
 
     @property
     def measured(self) -> tuple[DrawnSizes, ...]:
-        """The drawn sizes with those of dimensions that the plan adds to the model's (rooms)."""
+        """The measured sizes, including the dimensions that the plan adds (slack capacities)."""
         return tuple(
             replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
             for each in self.drawn
@@ -139,9 +139,9 @@ class Planned:
         return self.plan if self.open is None else self.open.plan
 
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
-        """What is run of a program that was built of `served_plan`, to see how fast it is.
+        """The programs to time for a program that was built from `served_plan`.
 
-        With open sizes that is the program at each of the drawn ones.
+        With dynamic sizes, the program is timed at each of the measured sizes.
         """
         if self.open is None:
             return (compiled,)
@@ -371,8 +371,8 @@ def profiled(
 
     Args:
         plan: for all sizes of its ranges.
-        ports: the model's, which say what its dimensions are.
-        free: the dimensions whose ranges nobody gave: each has a hint.
+        ports: the model's inputs and outputs with their dimensions.
+        free: the dimensions without a given range; each has a hint.
         shares: sizes that a user states or samples have, with their shares.
 
     Raises:

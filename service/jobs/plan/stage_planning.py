@@ -64,8 +64,8 @@ def plan_first_program(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> Planned:
-    """The first plan of `plan_programs`, for which no code is generated. Raises CompilerError as
-    that does, for what is wrong up to there."""
+    """The first plan of `plan_programs`; no code is generated. Raises the same CompilerError as
+    `plan_programs` if an error occurs up to that plan."""
     try:
         return plan_first_sizes(request, dims, observer, timings)
     except CompilerError as error:
@@ -96,13 +96,13 @@ def plan_stages(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """A plan for each stage that can be foreseen, in the order of their numbers.
+    """A plan for each stage that can be enumerated ahead of time, in the order of their numbers.
 
     Stages are compiled to see which ranges of sizes they serve; `kernels` keep what was compiled.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, a dimension has several
-            sizes, or what the data decide cannot be foreseen.
+            sizes, or the data-dependent stages cannot be enumerated ahead of time.
     """
     stager, first = _beginning(request, dims, timings, kernels, build=True)
     make_foreseen(stager, first)
@@ -114,8 +114,8 @@ def plan_stages(
 
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
-    """The plan of the first stage alone, for which no code is generated. Raises CompilerError as
-    `plan_stages` does, for what is wrong up to there."""
+    """The plan of the first stage alone; no code is generated. Raises the same CompilerError as
+    `plan_stages` if an error occurs up to that stage."""
     stager, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []
     make_foreseen(stager, first, behind=False)
@@ -134,7 +134,7 @@ def _beginning(
     *,
     build: bool,
 ) -> tuple[Stager[Planned], RestCut[Planned]]:
-    """What makes the stages, and the model as what is left of itself."""
+    """The planner of stages, and the whole model as its first continuation."""
     for name, listed in dims.items():
         if len(listed) > 1:
             raise InvalidArgumentError(
@@ -148,7 +148,7 @@ def _beginning(
     shares = hinted_shares(dims)
     check_hinted(shares, ports.open)
     sampled = request.given.sizes_within(ports.inputs, ranges)
-    # a range that nobody gave reaches as far as hints and samples do
+    # a default range reaches as far as hints and samples do
     held = {name: {*sampled.get(name, ()), *shares.get(name, ())} for name in ports.open}
     wide = default_ranges(ports.open, held)
     widened = {name: d for name, d in wide.items() if d != default_range(name)}
