@@ -1,4 +1,4 @@
-"""What was measured for jobs that ended before a tuner stored it."""
+"""Stores measurements of jobs that ended before a tuner stored them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class TunerProcess:
                     self._leave_it.cancel("a job has come")
                     self._start(taken)
                 elif not (learned or self._runs):
-                    # while nobody waits for a job
+                    # while no job waits
                     learned = self._learn()
                 else:
                     if not self._runs:
@@ -179,7 +179,7 @@ class TunerProcess:
                 return
             builder, token = self.builder, CancelToken()
         except (CompilerError, StorageError) as error:
-            # no builders just now, or no database: a job would say so, and nobody has asked for one
+            # no builders or no database at the moment: only a log line, since no job is affected
             log.warning("not measured again", error=str(error))
             return
 
