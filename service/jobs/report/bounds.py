@@ -18,14 +18,14 @@ from tilewright.tuner.measure.roofline import Speeds, bound
 from tilewright.tuner.tasks import Task
 
 LEAST_BUDGET_SECONDS = 15.0
-"""To measure the machine takes about a second, or three beside busy builders: a smaller budget is
-worth more as trials."""
+"""The smallest budget from which the machine's peaks are measured. That takes about a second, or
+three next to busy builders; a smaller budget is better spent on trials."""
 
 
 def bounds_within(
     seconds: float | None, tasks: Sequence[Task], device: Device
 ) -> Callable[[], Sequence[float]] | None:
-    """What asks for `task_bounds`; None if a budget of so many seconds has no time for that."""
+    """A function that computes `task_bounds`; None if a budget of `seconds` is too small for it."""
     if seconds is not None and seconds < LEAST_BUDGET_SECONDS:
         return None
     return partial(task_bounds, tasks, device)

@@ -138,8 +138,8 @@ def onnxruntime_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int)
 def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) -> tuple[Run, str]:
     """A run of OpenVINO on the same inputs, and its version.
 
-    It computes in float32: by itself it takes bfloat16 if the CPU has that, with errors of per
-    cents.
+    It computes in float32. OpenVINO's default on a CPU with bfloat16 is bfloat16, with errors of
+    several per cent.
 
     Raises:
         CompilerError: if it is not installed or refuses the model.

@@ -222,7 +222,7 @@ def _uses(
     sizes: Mapping[str, int],
     calls: Sequence[float | None],
 ) -> list[_Use]:
-    """What serves the steps of a plan at sizes of its dimensions, in the order of first use.
+    """The kernels that serve the steps of a plan at given sizes, in the order of first use.
 
     `calls` are the seconds of each step. A branch that these inputs do not choose takes no time.
     """
@@ -233,7 +233,7 @@ def _uses(
     steps = [(step, count) for step, count in plan.walk() if isinstance(step, KernelStep)]
     for (step, count), seconds in zip(steps, calls, strict=True):
         own = step.workload.dimensions
-        # nobody keeps room in a buffer here
+        # no buffer has slack capacity here
         given = [sizes.get(name, 0) for name in step.sizes]
         values = {d.name: size for d, size in zip(own, given, strict=True)}
         kernel = next(k for k in of_workload[step.workload] if k.holds(given))
@@ -246,7 +246,7 @@ def _uses(
 
 
 class _Kernel:
-    """A kernel with what does not depend on the sizes that it is run at."""
+    """A kernel with its facts that do not depend on sizes."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class _Kernel:
         return all(size in own for own, size in zip(box, given, strict=True))
 
     def report(self, use: _Use, speeds: Speeds | None) -> KernelReport:
-        """What there is to say of it at some sizes."""
+        """The report of the kernel at the sizes of a use."""
         scheduled, lowered, workload = self._scheduled, self._lowered, use.fixed
         whole, piece = self.workload.dimensions, scheduled.piece
         own = {

@@ -1,4 +1,4 @@
-"""A directed graph drawn in layers from top to bottom: where its boxes lie, and how its edges run.
+"""Layout of a directed graph in layers from top to bottom: positions of boxes, routes of edges.
 
 Sugiyama, Tagawa, Toda: "Methods for visual understanding of hierarchical system structures" (1981).
 Each box lies in a layer below all that it reads. An edge across several layers has a bend in each.
@@ -17,7 +17,7 @@ GAP = 24.0
 """Between boxes of a layer."""
 
 BEND_GAP = 12.0
-"""Between an edge that passes and what is beside it."""
+"""The distance between a passing edge and its neighbours."""
 
 LONGEST = 400
 """Layers that an edge may cross with bends; a longer one runs straight, behind what is there."""

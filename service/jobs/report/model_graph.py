@@ -1,7 +1,7 @@
-"""A model as it is cut into kernels, to be drawn: its steps, what lies between them, and which
-nodes of the ONNX file are behind each.
+"""A drawing of a model partitioned into kernels: its steps, the values between them, and the nodes
+of the ONNX file that each step computes.
 
-Steps that move nothing (views) are left out: what reads them reads what they are views of.
+Steps that move no data (views) are left out: their readers read the values that they are views of.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tilewright.service.jobs.report.layered import Point, layered
 from tilewright.service.jobs.report.workload_facts import workload_name
 
 MOST_STEPS = 6000
-"""Steps of a model that is drawn; nobody would find anything among more."""
+"""The most steps in a drawing; a larger one would be unreadable."""
 
 MOST_NODES = 200
 """ONNX nodes that are named for one step; of more, how many there are."""
@@ -123,10 +123,10 @@ class ModelGraph:
 
 
 def model_graph(planned: Planned) -> ModelGraph:
-    """The drawing of a model that was cut into kernels.
+    """The drawing of a model partitioned into kernels.
 
     Raises:
-        InvalidModelError: if it has too many steps to be drawn.
+        InvalidModelError: if it has too many steps for a drawing.
     """
     plan = planned.served_plan
     found = _Steps.of(plan)
@@ -164,8 +164,8 @@ def _width(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A step, or an input or an output of the graph, before it is drawn. `inside` are the values
-    that it computes, its own among them."""
+    """A step, or an input or an output of the graph, before layout. `inside` are the values that it
+    computes, including its own."""
 
     kind: DrawnKind
     name: str
@@ -308,7 +308,7 @@ def _kernels(step: Step | None) -> Iterator[tuple[str, float]]:
 
 
 class _OnnxNode(Protocol):
-    """What is used of `onnx.NodeProto`."""
+    """The part of `onnx.NodeProto` that this module uses."""
 
     name: str
     op_type: str
@@ -347,14 +347,14 @@ class _Behind:
 def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
     """The nodes of the file by the step that they are computed in.
 
-    A node belongs to the step that computes its output. One whose output the compiler has no more
-    (it was folded, or is a part of an idiom) belongs to those of its readers; if nobody reads it,
-    to that of what it reads. A step that makes nothing of the file (three products made one) has
-    the nodes with its operators on the ways from what it reads. A model has its nodes in
-    topological order.
+    A node belongs to the step that computes its output. If the compiler no longer has that output
+    (it was folded, or is a part of an idiom), the node belongs to the steps of its readers, or, if
+    it has no reader, to the step of its inputs. A step that computes no value of the file (three
+    products merged into one) gets the nodes with its operators on the paths from its inputs. The
+    nodes of a model are in topological order.
 
-    Sets of steps are the bits of integers: a long chain that was folded may be read by all steps,
-    and each node of it belongs to all of them.
+    Sets of steps are bit masks in integers: a long folded chain may be read by all steps, and each
+    of its nodes belongs to all of them.
     """
     owners: dict[str, int] = {}
     for number, step in enumerate(found.steps):
@@ -386,7 +386,7 @@ def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
 def _give_back(
     found: _Steps, nodes: Sequence[_OnnxNode], of_node: list[int], lost: Sequence[bool]
 ) -> None:
-    """Nodes that were taken for a part of what reads them, though the step before computes them."""
+    """Nodes that were assigned to their readers' step although the step before computes them."""
     known = reduce(or_, of_node, 0)
     having: dict[str, int] = {}
     reached: dict[str, int] = {}

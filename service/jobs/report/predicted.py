@@ -1,4 +1,4 @@
-"""What the models of cost predict of a task's trials. Nothing is compiled."""
+"""Predictions of the cost models for a task's trials. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tilewright.tuner.measure.measurement import Trial
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What is predicted; `refusal` says why a stored cost model could not be asked, "" if it was or
-    if there is none."""
+    """The predictions. `refusal` is the reason why a stored cost model could not be used; "" if it
+    was used or none is stored."""
 
     task: TaskPredictions
     refusal: str
@@ -34,8 +34,8 @@ def predicted(
     model: bytes,
     clock: Callable[[], float] = time.process_time,
 ) -> Predicted:
-    """Of trials of a workload's text, by a stored cost model and by the machine's roofs: as many of
-    the first ones as the time by `clock` allows.
+    """Predict trials of a workload, given as text, by a stored cost model and by the machine's
+    roofline: as many of the first trials as the time by `clock` allows.
 
     Raises:
         CompilerError: for a workload of another release.

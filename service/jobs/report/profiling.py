@@ -28,7 +28,7 @@ SAMPLES = 9
 
 
 class StepKind(StrEnum):
-    """What an instruction is. Of loops and branches the time is what they cost themselves."""
+    """The kind of an instruction. The time of a loop or branch excludes its body."""
 
     KERNEL = "kernel"
     NATIVE = "native"
@@ -156,8 +156,8 @@ def _named(
 
 
 def operators_of(artifact: Artifact) -> dict[str, Sequence[str]]:
-    """The operators of each kernel of an artifact, by the kernel's symbol. What is no text in its
-    metadata is left out."""
+    """The operators of each kernel of an artifact, by the kernel's symbol. Entries of the metadata
+    that are not text are left out."""
     schedules = artifact.metadata.get("schedules")
     found: dict[str, Sequence[str]] = {}
     for said in schedules.values() if isinstance(schedules, dict) else ():

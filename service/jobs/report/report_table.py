@@ -55,7 +55,7 @@ def _row(report: ModelReport, kernel: KernelReport, cut: bool) -> Sequence[str]:
 
 
 def headline(report: ModelReport) -> str:
-    """What the report is of, and what the device is capable of, in two lines."""
+    """Two lines: the subject of the report, and the peaks of the device."""
     runs = sum(kernel.count for kernel in report.kernels)
     at = f" at {sizes_text(tuple(report.sizes.items()))}" if report.sizes else ""
     precision = "" if report.precision == DType.FLOAT32 else f", {report.precision} precision"

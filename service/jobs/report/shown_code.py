@@ -1,7 +1,7 @@
-"""A stored schedule of a workload as code: its loop nest, and the assembly that comes of it.
+"""A stored schedule of a workload as code: its loop nest and the assembly generated from it.
 
-It is made for any target, by LLVM, and nothing of it is run. What a strange workload or schedule
-may do to LLVM is the affair of the process that asks.
+LLVM generates the code for any target, and no code is run. The caller must isolate the call in a
+process of its own, because an unusual workload or schedule may crash LLVM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_ASSEMBLY = 200_000
 """Characters that are kept of each, in whole lines: code that is written out may have megabytes."""
 
 MOST_LOOPS = 20
-"""Innermost loops that are told of, those with most multiply-adds."""
+"""The most innermost loops in a result: the ones with the most multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class CodeLoop:
 
 @dataclass(frozen=True, slots=True)
 class ShownCode:
-    """What a schedule makes of a workload.
+    """The code that a schedule generates for a workload.
 
-    `left_out` counts the lines that are missing of `nest` and `assembly`, `more_loops` the loops.
+    `left_out` counts the lines missing from `nest` and `assembly`, `more_loops` the missing loops.
     `registers` are the vector registers that the code names, of `all_registers` of the target.
     """
 

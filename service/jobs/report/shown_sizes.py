@@ -14,14 +14,14 @@ from tilewright.service.jobs.plan.planning import Planned
 from tilewright.tuner.random_sizes import draw_sizes
 
 LONG_RUN = 10**11
-"""What a run may cost (`compiler.plan.costs.cost`) that nobody minds waiting for: a second or two
+"""The cost of a run (`compiler.plan.costs.cost`) that is short enough to wait for: a second or two
 of one core."""
 
 TIMES = 8
 """How many times the cost at the hints the largest sizes may have, if that is more."""
 
 FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
-"""What a user is told of a model of which one stage is shown."""
+"""A remark for the user if only one stage of a model is shown."""
 
 
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
@@ -69,7 +69,7 @@ def hinted_sizes(
 
 
 def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dict[str, int]]:
-    """The hints that a user states. One without a name if there are none.
+    """The hints that a user states; one empty mapping if the user states none.
 
     Raises:
         InvalidArgumentError: as `draw_sizes` does.
@@ -78,7 +78,7 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:
-    """What ranges of sizes an artifact serves, and which of them nobody gave."""
+    """Lines that list the ranges of sizes an artifact serves, and which of them are defaults."""
     if planned[0].stages is not None:
         return [f"the data decide sizes: {len(planned)} programs, run in stages"]
     lines = []
