@@ -28,10 +28,10 @@ from benchmarks.convolutional import (
     yolo_nano,
 )
 from benchmarks.decoders import gpt2_decoder, llama_decoder
+from benchmarks.dynamic_models import dynamic_bert, open_gpt2, open_llama, opened
 from benchmarks.light import LIGHT_MODELS, light_model
 from benchmarks.llama import llama
 from benchmarks.onnx_writer import OnnxWriter
-from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
 from benchmarks.plain import lstm, mlp
 from benchmarks.quantized import LEAST_OPSET, dynamic_int8, weights_int4
 from benchmarks.sweep_cases import SweepCase
@@ -46,7 +46,7 @@ from tests.integration.control_models import (
     scanning,
 )
 from tests.integration.small_models import SMALL, perceptron
-from tests.integration.test_staged import branches, chosen_rows, computed_shapes
+from tests.integration.test_segments import branches, chosen_rows, computed_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +269,10 @@ _MODELS: Mapping[str, DigestModel] = {
         "exported",
         {path.stem: partial(onnx.load, path) for path in sorted(EXPORTED_FOLDER.glob("*.onnx"))},
     ),
-    "open-bert": _one(partial(open_bert, intermediate=512, **_tiny)),
+    "open-bert": _one(partial(dynamic_bert, intermediate=512, **_tiny)),
     "open-bert-batch-1": _one(
-        partial(open_bert, intermediate=512, **_tiny), {"batch": [1], "sequence": ["1..512@32,128"]}
+        partial(dynamic_bert, intermediate=512, **_tiny),
+        {"batch": [1], "sequence": ["1..512@32,128"]},
     ),
     "open-gpt2": _one(partial(open_gpt2, **_tiny)),
     "open-llama": _one(partial(open_llama, intermediate=512, cached=2, **_tiny)),

@@ -64,8 +64,8 @@ from tilewright.compiler.runtime.kernel import BufferSpec, aligned_bytes
 from tilewright.compiler.runtime.packing import Array, Bytes
 from tilewright.compiler.runtime.program import Instruction
 from tilewright.compiler.runtime.program_json import program_to_json
-from tilewright.compiler.runtime.stage_tree import stages_to_json
-from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.runtime.segment_tree import segments_to_json
+from tilewright.compiler.runtime.segments import SegmentBoundary
 from tilewright.compiler.runtime.weights import PackedWeights
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
@@ -76,7 +76,7 @@ from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.evidence.correspondence import Shown, correspondence
 from tilewright.service.jobs.evidence.observation import written
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned
-from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_programs
 
 FILE = Path(__file__).parent / "data" / "digests.txt"
 
@@ -180,7 +180,7 @@ def _digest_program(model: str, planned: Planned, found: Found) -> None:
             texts["space"].append(_space(workload, planned, found))
 
 
-def _cuts(cut: DataCut[int]) -> dict[str, Any]:
+def _cuts(cut: SegmentBoundary[int]) -> dict[str, Any]:
     """How the stages of a model follow each other, without the reasons, which people read."""
 
     def bare(data: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _cuts(cut: DataCut[int]) -> dict[str, Any]:
         ]
         return {**data, "reason": "", "stages": stages}
 
-    return bare(stages_to_json(cut))
+    return bare(segments_to_json(cut))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.tuner.analysis.compute_costs import placed_computes
 from tilewright.tuner.analysis.estimate import estimate_nest
 from tilewright.tuner.analysis.features import target_facts

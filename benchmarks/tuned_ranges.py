@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.open_models import open_bert
-from benchmarks.open_sizes import Feeds, seconds_of, tokens
+from benchmarks.dynamic_models import dynamic_bert
+from benchmarks.dynamic_sizes import Feeds, seconds_of, tokens
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
 from tilewright.compiler.api import compile_model
@@ -46,7 +46,7 @@ class RangeCase:
 
 CASES: Mapping[str, RangeCase] = {
     "minilm": RangeCase(
-        lambda: open_bert(layers=2, hidden=384, heads=12, intermediate=1536),
+        lambda: dynamic_bert(layers=2, hidden=384, heads=12, intermediate=1536),
         "sequence", "1..512", (7, 37, 128, 384), tokens, {"batch": 1},
     ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
 from tilewright.compiler.runtime.model import Model
-from tilewright.compiler.specialise.store import KeptModels, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, own_folder
 from tilewright.compiler.targets.host import resolve_target
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def compile_model(
     Args:
         model: a path, the bytes of a model, or a ModelProto.
         keep: whether the compilation cache is used, which processes of this machine share
-            (`KeptModels`).
+            (`CompilationCache`).
 
     Raises:
         CompilerError: naming the fault of the model or the options.
@@ -60,4 +60,4 @@ def compile_model(
         timings,
         planner,
     )
-    return KeptModels(own_folder() if keep else None).compile(model, options)
+    return CompilationCache(own_folder() if keep else None).compile(model, options)

@@ -31,7 +31,7 @@ from tilewright.compiler.frontend.dimensions import (
 )
 from tilewright.compiler.frontend.model_file import ReadModel, read_model, with_tensors
 from tilewright.compiler.frontend.onnx_import import import_model
-from tilewright.compiler.frontend.stages import input_crossings
+from tilewright.compiler.frontend.segments import input_crossings
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.options import CompileOptions
@@ -62,15 +62,15 @@ from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import Dims, OpenPorts, sizes_text
-from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.runtime.ports import Dims, ModelPorts, sizes_text
+from tilewright.compiler.runtime.segments import ModelSegment, Reads, SegmentBoundary, SegmentGuard
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.sizes.hinted_ranges import Shares, hinted_shares
 from tilewright.compiler.sizes.ranges import (
     SizeRange,
     default_ranges,
 )
-from tilewright.compiler.specialise.jit import Stager
+from tilewright.compiler.specialise.jit import SegmentCompiler
 from tilewright.compiler.specialise.splits import make_first, make_stage
 from tilewright.compiler.targets.host import check_runs_here
 from tilewright.compiler.targets.target import Target
@@ -269,10 +269,10 @@ def reading(model: ModelSource, options: CompileOptions) -> list[ReadModel]:
 
 def _closed_and_open(
     source: ReadModel, options: CompileOptions
-) -> tuple[dict[str, Dimension], dict[str, int], OpenPorts]:
+) -> tuple[dict[str, Dimension], dict[str, int], ModelPorts]:
     """The ranges of the options, the fixed sizes among them, and the ports with these sizes."""
     ranges = check_dims(source.proto.graph, options.dims)
-    given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
+    given = {name: dynamic_size(d) for name, d in ranges.items() if d.low == d.high}
     return ranges, given, model_ports(source.proto.graph).fixed(given)
 
 
@@ -282,7 +282,7 @@ def _compile_staged(source: ReadModel, options: CompileOptions) -> GuardedModel:
 
 
 def _staged(
-    source: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension], options: CompileOptions
+    source: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension], options: CompileOptions
 ) -> GuardedModel:
     def compiling() -> Callable[[Graph, bool], Executable]:
         """A function that compiles the graphs of one stage, which share their packed weights."""
@@ -291,16 +291,16 @@ def _staged(
             options, graph, builders[each_size], None, SPARE
         )
 
-    stager = Stager(compiling)
-    first = stager.first(source, ports, ranges)
+    segment_compiler = SegmentCompiler(compiling)
+    first = segment_compiler.first(source, ports, ranges)
     if not ports.open:
-        stager.make(first, Facts(), {})
+        segment_compiler.make(first, SegmentGuard(), {})
 
     def part(inputs: Mapping[str, Dims]) -> GuardedModel:
         known = first.reads.parted(inputs).ranges
         return _staged(source, replace(ports, inputs=inputs), known, options)
 
-    return GuardedModel(ports, first, stager.make, part)
+    return GuardedModel(ports, first, segment_compiler.make, part)
 
 
 def _compile_whole(
@@ -324,11 +324,11 @@ def _compile_whole(
     with timed(timings, "read"), enough_memory_for("to read the model"):
         read[0] = source = with_tensors(read[0])
 
-    first = DataCut[Executable](_reads(source, ports, ranges, hints), whole=True)
+    first = SegmentBoundary[Executable](_reads(source, ports, ranges, hints), whole=True)
     first.own = frozenset(first.reads.at(dict(sizes)) for sizes in options.own_sizes)
     saving = [into]
 
-    def compiled(facts: Facts) -> DataStage[Executable]:
+    def compiled(facts: SegmentGuard) -> ModelSegment[Executable]:
         sizes = {**given, **dict(facts.sizes)}
         with enough_memory_for("to compile the model"):
             if facts.open:
@@ -337,11 +337,11 @@ def _compile_whole(
             else:
                 graph = _fixed(source, sizes, options)
                 program = _executable(options, graph, builder, sizes, SPARE)
-        return DataStage(program, tuple(ports.outputs), None)
+        return ModelSegment(program, tuple(ports.outputs), None)
 
     def make(
-        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable] | None:
+        cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[Executable] | None:
         exact = cut.reads.exact(values) if facts.open else facts
         try:
             return make_stage(cut, facts, exact, lambda: compiled(facts))
@@ -367,7 +367,7 @@ def _compile_whole(
 
 def _reads(
     source: ReadModel,
-    ports: OpenPorts,
+    ports: ModelPorts,
     ranges: Mapping[str, Dimension],
     hints: Shares,
 ) -> Reads:
@@ -405,7 +405,7 @@ def _executable(
     sizes: Mapping[str, int] | None,
     spare: int,
     into: Path | None = None,
-    ports: OpenPorts | None = None,
+    ports: ModelPorts | None = None,
 ) -> Executable:
     """Plan, build and load an imported graph; `sizes` are passed to the planner.
 

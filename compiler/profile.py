@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.runtime.ports import Dims, ModelPorts
 from tilewright.compiler.sizes import (
     Dimension,
-    OpenSizeError,
+    DynamicSizeError,
     at,
     dimensions,
-    is_open,
-    open_size,
+    dynamic_size,
+    is_dynamic,
     substituted,
     typical_sizes,
 )
@@ -50,7 +50,7 @@ _LENGTH = re.compile(
 )
 
 
-def size_hints(ports: OpenPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
+def size_hints(ports: ModelPorts, ranges: Iterable[Dimension]) -> dict[str, int]:
     """The size hint of each dimension, by name: within its range, and a multiple of its step.
 
     Args:
@@ -90,7 +90,7 @@ def affordable_hints(
     values = [*elements]
     found = {name: size for name, size in hints.items() if name in known}
     while True:
-        sizes = {**typical_sizes(*map(open_size, known.values())), **stated, **found}
+        sizes = {**typical_sizes(*map(dynamic_size, known.values())), **stated, **found}
         held = sum(at(each, sizes) for each in values)
         smaller = {name: nearest_size(known[name], size // 2) for name, size in found.items()}
         if held <= MOST_ELEMENTS or smaller == found:
@@ -131,7 +131,7 @@ def nearest_size(dimension: Dimension, wanted: int) -> int:
     return min(max(round(wanted / dimension.multiple), low), high) * dimension.multiple
 
 
-def agreeing_size(error: OpenSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+def agreeing_size(error: DynamicSizeError, sizes: Mapping[str, int]) -> tuple[str, int] | None:
     """A dimension's name, and a size of it for which the condition of an error is decided.
 
     An operator may need two sizes to be equal: a text recogniser that removes the height of its
@@ -140,7 +140,7 @@ def agreeing_size(error: OpenSizeError, sizes: Mapping[str, int]) -> tuple[str, 
     its own size from `sizes`; if it has none there, the last dimension of `sizes` does. None if
     `sizes` is empty.
     """
-    for question in filter(is_open, (error.unequal, error.undecided)):
+    for question in filter(is_dynamic, (error.unequal, error.undecided)):
         asked = [d for d in dimensions(question) if d.name in sizes]
         if question is error.unequal and not error.may_differ:
             solved = [(d.name, found) for d in asked if (found := _solution(question, d, sizes))]
@@ -170,7 +170,7 @@ def _solution(difference: int, dimension: Dimension, sizes: Mapping[str, int]) -
     return None
 
 
-def _batches(ports: OpenPorts) -> frozenset[str]:
+def _batches(ports: ModelPorts) -> frozenset[str]:
     """Dimensions that are a batch by their name or position, by name.
 
     The name `batch` decides at any position. Any other leading dimension must occur nowhere else,
@@ -208,7 +208,7 @@ def _is_state(dims: Dims) -> bool:
     return [isinstance(dim, str) for dim in dims] == [False, True, False]
 
 
-def _image_sides(ports: OpenPorts) -> frozenset[str]:
+def _image_sides(ports: ModelPorts) -> frozenset[str]:
     """Dynamic sides of inputs that are images with three channels, first or last."""
     found: set[int | str] = set()
     for dims in ports.inputs.values():

@@ -24,7 +24,7 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.model_file import write_model
 from tilewright.compiler.package import run_module
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
-from tilewright.compiler.specialise.store import KeptModels, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, own_folder
 from tilewright.service.jobs.knowledge.known_model import KnownModel
 from tilewright.service.options import ModeOptions, stated_words
 from tilewright.service.settings import Settings
@@ -61,8 +61,8 @@ class BackgroundTuner:
         """What was tuned for this model and these options before, in whichever process."""
         return self._models().tuned(model, options)
 
-    def _models(self) -> KeptModels:
-        return KeptModels(own_folder() if self.keep else None)
+    def _models(self) -> CompilationCache:
+        return CompilationCache(own_folder() if self.keep else None)
 
     def __call__(self, model: ReadModel, options: CompileOptions) -> Model | None:
         """The tuned model; None, and a line in the log, if it could not be tuned."""

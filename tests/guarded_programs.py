@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.kernel import aligned_bytes
 from tilewright.compiler.runtime.program import Program, Slot, slot_start
-from tilewright.compiler.sizes import Dimension, at, open_size, replaced, substituted
+from tilewright.compiler.sizes import Dimension, at, dynamic_size, replaced, substituted
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +45,7 @@ def spread(program: Program, *, late: bool) -> Program:
     slots.append(Slot(PAGE, (len(slots) - 1,)))
 
     def moved(dimension: Dimension) -> int:
-        return places.get(dimension.name, open_size(dimension)) // dimension.multiple
+        return places.get(dimension.name, dynamic_size(dimension)) // dimension.multiple
 
     instructions = replaced(program.instructions, lambda size: substituted(size, moved))
     return replace(program, instructions=instructions, slots=tuple(slots))

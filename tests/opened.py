@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 
 
 def dims_of(port: Any) -> list[str | int]:
@@ -21,7 +21,7 @@ OPEN, SHARED = 0.3, 0.3
 """How often a dimension is open, and how often it has the name of another one."""
 
 
-def open_dimensions(proto: Any, chance: random.Random) -> None:
+def dynamic_dimensions(proto: Any, chance: random.Random) -> None:
     """Open some dimensions of a model's inputs."""
     count = 0
     for port in proto.graph.input:

@@ -8,13 +8,19 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPorts, Sizes
-from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
+from tilewright.compiler.runtime.ports import ModelPorts, Sizes
+from tilewright.compiler.runtime.segments import (
+    Crossing,
+    ModelSegment,
+    Reads,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.sizes import Dimension
 
 
 def sized_model(
-    ports: OpenPorts,
+    ports: ModelPorts,
     make: Callable[[Sizes], Executable],
     served: Sequence[Sizes] | None = None,
     ranges: Mapping[str, Dimension] | None = None,
@@ -26,10 +32,10 @@ def sized_model(
     rest is as of `whole_cut`."""
 
     def made(
-        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable]:
+        cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[Executable]:
         program = make(tuple(sorted(facts.sizes)))
-        stage = cut.made[facts] = DataStage(program, tuple(ports.outputs), None)
+        stage = cut.made[facts] = ModelSegment(program, tuple(ports.outputs), None)
         return stage
 
     crossings = tuple(

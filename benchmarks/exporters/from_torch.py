@@ -43,7 +43,7 @@ def write(
     names, first = list(runs[0]), tuple(runs[0].values())
     common: dict[str, Any] = {"input_names": names, "external_data": False}
     if dynamo:
-        open_dims = {
+        dynamic_dims = {
             name: dict.fromkeys(axes.get(name, {}), torch.export.Dim.DYNAMIC) for name in names
         }
         torch.onnx.export(
@@ -52,7 +52,7 @@ def write(
             path,
             dynamo=True,
             opset_version=EXPORTED_OPSET,
-            dynamic_shapes=(tuple(open_dims.values()),),
+            dynamic_shapes=(tuple(dynamic_dims.values()),),
             **common,
         )
     else:

@@ -8,7 +8,7 @@ from onnx import GraphProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
 from tilewright.compiler.ops.cast import ONNX_TYPES
-from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.runtime.ports import Dims, ModelPorts
 from tilewright.compiler.sizes import Dimension, parse_size, substituted
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.sizes.ranges import SizeRange
@@ -20,7 +20,7 @@ _NO_TENSORS = {
 }
 
 
-def model_ports(graph: GraphProto) -> OpenPorts:
+def model_ports(graph: GraphProto) -> ModelPorts:
     """The inputs and outputs with their stated dimensions, without inputs that have an initializer.
 
     A dynamic dimension of an input has the name that the file states. Without a usable name, it is
@@ -56,7 +56,7 @@ def model_ports(graph: GraphProto) -> OpenPorts:
         if (number := info.type.tensor_type.elem_type) in ONNX_TYPES
         and (info.name in inputs or info.name in outputs)
     }
-    return OpenPorts(inputs, outputs, dtypes=dtypes)
+    return ModelPorts(inputs, outputs, dtypes=dtypes)
 
 
 def dim_name(dim: TensorShapeProto.Dimension) -> str:

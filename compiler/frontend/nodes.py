@@ -16,8 +16,8 @@ from tilewright.compiler.frontend.counted import carried
 from tilewright.compiler.frontend.old_opsets import aligned_operands, domain_of
 from tilewright.compiler.frontend.order import DEPTH_LIMIT, needed_nodes, sort_nodes, unique_names
 from tilewright.compiler.frontend.schema_functions import schema_function
+from tilewright.compiler.frontend.segments import Waiting, unwrapped
 from tilewright.compiler.frontend.sequences import on_sequences
-from tilewright.compiler.frontend.stages import Waiting, unwrapped
 from tilewright.compiler.frontend.tensors import read_tensor
 from tilewright.compiler.frontend.texts import labelled, with_one_table
 from tilewright.compiler.frontend.unroll import LoopBody, imported_loop, imported_scan
@@ -25,7 +25,7 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.enclosed import Enclosure, Outside
 from tilewright.compiler.ops.loops import branched, truth
 from tilewright.compiler.ops.onnx_node import OnnxAttr, OnnxNode
-from tilewright.compiler.sizes import Asking, OpenSizeError, is_open
+from tilewright.compiler.sizes import Asking, DynamicSizeError, is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class NodeImporter:
         time.
 
         Raises:
-            OpenSizeError: if dynamic sizes decide the condition, and no program can select a
+            DynamicSizeError: if dynamic sizes decide the condition, and no program can select a
                 branch: the ranges allow both answers.
         """
         condition = body.values[proto.input[0]] if proto.input and proto.input[0] else None
@@ -305,9 +305,9 @@ class NodeImporter:
             return self.inline(branch, (), f"{name}/", body)
         try:
             return self._chosen(proto, name, body, condition)
-        except (OpenSizeError, UnsupportedOperatorError) as error:
+        except (DynamicSizeError, UnsupportedOperatorError) as error:
             asked = self._builder.undecided(condition)
-            if asked is None or not (is_open(asked.undecided) or is_open(asked.unequal)):
+            if asked is None or not (is_dynamic(asked.undecided) or is_dynamic(asked.unequal)):
                 raise
             asked.may_differ = True
             raise asked.by(f"If '{name}'") from error

@@ -25,7 +25,7 @@ from tilewright.compiler.frontend.model_file import (
     read_model,
 )
 from tilewright.compiler.frontend.nodes import NameScope, NodeImporter
-from tilewright.compiler.frontend.stages import Rest, Waiting, rest_of
+from tilewright.compiler.frontend.segments import Continuation, Waiting, rest_of
 from tilewright.compiler.frontend.tensors import element_type, external_bytes, read_tensor
 from tilewright.compiler.frontend.texts import input_labels
 from tilewright.compiler.graph.ir import Graph
@@ -39,8 +39,8 @@ from tilewright.compiler.runtime.ports import element_name
 from tilewright.compiler.sizes import (
     Dimension,
     SizesDifferError,
-    is_open,
-    open_size,
+    dynamic_size,
+    is_dynamic,
     solved,
     substituted,
 )
@@ -61,7 +61,7 @@ def import_model(model: ModelSource, dims: Mapping[str, SizeRange] | None = None
             one dimension is expressed by the others.
 
     Raises:
-        OpenSizeError: if a dynamic size's range does not decide a condition of the model.
+        DynamicSizeError: if a dynamic size's range does not decide a condition of the model.
         InvalidModelError: if the model is malformed or contradicts itself.
         UnsupportedOperatorError: if it uses an operator, or a form of one, without a rule.
         InvalidArgumentError: if `dims` has a name that is not a dynamic dimension, or an invalid
@@ -79,7 +79,7 @@ def importing(
     proto = inline_functions(read.proto)
     read, opsets = replace(read, proto=proto), check_header(proto)
     ranges = check_dims(proto.graph, dims or {})
-    sizes = {name: open_size(dimension) for name, dimension in ranges.items()}
+    sizes = {name: dynamic_size(dimension) for name, dimension in ranges.items()}
     while True:
         try:
             return made(ModelImport(read, opsets, sizes))
@@ -94,7 +94,7 @@ def _with_relation(sizes: Mapping[str, int], dimension: Dimension, value: int) -
     """The sizes, with one dimension expressed by others."""
 
     def of(other: Dimension) -> int:
-        return value if other == dimension else open_size(other) // other.multiple
+        return value if other == dimension else dynamic_size(other) // other.multiple
 
     return {name: substituted(size, of) for name, size in sizes.items()}
 
@@ -121,7 +121,9 @@ class ModelImport:
         """The whole model as a graph."""
         return self._finished(self._nodes(None), self._graph.output, ())
 
-    def stage(self, before: Rest | None) -> tuple[Graph | None, tuple[str, ...], Rest | None]:
+    def stage(
+        self, before: Continuation | None
+    ) -> tuple[Graph | None, tuple[str, ...], Continuation | None]:
         """Import the nodes up to the first sizes that data determine.
 
         Returns the graph, the model's names of its outputs, and the continuation. The graph returns
@@ -347,7 +349,7 @@ def _check_stated(info: ValueInfoProto, kind: TensorType, trimmed: int | None) -
         return
     stated = [fixed_size(dim) for dim in tensor.shape.dim]
     fits = len(stated) == len(kind.shape) and all(
-        s is None or s == extent or is_open(extent) or (dim == trimmed and s < extent)
+        s is None or s == extent or is_dynamic(extent) or (dim == trimmed and s < extent)
         for dim, (s, extent) in enumerate(zip(stated, kind.shape, strict=True))
     )
     if not fits:

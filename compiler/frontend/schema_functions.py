@@ -17,7 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.cast import ONNX_TYPES
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 _NUMBERS: Mapping[DType, int] = {dtype: number for number, dtype in ONNX_TYPES.items()}
 
@@ -144,6 +144,6 @@ def _type_proto(kind: TensorType | None) -> TypeProto:
         proto.tensor_type.elem_type = _NUMBERS[kind.dtype]
         for extent in kind.shape:
             dim = proto.tensor_type.shape.dim.add()
-            if not is_open(extent):
+            if not is_dynamic(extent):
                 dim.dim_value = extent
     return proto

@@ -21,7 +21,7 @@ from tilewright.compiler.ops.loops import looped, truth
 from tilewright.compiler.ops.moves import flip, part, transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 STEP_LIMIT = 4096
 """More steps would make a graph too large to compile."""
@@ -116,7 +116,7 @@ def _scanned(node: OnnxNode, values: list[str], body: LoopBody) -> list[str]:
         raise node.invalid(f"the sequences differ in length: {sorted(lengths)}")
     (length,) = lengths
     scan = _Scan(states, list(zip(sequences, dims, backwards, strict=True)), length)
-    if not is_open(length) and length <= body.short:
+    if not is_dynamic(length) and length <= body.short:
         states, wholes = _spelled_scan(node, scan, body, body.spelled)
     else:
         try:

@@ -15,7 +15,7 @@ from tilewright.compiler.sizes import (
     Size,
     at,
     dimensions,
-    open_size,
+    dynamic_size,
     replaced,
     typical_sizes,
 )
@@ -112,7 +112,7 @@ class Graph:
     def dimensions(self) -> tuple[Dimension, ...]:
         """The dimensions that are known at run time only, by name."""
         if not self._dimensions:
-            self._dimensions.append(dimensions(*open_sizes(self)))
+            self._dimensions.append(dimensions(*dynamic_sizes(self)))
         return self._dimensions[0]
 
     def replace(
@@ -143,7 +143,7 @@ class Graph:
     def typical(self) -> Self:
         """The graph at typical sizes, for choices of speed; unchanged if no size is dynamic."""
         dimensions = self.dimensions
-        return self.at(typical_sizes(*map(open_size, dimensions))) if dimensions else self
+        return self.at(typical_sizes(*map(dynamic_size, dimensions))) if dimensions else self
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
@@ -160,13 +160,13 @@ class Graph:
         return hash((self.name, self.inputs, self.outputs, self.nodes))
 
 
-def open_sizes(graph: Graph) -> tuple[int, ...]:
+def dynamic_sizes(graph: Graph) -> tuple[int, ...]:
     """The dynamic sizes in types and attributes, in the order of occurrence."""
     items: list[object] = [n for kind in graph.types.values() for n in kind.shape]
     for node in graph.nodes:
         for _, value in node.attrs:
             if isinstance(value, Graph):
-                items += open_sizes(value)
+                items += dynamic_sizes(value)
             elif isinstance(value, tuple):
                 items += value
             else:

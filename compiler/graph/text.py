@@ -43,7 +43,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.sizes import Dimension, always_at_most, is_open, parse_size
+from tilewright.compiler.sizes import Dimension, always_at_most, is_dynamic, parse_size
 from tilewright.compiler.sizes.ranges import parse_range
 
 DEPTH_LIMIT = 64
@@ -174,7 +174,7 @@ def _print_attr(value: AttrValue) -> str:
 
 
 def _print_number(value: float) -> str:
-    if is_open(value):
+    if is_dynamic(value):
         return f"<{value}>"
     return str(value).lower() if isinstance(value, bool) else repr(value)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, Term
-from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_open
+from tilewright.compiler.sizes import Size, at, check_values, dimensions, is_dynamic
 
 
 class SameAxisError(Exception):
@@ -40,7 +40,7 @@ class Closing:
         return self._number(part)
 
     def _number(self, size: int) -> int:
-        if not is_open(size):
+        if not is_dynamic(size):
             return size
         number = self._numbers.get(size)
         if number is None:
@@ -51,13 +51,13 @@ class Closing:
     def _axis(self, axis: Axis) -> Axis:
         found = self._axes.get(axis)
         if found is None:
-            found = Axis(axis.name, self._number(axis.extent)) if is_open(axis.extent) else axis
+            found = Axis(axis.name, self._number(axis.extent)) if is_dynamic(axis.extent) else axis
             if found in self._taken:
                 raise SameAxisError
             self._taken.add(found)
             self._axes[axis] = found
         # the same object, which marks it as unchanged
-        return found if is_open(axis.extent) else axis
+        return found if is_dynamic(axis.extent) else axis
 
     def _index(self, index: Affine) -> Affine:
         if index not in self._indices:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.index import Affine, AffineLike, Axis, affine
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, physical_extents, strides
-from tilewright.compiler.sizes import at, is_open, replaced
+from tilewright.compiler.sizes import at, is_dynamic, replaced
 
 
 class Space(StrEnum):
@@ -396,7 +396,7 @@ _COMPARISONS = frozenset({Operation.LT, Operation.LE, Operation.EQ, Operation.NE
 def constant(value: Expr | float, dtype: DType) -> Expr:
     """A number as a constant of this type; a dynamic size as its run-time value; an expression
     unchanged."""
-    if is_open(value):
+    if is_dynamic(value):
         whole = dtype if dtype in (DType.INT32, DType.INT64) else DType.INT64
         number = IndexValue(Affine((), value), whole)
         return number if whole is dtype else Cast(number, dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tilewright.compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Axis:
     @property
     def moves(self) -> bool:
         """Whether it has more than one value, or may have at run time."""
-        return is_open(self.extent) or self.extent > 1
+        return is_dynamic(self.extent) or self.extent > 1
 
     def __add__(self, other: AffineLike) -> Affine:
         return affine(self) + other
@@ -115,7 +115,7 @@ class Affine:
         return self._divide(divisor)[1]
 
     def _divide(self, divisor: int) -> tuple[Affine, Affine]:
-        if is_open(divisor):  # the constant's own quotient is known at run time only
+        if is_dynamic(divisor):  # the constant's own quotient is known at run time only
             whole = exact_quotient(self.constant, divisor) or 0
         else:
             whole = self.constant // divisor
@@ -128,7 +128,7 @@ class Affine:
             return quotient, rest
         match rest.terms:
             case ((Axis() as axis, 1),) if rest.constant == 0 and (
-                not is_open(divisor) or exact_quotient(axis.extent, divisor) is not None
+                not is_dynamic(divisor) or exact_quotient(axis.extent, divisor) is not None
             ):
                 part = affine(FloorDiv(axis, divisor))
                 return quotient + part, rest - part * divisor
@@ -189,20 +189,20 @@ def affine(value: AffineLike) -> Affine:
         case Axis() | FloorDiv():
             return Affine(((value, 1),))
         case _:
-            return Affine((), value if is_open(value) else int(value))
+            return Affine((), value if is_dynamic(value) else int(value))
 
 
 def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
     """`4*m-n+1`: a sum of named terms, with sizes in braces."""
     text = ""
     for name, coefficient in terms:
-        if is_open(coefficient):
+        if is_dynamic(coefficient):
             text += f"{'+' if text else ''}{{{coefficient}}}*{name}"
             continue
         sign = "-" if coefficient < 0 else "+" if text else ""
         size = abs(coefficient)
         text += f"{sign}{f'{size}*' if size != 1 else ''}{name}"
-    if is_open(constant):
+    if is_dynamic(constant):
         return f"{text}{'+' if text else ''}{{{constant}}}"
     if constant or not text:
         return f"{text}{constant:+d}" if text else str(constant)
@@ -211,7 +211,7 @@ def sum_text(terms: Iterable[tuple[str, int]], constant: int) -> str:
 
 def number_text(size: int) -> str:
     """A number in the text of an index: a size in braces."""
-    return f"{{{size}}}" if is_open(size) else str(size)
+    return f"{{{size}}}" if is_dynamic(size) else str(size)
 
 
 def _collect(terms: Iterable[tuple[Term, int]], constant: int) -> Affine:

@@ -28,7 +28,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.index import Affine, Axis
-from tilewright.compiler.sizes import Dimension, at, dimensions, is_open, replaced
+from tilewright.compiler.sizes import Dimension, at, dimensions, is_dynamic, replaced
 
 
 class Binding(StrEnum):
@@ -225,7 +225,7 @@ class LoopNest:
     def sizes(self) -> tuple[Dimension, ...]:
         """The dynamic dimensions, by name: the kernel's `sizes` holds their numbers, in this
         order."""
-        return dimensions(*(size for size in self._numbers() if is_open(size)))
+        return dimensions(*(size for size in self._numbers() if is_dynamic(size)))
 
     @property
     def axes(self) -> tuple[Axis, ...]:

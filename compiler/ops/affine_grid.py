@@ -14,16 +14,16 @@ from tilewright.compiler.ops.moves import transposed
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import OpenSizeError, is_open
+from tilewright.compiler.sizes import DynamicSizeError, is_dynamic
 
 
 def _onnx_affine_grid(node: OnnxNode) -> str:
     """The coordinates of a regular grid from -1 to 1, each multiplied by a matrix."""
     theta, size = node.input(0), node.static_ints(1, "size")
     kind = node.type(theta)
-    if size is None or any(map(is_open, (*size, *kind.shape))):
+    if size is None or any(map(is_dynamic, (*size, *kind.shape))):
         if node.integer("align_corners", 0) and not all(extent > 1 for extent in (size or ())[2:]):
-            raise OpenSizeError(f"a grid {show(size or ())} with aligned corners")
+            raise DynamicSizeError(f"a grid {show(size or ())} with aligned corners")
         raise node.unsupported("a dynamic size")
     rank = len(size) - 2
     if rank not in (2, 3) or kind.shape != (size[0], rank, rank + 1):

@@ -6,7 +6,7 @@ from operator import index
 
 from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Attrs, attr
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
@@ -16,13 +16,13 @@ def ints(attrs: Attrs, key: str, default: tuple[int, ...] | None = None) -> tupl
         return default
     if not isinstance(value, tuple):
         raise InvalidModelError(f"attribute '{key}' is not a tuple of integers")
-    return tuple(item if is_open(item) else int(item) for item in value)
+    return tuple(item if is_dynamic(item) else int(item) for item in value)
 
 
 def integer(attrs: Attrs, key: str, default: int | None = None) -> int:
     """An integer; raises InvalidModelError if it is missing and has no default."""
     value = attr(attrs, key, default)
-    if is_open(value):
+    if is_dynamic(value):
         return value
     if not isinstance(value, int):
         raise InvalidModelError(f"attribute '{key}' is not an integer")
@@ -63,7 +63,7 @@ def dimension(axis: int, rank: int) -> int:
 
     Raises:
         InvalidModelError: if it is out of range.
-        OpenSizeError: if it is dynamic.
+        DynamicSizeError: if it is dynamic.
     """
     if not -rank <= axis < rank:
         raise InvalidModelError(f"axis {axis} is out of range for rank {rank}")

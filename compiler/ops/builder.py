@@ -19,7 +19,7 @@ from tilewright.compiler.loops.semantics import from_memory, to_memory
 from tilewright.compiler.ops import size_arithmetic
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.runtime.labels import LABELLED, Labels
-from tilewright.compiler.sizes import Asking, OpenSizeError, bounds, is_open, open_sizes
+from tilewright.compiler.sizes import Asking, DynamicSizeError, bounds, dynamic_sizes, is_dynamic
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Nodes on constants fold if their result is not larger than this or than their operands."""
@@ -71,7 +71,7 @@ class GraphBuilder:
         self._numbers: dict[str, int] = {}
         self._trims: dict[str, Trim] = {}
         self._as_nodes: set[str] = set()
-        self._undecided: dict[str, OpenSizeError] = {}
+        self._undecided: dict[str, DynamicSizeError] = {}
         self._generated_bytes = 0
         self._folded_bytes = 0
         self._constant_bytes = 0
@@ -171,7 +171,7 @@ class GraphBuilder:
                 sizes = None if keep else self._fold_sizes(op, inputs, pairs, kind.dtype)
                 if sizes is not None:
                     return self.numbers(sizes.reshape(kind.shape), kind.dtype, f"{hint}.{op}")
-            except OpenSizeError as error:
+            except DynamicSizeError as error:
                 undecided = error.by(label or op)
             inputs = [self._as_data(value) for value in inputs]
         name = self._fresh(f"{hint}.{op}")
@@ -208,13 +208,13 @@ class GraphBuilder:
         )
         return self.constants.get(value, empty)
 
-    def undecided(self, value: str) -> OpenSizeError | None:
+    def undecided(self, value: str) -> DynamicSizeError | None:
         """The reason why a value that depends only on constants and dynamic sizes is not known."""
         found = self._computed_from(value)
         reasons = [self._undecided[each] for each in found if each in self._undecided]
         if not set(found).isdisjoint(self._inputs):
             return None
-        unknown = OpenSizeError("it depends on dynamic sizes")
+        unknown = DynamicSizeError("it depends on dynamic sizes")
         return next(iter(reasons), unknown)
 
     def trim(self, value: str) -> Trim | None:
@@ -319,13 +319,13 @@ class GraphBuilder:
     ) -> np.ndarray | None:
         if operator.kind is ops.OpKind.CONTROL:
             return None  # a body may run for any time, or forever
-        if any(map(is_open, kind.shape)):
+        if any(map(is_dynamic, kind.shape)):
             return None
         if 0 in kind.shape and operator.name not in ("trim", LABELLED):
             return np.zeros(kind.shape, kind.dtype.numpy)  # there is nothing to compute
         known = [self.known(value) for value in inputs]
         arrays = [array for array in known if array is not None]
-        if len(arrays) != len(inputs) or not arrays or open_sizes(attrs):
+        if len(arrays) != len(inputs) or not arrays or dynamic_sizes(attrs):
             return None
         if kind.bytes > max(FOLD_LIMIT_BYTES, sum(array.nbytes for array in arrays)):
             return None
@@ -358,7 +358,7 @@ class GraphBuilder:
         attrs: tuple[tuple[str, AttrValue], ...],
         dtype: DType,
     ) -> np.ndarray | None:
-        """The result of shape arithmetic; raises OpenSizeError if it depends on the run."""
+        """The result of shape arithmetic; raises DynamicSizeError if it depends on the run."""
         operands = []
         for value in inputs:
             array, kind = self.sizes.get(value), self.types[value]
@@ -401,7 +401,7 @@ class GraphBuilder:
 
 
 def _check_size(label: str, kind: TensorType) -> None:
-    least = bounds(kind.bytes)[0] if is_open(kind.bytes) else kind.bytes
+    least = bounds(kind.bytes)[0] if is_dynamic(kind.bytes) else kind.bytes
     if least > VALUE_LIMIT_BYTES:
         raise InvalidModelError(
             f"{label}: a value of type {kind} takes {kind.bytes} bytes, "

@@ -18,7 +18,7 @@ from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.cast import cast_to
 from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode
-from tilewright.compiler.sizes import exact_quotient, is_open
+from tilewright.compiler.sizes import exact_quotient, is_dynamic
 
 _Names = Mapping[np.ufunc, str]
 
@@ -130,14 +130,14 @@ class Computed(NDArrayOperatorsMixin):
 
 def counting(node: OnnxNode, count: int, step: int = 1) -> np.ndarray:
     """0, step, 2 step, ...: `count` integers. Both arguments may be dynamic."""
-    if is_open(count) or is_open(step):
+    if is_dynamic(count) or is_dynamic(step):
         return cast(np.ndarray, Computed(node, counted(node, count, 0, step)))
     return np.arange(count, dtype=np.int64) * step
 
 
 def number(node: OnnxNode, size: int) -> np.ndarray:
     """A size as a number to compute with, of shape ()."""
-    if is_open(size):
+    if is_dynamic(size):
         return cast(np.ndarray, Computed(node, node.scalar(size, DType.INT64)))
     return np.asarray(size, np.int64)
 
@@ -151,14 +151,14 @@ def table(node: OnnxNode, array: object, dtype: DType) -> str:
     """The graph's value for an array, a number or a size, in this type."""
     if isinstance(array, Computed):
         return cast_to(node, array.value, dtype)
-    if is_open(array):
+    if is_dynamic(array):
         return node.scalar(array, dtype)
     return node.constant(to_memory(np.asarray(array), dtype), dtype)
 
 
 def filled(node: OnnxNode, value: float, shape: Sequence[int], dtype: DType) -> str:
     """The graph's value for an array of equal numbers."""
-    if any(map(is_open, shape)):
+    if any(map(is_dynamic, shape)):
         return node.emit("expand", [node.scalar(value, dtype)], shape=tuple(shape))
     return node.constant(to_memory(np.full(shape, value), dtype), dtype)
 
@@ -181,7 +181,7 @@ def _common(items: Sequence[Any]) -> DType:
         item.dtype
         if isinstance(item, Computed)
         else DType.INT64
-        if is_open(item)
+        if is_dynamic(item)
         else DType(np.asarray(item).dtype.name)
         for item in items
     ]

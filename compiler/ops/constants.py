@@ -15,7 +15,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode, OnnxTensor
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
 from tilewright.compiler.runtime.labels import Labels
-from tilewright.compiler.sizes import OpenSizeError, is_open, larger
+from tilewright.compiler.sizes import DynamicSizeError, is_dynamic, larger
 
 
 def text_places(texts: np.ndarray) -> tuple[np.ndarray, Labels]:
@@ -61,7 +61,7 @@ def _onnx_constant_of_shape(node: OnnxNode) -> str:
         raise node.unsupported("elements of 4 bits, or of text")
     if value.array.size != 1:
         raise node.invalid("attribute 'value' is not a tensor of one element")
-    if any(map(is_open, shape)):
+    if any(map(is_dynamic, shape)):
         filled = node.constant(value.array.reshape((1,) * len(shape)), value.dtype)
         return node.emit("expand", [filled], shape=shape)
     node.reserve(f"shape {show(shape)}", prod(shape) * value.dtype.bytes)
@@ -85,7 +85,7 @@ def _onnx_range(node: OnnxNode) -> str:
     start, limit, delta = (p.item() if p is not None and p.size == 1 else None for p in parts)
     if start is None or limit is None or delta is None or delta == 0:
         raise node.invalid("start, limit and delta are not three scalars, the last not 0")
-    if any(map(is_open, (start, limit, delta))):
+    if any(map(is_dynamic, (start, limit, delta))):
         return _open_range(node, start, limit, delta, dtype)
     count = max(0, ceil((limit - start) / delta))
     node.reserve(f"{count} elements", count * 8)
@@ -94,9 +94,9 @@ def _onnx_range(node: OnnxNode) -> str:
 
 def _open_range(node: OnnxNode, start: Any, limit: Any, delta: Any, dtype: DType) -> str:
     """Integers whose number depends on the run's sizes."""
-    parts = [part if is_open(part) else int(part) for part in (start, limit, delta)]
-    if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_open(delta):
-        raise OpenSizeError(f"how many numbers from {start} to {limit} are {delta} apart")
+    parts = [part if is_dynamic(part) else int(part) for part in (start, limit, delta)]
+    if any(a != b for a, b in zip(parts, (start, limit, delta), strict=True)) or is_dynamic(delta):
+        raise DynamicSizeError(f"how many numbers from {start} to {limit} are {delta} apart")
     start, limit, delta = parts
     distance = (limit - start) * (1 if delta > 0 else -1)
     count = larger(0, -(-distance // abs(delta)))

@@ -22,7 +22,7 @@ from tilewright.compiler.ops.moves import part, transposed, window
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def _matrix(given: int, length: int, parts: int, kept: int, *, inverse: bool) -> np.ndarray:
@@ -90,7 +90,7 @@ def _onnx_dft(node: OnnxNode) -> str:
     values = transposed(node, x, order)
     real = inverse and onesided
     length = _length(node, 1, "dft_length", 2 * (shape[dim] - 1) if real else shape[dim])
-    if not is_open(length) and length * dtype.bytes > GENERATED_LIMIT_BYTES:
+    if not is_dynamic(length) and length * dtype.bytes > GENERATED_LIMIT_BYTES:
         # its matrices would have more elements; also, the search for a factor would take long
         raise node.invalid(f"a transform of {length} points")
     whole = length // 2 + 1 if real else length

@@ -83,7 +83,7 @@ def _gathered(node: OnnxNode, data: str, indices: str, axis: int) -> str:
     indices.
 
     Raises:
-        OpenSizeError: if it depends on the run whether the table is empty.
+        DynamicSizeError: if it depends on the run whether the table is empty.
     """
     shape = node.shape(data)
     if shape[axis] > 0:
@@ -105,7 +105,7 @@ def wrapped(node: OnnxNode, indices: str, extents: Sequence[int] | int) -> str:
     dimension.
 
     Raises:
-        OpenSizeError: if it depends on the run whether an index is out of range.
+        DynamicSizeError: if it depends on the run whether an index is out of range.
     """
     indices = cast_to(node, indices, DType.INT64)
     known = node.builder.constants.get(indices)

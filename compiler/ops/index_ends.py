@@ -11,12 +11,12 @@ from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.sizes import (
     Asking,
     Dimension,
-    OpenSizeError,
+    DynamicSizeError,
     always_at_most,
     always_less,
     dimensions,
-    is_open,
-    open_size,
+    dynamic_size,
+    is_dynamic,
     substituted,
 )
 
@@ -40,8 +40,8 @@ def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int
     they are in range.
 
     Raises:
-        OpenSizeError: if a single dimension makes an index exceed the extent, or if it depends on
-            the run whether an index is before the first element.
+        DynamicSizeError: if a single dimension makes an index exceed the extent, or if it
+            depends on the run whether an index is before the first element.
     """
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
     beyond = _holds(before_end, indices, _DEPTH)
@@ -57,12 +57,12 @@ def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int
 
 
 def check_alone(item: int, extent: int) -> None:
-    """Raise OpenSizeError if one dimension makes an index out of range while all others are
+    """Raise DynamicSizeError if one dimension makes an index out of range while all others are
     minimal."""
     for dimension in dimensions(item, extent):
 
         def smallest(other: Dimension, own: Dimension = dimension) -> int:
-            return open_size(other) // other.multiple if other == own else other.low
+            return dynamic_size(other) // other.multiple if other == own else other.low
 
         alone, end = (substituted(size, smallest) for size in (item, extent))
         with Asking(never_above=True):
@@ -70,8 +70,8 @@ def check_alone(item: int, extent: int) -> None:
                 raise _out_of_range(alone, end)
 
 
-def _out_of_range(item: int, extent: int) -> OpenSizeError:
-    return OpenSizeError(f"position {item} is out of range for {extent} elements")
+def _out_of_range(item: int, extent: int) -> DynamicSizeError:
+    return DynamicSizeError(f"position {item} is out of range for {extent} elements")
 
 
 _Answer = bool | tuple[int, ...] | None
@@ -94,7 +94,7 @@ class _Question:
     def of(self, item: int) -> _Answer:
         if self.always(item):
             return True
-        return (item,) if is_open(item) or is_open(self.extent) else False
+        return (item,) if is_dynamic(item) or is_dynamic(self.extent) else False
 
 
 def _holds(question: _Question, value: str, depth: int) -> _Answer:

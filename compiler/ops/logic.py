@@ -18,7 +18,7 @@ from tilewright.compiler.ops.iota import counted
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Effort, OnnxRule, Operator
 from tilewright.compiler.ops.shapes import broadcast, operand_count, same_dtype
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def _infer_comparison(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -89,7 +89,7 @@ def _onnx_trilu(node: OnnxNode) -> str:
         raise node.invalid(f"the input has rank {len(shape)}, not 2 or more")
     diagonal = node.static(1, "k")
     offset = 0 if diagonal is None else diagonal.item()
-    if any(map(is_open, shape[-2:])):
+    if any(map(is_dynamic, shape[-2:])):
         mask = _counted_triangle(node, shape[-2:], offset)
     else:
         upper = np.triu(np.ones(shape[-2:], bool), offset)

@@ -18,7 +18,7 @@ from tilewright.compiler.ops.enclosed import Enclosure, inlined
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.ops.trip_counts import State, known_integer, trip_count
-from tilewright.compiler.sizes import always_smaller, is_open, larger, typical
+from tilewright.compiler.sizes import always_smaller, is_dynamic, larger, typical
 
 BodyBuilder = Callable[[Enclosure, str, Sequence[str]], Sequence[str]]
 """Builds the body of a loop from the step's number and its states, values of the enclosure's graph.
@@ -155,10 +155,10 @@ def looped(
 
 def _affordable(steps: int, rows: Sequence[TensorType]) -> bool:
     """Whether memory for all rows of a bound that comes from a condition is affordable."""
-    if is_open(steps):
+    if is_dynamic(steps):
         return True
     each = sum(kind.bytes for kind in rows)
-    return steps < NO_LIMIT and (is_open(each) or steps * each <= COLLECTED_BYTES)
+    return steps < NO_LIMIT and (is_dynamic(each) or steps * each <= COLLECTED_BYTES)
 
 
 def _fewer(most: int | None, counted: int) -> tuple[int, bool]:

@@ -19,7 +19,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.refusals import at_most
 from tilewright.compiler.ops.registry import Effort, Fresh, OnnxRule, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import Shape, broadcast, broadcast_index, operand_count, show
-from tilewright.compiler.sizes import bounds, equal, is_open, larger, same_extents, smaller
+from tilewright.compiler.sizes import bounds, equal, is_dynamic, larger, same_extents, smaller
 
 
 def _perm(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def _lies_within(extent: int, start: int, step: int, size: int) -> bool:
     """Whether every element read lies in the operand; a size of 0 reads none."""
     if step == 0 or size < 0:
         return False
-    if step == 1 and (is_open(size) or is_open(start)):  # the size may be 0 in some runs
+    if step == 1 and (is_dynamic(size) or is_dynamic(start)):  # the size may be 0 in some runs
         return start >= 0 and start + size <= extent
     last = start + (size - 1) * step
     return not size or (0 <= start < extent and 0 <= last < extent)
@@ -127,7 +127,7 @@ def _onnx_slice(node: OnnxNode) -> str:
             x, sizes[dim] = _guarded_part(node, x, dim, start, end), end - start
             full_starts[dim] = 0
             continue
-        if is_open(start) or is_open(end) or is_open(shape[dim]):
+        if is_dynamic(start) or is_dynamic(end) or is_dynamic(shape[dim]):
             full_steps[dim] = step
             full_starts[dim], sizes[dim] = _open_part(shape[dim], start, end, step)
             continue
@@ -154,7 +154,7 @@ def _guarded_part(node: OnnxNode, table: str, dim: int, start: int, end: int) ->
     is an error of the input, and such a run is refused.
 
     Raises:
-        OpenSizeError: if a single dimension makes the slice end beyond the table.
+        DynamicSizeError: if a single dimension makes the slice end beyond the table.
     """
     extent = node.shape(table)[dim]
     check_alone(end - 1, extent)
@@ -167,12 +167,12 @@ def _open_part(extent: int, start: int, end: int, step: int) -> tuple[int, int]:
     """Start and size of ONNX's Slice; an end beyond all extents is the end of the dimension.
 
     Raises:
-        OpenSizeError: if the ranges do not decide where an end lies.
+        DynamicSizeError: if the ranges do not decide where an end lies.
     """
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
 
     def place(position: int) -> int:
-        if not is_open(position) and abs(position) >= _ENDLESS:
+        if not is_dynamic(position) and abs(position) >= _ENDLESS:
             return high if position > 0 else low
         if position < 0:
             position = position + extent

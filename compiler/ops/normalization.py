@@ -26,7 +26,7 @@ from tilewright.compiler.ops.shapes import (
     show,
 )
 from tilewright.compiler.ops.wide_rules import in_wide_type, stash_type
-from tilewright.compiler.sizes import is_open, same_extents
+from tilewright.compiler.sizes import is_dynamic, same_extents
 
 
 def _infer_batch_norm(types: Sequence[TensorType], _attrs: Attrs) -> TensorType:
@@ -163,7 +163,7 @@ def _layer_norm_expression(
     dtype = types[0].dtype
     count = prod(shape[first:])
     one = Const(1.0, dtype)
-    share = one / constant(count, dtype) if is_open(count) else Const(1.0 / count, dtype)
+    share = one / constant(count, dtype) if is_dynamic(count) else Const(1.0 / count, dtype)
 
     def row() -> tuple[tuple[Axis, ...], Expr]:
         """New axes over the row, and its element there."""

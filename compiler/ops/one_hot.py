@@ -13,7 +13,7 @@ from tilewright.compiler.ops.computed import counting, grid, table
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import is_open, same_extents
+from tilewright.compiler.sizes import is_dynamic, same_extents
 
 
 def _onnx_one_hot(node: OnnxNode) -> str:
@@ -25,7 +25,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     if not same_extents(node.shape(values), (2,)):
         raise node.invalid(f"values (input 2) have the shape {show(node.shape(values))}, not (2)")
     # ONNX allows a float depth, too; a dynamic one cannot be converted to a number
-    depth = depths.item() if is_open(depths.item()) else int(depths.item())
+    depth = depths.item() if is_dynamic(depths.item()) else int(depths.item())
     shape = node.shape(indices)
     rank = len(shape) + 1
     axis = node.integer("axis", -1)
@@ -37,7 +37,7 @@ def _onnx_one_hot(node: OnnxNode) -> str:
     negative = node.emit("less", [whole, node.scalar(0, DType.INT64)])
     wrapped = node.emit("where", [negative, node.emit("add", [whole, count]), whole])
     column = node.reshape(wrapped, (*shape[:dim], 1, *shape[dim:]))
-    if not is_open(depth):
+    if not is_dynamic(depth):
         node.reserve(f"depth {depth}", depth * DType.INT64.bytes)
     behind = (1,) * (rank - 1 - dim)
     positions = table(node, counting(node, depth).reshape((depth, *behind)), DType.INT64)
@@ -84,7 +84,7 @@ def _onnx_eye_like(node: OnnxNode) -> str:
         if wanted is None:
             raise node.unsupported(f"ONNX element type {onnx_type_name(node.integer('dtype'))}")
         dtype = wanted
-    if any(map(is_open, shape)):
+    if any(map(is_dynamic, shape)):
         rows, columns = (grid(node, {dim: 1}, shape) for dim in range(2))
         diagonal = columns - rows == node.integer("k", 0)
         return table(node, diagonal, dtype)

@@ -15,7 +15,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.semantics import to_memory
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.runtime.labels import Labels
-from tilewright.compiler.sizes import OpenSizeError, is_open
+from tilewright.compiler.sizes import DynamicSizeError, is_dynamic
 
 CALLED_OPSET = 21
 """The opset of operators into which rules expand other operators."""
@@ -73,7 +73,7 @@ class OnnxNode:
 
         Raises:
             UnsupportedOperatorError: if it depends on the run.
-            OpenSizeError: if it depends on dynamic sizes in a way that their ranges do not decide.
+            DynamicSizeError: if it depends on dynamic sizes that their ranges do not decide.
         """
         value = self.optional(position)
         if value is None:
@@ -184,9 +184,9 @@ class OnnxNode:
         return made if isinstance(made, str) else made[0]
 
     def constant(self, array: np.ndarray, dtype: DType | None = None) -> str:
-        """Add a constant; raises OpenSizeError if dynamic sizes are among its elements."""
+        """Add a constant; raises DynamicSizeError if dynamic sizes are among its elements."""
         if array.dtype.kind == "O":
-            raise OpenSizeError("it needs a table computed from dynamic sizes").by(self.label)
+            raise DynamicSizeError("it needs a table computed from dynamic sizes").by(self.label)
         return self.builder.constant(array, f"{self._hint()}.constant", dtype)
 
     def sizes(self, items: Sequence[int] | int, dtype: DType = DType.INT64) -> str:
@@ -205,7 +205,7 @@ class OnnxNode:
 
     def scalar(self, value: float, dtype: DType) -> str:
         """Add a constant of shape (), or a dynamic size."""
-        if is_open(value):
+        if is_dynamic(value):
             return self.sizes(value, dtype)
         return self.constant(to_memory(np.asarray(value), dtype), dtype)
 

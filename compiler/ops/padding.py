@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.shapes import Shape, show
-from tilewright.compiler.sizes import is_open, larger
+from tilewright.compiler.sizes import is_dynamic, larger
 
 
 def resolve_pads(
@@ -76,6 +76,6 @@ def cut_pads(spatial: Shape, kernel: Shape, strides: Shape, dilations: Shape, pa
     before, after = list(pads[:rank]), list(pads[rank:])
     for dim, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
         missing = d * (k - 1) + 1 - extent - before[dim] - after[dim]
-        if not is_open(missing) and 0 < missing < s:
+        if not is_dynamic(missing) and 0 < missing < s:
             after[dim] += missing
     return (*before, *after)

@@ -20,7 +20,7 @@ from tilewright.compiler.ops.computed import counting, table
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Piece, Source
 from tilewright.compiler.ops.shapes import Shape, operand_count, same_dtype, show
-from tilewright.compiler.sizes import at, dimensions, is_open, larger, same_extents
+from tilewright.compiler.sizes import at, dimensions, is_dynamic, larger, same_extents
 
 
 def _no_expression(
@@ -128,7 +128,7 @@ def _onnx_pad(node: OnnxNode) -> str:
         extent - start - larger(-a, 0)
         for extent, start, a in zip(shape, starts, after, strict=True)
     )
-    if any(size < (1 if is_open(size) else 0) for size in sizes):
+    if any(size < (1 if is_dynamic(size) else 0) for size in sizes):
         raise node.invalid(f"pads {pads} take away more than there is of {show(shape)}")
     before, after = (tuple(larger(p, 0) for p in part) for part in (before, after))
     mode = node.word("mode", "constant")
@@ -191,7 +191,7 @@ def _places(places: Any, extent: int, mode: str) -> Any:
         case "edge":
             return np.clip(places, 0, extent - 1)
         case "reflect":  # reflect at the first element, then at the last
-            if not is_open(extent):  # repeat if the padding is longer than the operand
+            if not is_dynamic(extent):  # repeat if the padding is longer than the operand
                 places = np.mod(places, max(2 * (extent - 1), 1))
             return extent - 1 - abs(extent - 1 - abs(places))
         case _:
@@ -213,7 +213,7 @@ def _runs(extent: int, before: int, after: int, mode: str) -> list[_Run]:
     middle = _Run(before, extent, 0, 1)
     if before == 0 and after == 0:
         return [middle]
-    if not any(map(is_open, (extent, before, after))):
+    if not any(map(is_dynamic, (extent, before, after))):
         sides = [(0, before), (before + extent, after)]
         first, last = (
             _split(offset, _places(np.arange(offset, offset + size) - before, extent, mode))
@@ -287,7 +287,7 @@ def _gathered(
         if b == 0 and a == 0:
             continue
         extent = node.shape(x)[dim]
-        if mode == "reflect" and is_open(extent) and larger(b, a) >= extent:
+        if mode == "reflect" and is_dynamic(extent) and larger(b, a) >= extent:
             raise node.invalid(_too_few(larger(b, a), extent))
         places = _places(counting(node, extent + b + a) - b, extent, mode)
         x = node.emit("gather", [x, table(node, places, DType.INT64)], axis=dim)
@@ -297,7 +297,7 @@ def _gathered(
 def _too_few(padding: int, extent: int) -> str:
     """The error for a reflection of a dynamic extent, with a range that `--dim` may state."""
     said = f"padding of {padding} reflects {extent} elements"
-    if is_open(padding) or len(named := dimensions(extent)) != 1:
+    if is_dynamic(padding) or len(named := dimensions(extent)) != 1:
         return said
     (dimension,) = named
     for power in range(40):

@@ -23,7 +23,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.random_bits import RandomTensor
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import Shape, show
-from tilewright.compiler.sizes import OpenSizeError, is_open
+from tilewright.compiler.sizes import DynamicSizeError, is_dynamic
 
 _MODULUS, _FACTOR = 2**31 - 1, 16807
 
@@ -76,11 +76,11 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
     Raises:
         InvalidModelError: if the type is not a float, the constant is too large, or an extent is
             negative.
-        OpenSizeError: if there is a seed and the shape is dynamic.
+        DynamicSizeError: if there is a seed and the shape is dynamic.
     """
     if not dtype.is_float:
         raise node.invalid(f"random numbers of the type {dtype}")
-    if any(not is_open(extent) and extent < 0 for extent in shape):
+    if any(not is_dynamic(extent) and extent < 0 for extent in shape):
         raise node.invalid(f"random numbers of the shape {show(shape)}")
     first, second = (
         (node.number("mean", 0.0), node.number("scale", 1.0))
@@ -97,8 +97,8 @@ def _drawn(node: OnnxNode, shape: Shape, dtype: DType, normal: bool) -> str:
         if normal or first >= second:
             return found
         return node.emit("min", [found, node.constant(_largest_below(second, dtype), dtype)])
-    if any(is_open(extent) for extent in shape):
-        raise OpenSizeError("how many random numbers are drawn")
+    if any(is_dynamic(extent) for extent in shape):
+        raise DynamicSizeError("how many random numbers are drawn")
     count = prod(shape)
     node.reserve(f"{count} random numbers", count * 8)
     engine = Engine(int(node.number("seed")))

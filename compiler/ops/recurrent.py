@@ -22,7 +22,7 @@ from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.products import HALVES
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import show
-from tilewright.compiler.sizes import equal, is_open, same_extents
+from tilewright.compiler.sizes import equal, is_dynamic, same_extents
 
 SPELLED_STEPS = 64
 """More steps become a loop, which is some 3% slower (a gather and a copy of rows per step), and
@@ -306,7 +306,7 @@ def _recurrent(
         )
         states = [wide(_initial(node, 5 + i, number, batch, hidden, swapped)) for i in range(count)]
         most = 1 if dtype in HALVES else SPELLED_STEPS
-        few = not is_open(length) and length <= most
+        few = not is_dynamic(length) and length <= most
         run = sequence.spelled if few else sequence.looped
         whole, last = run(states)
         wholes.append(whole)

@@ -17,7 +17,7 @@ from tilewright.compiler.ops.attributes import dimensions, integer, ints
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import operand_count
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def _reduction(
 
 
 def _mean(total: Expr, count: int) -> Expr:
-    if is_open(count):
+    if is_dynamic(count):
         return op(Operation.DIV, total, constant(count, total.dtype))
     if total.dtype.is_float:
         return total * Const(1.0 / count, total.dtype)

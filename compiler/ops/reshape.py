@@ -14,7 +14,7 @@ from tilewright.compiler.ops.attributes import ints
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import Fresh, OnnxRule, Operator, OpKind, Source
 from tilewright.compiler.ops.shapes import operand_count, show
-from tilewright.compiler.sizes import OpenSizeError, bounds, equal, is_open
+from tilewright.compiler.sizes import DynamicSizeError, bounds, equal, is_dynamic
 
 
 def _infer(types: Sequence[TensorType], attrs: Attrs) -> TensorType:
@@ -63,8 +63,10 @@ def _onnx_reshape(node: OnnxNode) -> str:
                         f"shape {show(wanted)} copies dimension {dim} of {show(old)}"
                     )
                 shape[dim] = old[dim]
-            elif is_open(extent) and bounds(extent)[0] == 0 and old[dim : dim + 1] != (extent,):
-                raise OpenSizeError(f"{extent} may be 0, which copies dimension {dim} of the input")
+            elif is_dynamic(extent) and bounds(extent)[0] == 0 and old[dim : dim + 1] != (extent,):
+                raise DynamicSizeError(
+                    f"{extent} may be 0, which copies dimension {dim} of the input"
+                )
     if shape.count(-1) > 1 or any(extent < -1 for extent in shape):
         raise node.invalid(f"shape {show(wanted)} is ambiguous")
     if -1 in shape:

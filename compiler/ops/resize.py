@@ -27,7 +27,7 @@ from tilewright.compiler.ops.computed import counting, is_computed, number, tabl
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import Shape, show
-from tilewright.compiler.sizes import OpenSizeError, exact_quotient, is_open, typical
+from tilewright.compiler.sizes import DynamicSizeError, exact_quotient, is_dynamic, typical
 
 Floats = np.ndarray
 
@@ -104,8 +104,8 @@ def _coordinates(node: OnnxNode, mode: str, line: _Line, rounded: Rounded) -> Fl
         case "tf_half_pixel_for_nn":
             places = rounded((x + 0.5) / scale)
         case "tf_crop_and_resize":
-            if is_open(line.inputs) or is_open(line.outputs):
-                raise OpenSizeError(f"which part of {line.inputs} places is shown")
+            if is_dynamic(line.inputs) or is_dynamic(line.outputs):
+                raise DynamicSizeError(f"which part of {line.inputs} places is shown")
             last = line.inputs - 1
             if line.outputs == 1:
                 return np.full(1, 0.5 * (line.start + line.end) * last)
@@ -182,7 +182,9 @@ def _taps(node: OnnxNode, mode: str, line: _Line) -> _Taps:
     shrink = 1.0
     if node.integer("antialias", 0):
         if line.scale is None:
-            raise OpenSizeError(f"how many of {line.inputs} places each of {line.outputs} averages")
+            raise DynamicSizeError(
+                f"how many of {line.inputs} places each of {line.outputs} averages"
+            )
         shrink = min(line.scale, 1.0)
     first = floor(-reach / shrink) + 1
     offsets = np.arange(first, 2 - first)[:, None]
@@ -238,7 +240,7 @@ def _summed(node: OnnxNode, x: str, dim: int, taps: _Taps) -> str:
     total = ""
     assert taps.weights is not None
     if is_computed(taps.weights):
-        raise OpenSizeError(f"each place of the result is a sum of {taps.count} places")
+        raise DynamicSizeError(f"each place of the result is a sum of {taps.count} places")
     for positions, each in zip(taps.positions, taps.weights, strict=True):
         value = _picked(node, x, dim, positions[None])
         value = node.emit("mul", [value, table(node, each.reshape(column), dtype)])
@@ -276,7 +278,7 @@ def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
     differ."""
     times = exact_quotient(line.outputs, line.inputs)
     depends = ("align_corners", "tf_crop_and_resize")
-    whole = mode == "nearest" and times is not None and not is_open(times)
+    whole = mode == "nearest" and times is not None and not is_dynamic(times)
     if not whole or node.attrs.get("coordinate_transformation_mode") in depends:
         return None
     assert times is not None
@@ -287,7 +289,7 @@ def _repeats(node: OnnxNode, mode: str, line: _Line) -> int | None:
 
 def _scaled(extent: int, scale: float) -> int:
     """The extent times the scale, rounded to float32 and then down."""
-    if not is_open(extent):
+    if not is_dynamic(extent):
         return floor(np.float32(extent) * np.float32(scale))
     # 2.3 is a little less in float32, and yet 10 times it is 23 there.
     exact = Fraction(scale).limit_denominator(1000)
@@ -298,17 +300,17 @@ def _scaled(extent: int, scale: float) -> int:
 
 def _rounded(extent: int, scale: float) -> int:
     """The extent times the scale, rounded to the nearest."""
-    if not is_open(extent):
+    if not is_dynamic(extent):
         return floor(scale * extent + 0.5)
     exact = Fraction(scale)
     return (2 * extent * exact.numerator + exact.denominator) // (2 * exact.denominator)
 
 
 def _ratio(size: int, extent: int) -> float | None:
-    if not is_open(size) and not is_open(extent):
+    if not is_dynamic(size) and not is_dynamic(extent):
         return size / extent
     times = exact_quotient(size, extent)
-    return None if times is None or is_open(times) else float(times)
+    return None if times is None or is_dynamic(times) else float(times)
 
 
 def _lines(node: OnnxNode, shape: Shape, scale_position: int) -> list[_Line]:
@@ -358,7 +360,7 @@ def _fitted(node: OnnxNode, extents: Shape, sizes: Shape) -> list[tuple[int, flo
         case "not_larger" | "not_smaller":
             known = [ratio for ratio in ratios if ratio is not None]
             if len(known) < len(ratios):
-                raise OpenSizeError(f"which of the sizes {show(sizes)} is reached first")
+                raise DynamicSizeError(f"which of the sizes {show(sizes)} is reached first")
             scale = min(known) if policy == "not_larger" else max(known)
             return [(_rounded(extent, scale), scale) for extent in extents]
         case _:
@@ -376,7 +378,7 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
     cropped = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if full == shape and not cropped:
         return x
-    node.reserve(f"shape {show(full)}", sum(n for n in full if not is_open(n)) * 8)
+    node.reserve(f"shape {show(full)}", sum(n for n in full if not is_dynamic(n)) * 8)
     value = x if dtype.is_float or mode == "nearest" else cast_to(node, x, DType.FLOAT32)
     outside = np.zeros((1,) * len(shape), bool)
     changed: dict[int, _Taps] = {}
@@ -387,7 +389,7 @@ def _resized(node: OnnxNode, scale_position: int) -> str:
         line = lines[dim]
         if line == _Line(line.inputs, line.inputs, 1.0, 0.0, 1.0):
             continue
-        if is_open(line.inputs) and (times := _repeats(node, mode, line)) is not None:
+        if is_dynamic(line.inputs) and (times := _repeats(node, mode, line)) is not None:
             value = _repeated(node, value, dim, times)
             continue
         taps = changed[dim] = _taps(node, mode, line)

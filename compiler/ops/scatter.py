@@ -27,7 +27,7 @@ from tilewright.compiler.ops.native import native
 from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.ops.registry import OnnxRule
 from tilewright.compiler.ops.shapes import operand_count, show
-from tilewright.compiler.sizes import is_open, same_extents
+from tilewright.compiler.sizes import is_dynamic, same_extents
 
 _COMBINED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 _OF_TRUTHS = {"add": "max", "mul": "min"}
@@ -152,7 +152,7 @@ def _pieces(node: OnnxNode, data: str, places: np.ndarray, updates: str, depth: 
     Pieces fuse with the producers of the updates, and need no table of places.
     """
     shape = node.shape(data)
-    if any(map(is_open, shape[:depth])) or places.min() < 0:
+    if any(map(is_dynamic, shape[:depth])) or places.min() < 0:
         return None
     coordinates = np.unravel_index(places, shape[:depth])
     starts = [int(each.min()) for each in coordinates]

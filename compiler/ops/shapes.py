@@ -15,7 +15,7 @@ from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.index import Affine
 from tilewright.compiler.ops.attributes import ints
-from tilewright.compiler.sizes import equal, is_open
+from tilewright.compiler.sizes import equal, is_dynamic
 
 Shape = tuple[int, ...]
 
@@ -27,7 +27,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
     Raises:
         InvalidModelError: if no common shape exists.
-        OpenSizeError: if one exists for some sizes only.
+        DynamicSizeError: if one exists for some sizes only.
     """
     rank = max(map(len, shapes))
     result = []
@@ -163,4 +163,4 @@ class Window:
 
     @property
     def is_padded(self) -> bool:
-        return any(is_open(pad) or pad for pad in (*self.before, *self.after))
+        return any(is_dynamic(pad) or pad for pad in (*self.before, *self.after))

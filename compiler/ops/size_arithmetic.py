@@ -1,8 +1,8 @@
 """Arithmetic on dynamic sizes, which folds shapes at import although no number is known.
 
 Values are object arrays of integers, sizes, booleans and integral floats. A result that the ranges
-of the sizes do not decide raises `OpenSizeError`, and stays a node of the graph. The same holds for
-a result that the element type would wrap or round.
+of the sizes do not decide raises `DynamicSizeError`, and stays a node of the graph. The same holds
+for a result that the element type would wrap or round.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Attrs
 from tilewright.compiler.ops.attributes import integer
 from tilewright.compiler.sizes import (
-    OpenSizeError,
+    DynamicSizeError,
     bounds,
     equal,
     exact_quotient,
-    is_open,
+    is_dynamic,
     larger,
     smaller,
 )
@@ -44,7 +44,7 @@ def folded(
     `dtype` is the type of the result.
 
     Raises:
-        OpenSizeError: if the result depends on the numbers of a run, or may not be exact in its
+        DynamicSizeError: if the result depends on the numbers of a run, or may not be exact in its
             type.
     """
     if any(array.size > ELEMENTS_LIMIT for array in operands):
@@ -52,7 +52,7 @@ def folded(
     if op in _MOVES:
         moved = list(operands)
         if op == "gather":
-            if any(map(is_open, moved[1].flat)):
+            if any(map(is_dynamic, moved[1].flat)):
                 return None
             moved[1] = moved[1].astype(np.int64)
         result: np.ndarray = ops.get(op).reference(moved, attrs)
@@ -69,7 +69,7 @@ def folded(
     try:
         return _held(_each(function, operands), dtype)
     except ZeroDivisionError as error:
-        raise OpenSizeError("it divides by 0") from error
+        raise DynamicSizeError("it divides by 0") from error
 
 
 def items(array: np.ndarray) -> np.ndarray:
@@ -80,7 +80,7 @@ def items(array: np.ndarray) -> np.ndarray:
 
 def numbers(array: np.ndarray, dtype: DType) -> np.ndarray | None:
     """An object array as an array of its type; None if an element is dynamic."""
-    return None if any(map(is_open, array.flat)) else array.astype(dtype.numpy)
+    return None if any(map(is_dynamic, array.flat)) else array.astype(dtype.numpy)
 
 
 _EXACT = {
@@ -104,7 +104,7 @@ def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Results as elements of their type.
 
     Raises:
-        OpenSizeError: if one may be a number that the type wraps or rounds.
+        DynamicSizeError: if one may be a number that the type wraps or rounds.
     """
     if dtype is DType.BOOL:
         return array
@@ -113,7 +113,7 @@ def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
     def held(item: Item) -> Item:
         if isinstance(item, float) and not item.is_integer():
             if dtype is DType.BFLOAT16:
-                raise OpenSizeError(f"{item} is rounded in {dtype}")
+                raise DynamicSizeError(f"{item} is rounded in {dtype}")
             return float(dtype.numpy.type(item))
         item = int(item) if isinstance(item, float) else item
         low, high = bounds(item)
@@ -128,9 +128,9 @@ def _held(array: np.ndarray, dtype: DType) -> np.ndarray:
     return _each(held, [array])
 
 
-def _beyond(item: Item, difference: Item, dtype: DType, what: str) -> OpenSizeError:
-    error = OpenSizeError(f"{item} may be {what}, which {dtype} does not hold exactly")
-    if is_open(difference):
+def _beyond(item: Item, difference: Item, dtype: DType, what: str) -> DynamicSizeError:
+    error = DynamicSizeError(f"{item} may be {what}, which {dtype} does not hold exactly")
+    if is_dynamic(difference):
         error.undecided = difference
     return error
 
@@ -141,31 +141,31 @@ def _each(function: Callable[..., Item], operands: Sequence[np.ndarray]) -> np.n
 
 def _product(a: Item, b: Item) -> Item:
     for size, factor in ((a, b), (b, a)):
-        if is_open(size) and isinstance(factor, float):
+        if is_dynamic(size) and isinstance(factor, float):
             fraction = _exact(factor)
             return _fraction(size * fraction.numerator, fraction.denominator)
     return a * b
 
 
 def _fraction(a: Item, b: Item) -> Item:
-    """The quotient of two sizes; raises OpenSizeError unless it is an integer for all of them."""
-    if not is_open(a) and not is_open(b):
+    """The quotient of two sizes; raises DynamicSizeError unless it is always an integer."""
+    if not is_dynamic(a) and not is_dynamic(b):
         return a / b
     if isinstance(b, float):
         fraction = _exact(b)
         a, b = a * fraction.denominator, fraction.numerator
     low, high = bounds(b)
-    if not is_open(a) or low <= 0 <= high:
-        raise OpenSizeError(f"({a}) / ({b}) may not be an integer")
+    if not is_dynamic(a) or low <= 0 <= high:
+        raise DynamicSizeError(f"({a}) / ({b}) may not be an integer")
     found = exact_quotient(a, b)
     if found is None:
-        raise OpenSizeError(f"({a}) / ({b}) may be a fraction")
+        raise DynamicSizeError(f"({a}) / ({b}) may be a fraction")
     return found
 
 
 def _exact(factor: float) -> Fraction:
     if not isfinite(factor):
-        raise OpenSizeError(f"a size is multiplied or divided by {factor}")
+        raise DynamicSizeError(f"a size is multiplied or divided by {factor}")
     return Fraction(factor)
 
 
@@ -183,13 +183,13 @@ def _remainder(a: Item, b: Item) -> Item:
 def _cast(item: Item, dtype: DType) -> Item:
     if dtype is DType.BOOL:
         return bool(item)
-    if is_open(item):
+    if is_dynamic(item):
         return item
     return float(item) if dtype.is_float else int(item)
 
 
 def _whole(item: Item, rounded: Callable[[float], float]) -> Item:
-    return item if is_open(item) else rounded(item)
+    return item if is_dynamic(item) else rounded(item)
 
 
 _MOVES = frozenset(

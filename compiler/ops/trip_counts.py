@@ -24,7 +24,7 @@ from tilewright.compiler.graph.ir import Node
 from tilewright.compiler.loops.semantics import from_memory
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.size_arithmetic import exact_integers
-from tilewright.compiler.sizes import always_larger, always_smaller, bounds, is_open
+from tilewright.compiler.sizes import always_larger, always_smaller, bounds, is_dynamic
 
 _PASSING = ("cast", "reshape", "identity", "add", "sub")
 """Operators whose result is a counter if their operands are."""
@@ -259,7 +259,7 @@ class _Analysis:
         self._symbols.pop()
         found = None
         if moved is not None and (moved.each, moved.states) == (0, 1):
-            found = None if is_open(moved.first) else _Counter(start, moved.first)
+            found = None if is_dynamic(moved.first) else _Counter(start, moved.first)
         if found is not None:
             self._seen[first:] = [
                 (_Counter(found.first + each.first, found.each) if each.states else each, dtype)

@@ -27,7 +27,7 @@ from tilewright.compiler.passes.quantisation import (
     unsigned,
 )
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-from tilewright.compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 
 _GROUP = 4
 """Bytes that are multiplied at a time: a dynamic number of terms must be a multiple of it."""
@@ -48,7 +48,7 @@ def of_two_sources(
     if node.op != "matmul" or len(node.inputs) > 2 or node.attr("accumulator") is not None:
         return None
     depth = rewriter.shape(node.inputs[0])[-1]
-    if is_open(depth) and exact_quotient(depth, _GROUP) is None:
+    if is_dynamic(depth) and exact_quotient(depth, _GROUP) is None:
         return None
     left, right = (source_of(rewriter, value) for value in node.inputs)
     if left is None or right is None or not _are_matrices(rewriter, left, right):

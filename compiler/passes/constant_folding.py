@@ -18,7 +18,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
 from tilewright.compiler.runtime.labels import LABELLED
-from tilewright.compiler.sizes import open_sizes
+from tilewright.compiler.sizes import dynamic_sizes
 
 GROWTH_LIMIT_BYTES = 1 << 22
 """Maximum bytes of a folded value that is larger than its operands (expand of zeros)."""
@@ -34,7 +34,7 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
     operands = [array for array in arrays if array is not None]
     if len(operands) != len(arrays) or not arrays or node.bodies:
         return None  # a body may run for any time, or forever
-    if open_sizes((rewriter.shape(node.outputs[0]), node.attrs)):
+    if dynamic_sizes((rewriter.shape(node.outputs[0]), node.attrs)):
         return None
     if node.op == LABELLED:
         return None  # the node states the meaning of an output

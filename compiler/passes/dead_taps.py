@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.ops.attributes import ints
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def dead_taps(graph: Graph) -> Graph:
@@ -63,7 +63,7 @@ def _cut(rewriter: Rewriter, node: Node) -> str | None:
         return None
     image, weight = (rewriter.shape(value) for value in node.inputs[:2])
     output = rewriter.shape(node.outputs[0])
-    if any(is_open(size) for size in (*image, *weight, *output)):
+    if any(is_dynamic(size) for size in (*image, *weight, *output)):
         return None
     rank = len(weight) - 2
     strides, dilations = (ints(node.attrs, k, (1,) * rank) for k in ("strides", "dilations"))

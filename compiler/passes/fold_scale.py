@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def fold_scale(graph: Graph) -> Graph:
@@ -58,7 +58,7 @@ def _fold(rewriter: Rewriter, node: Node) -> str | None:
 
 def per_dimension(array: np.ndarray, shape: tuple[int, ...], dim: int) -> np.ndarray | None:
     """The array as float64 of `shape[dim]` numbers, if it varies along that dimension only."""
-    if array.ndim > len(shape) or is_open(shape[dim]):
+    if array.ndim > len(shape) or is_dynamic(shape[dim]):
         return None
     padded = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     if any(extent != 1 for d, extent in enumerate(padded.shape) if d != dim):

@@ -31,7 +31,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of
 from tilewright.compiler.passes.packed_caches import packed_caches
 from tilewright.compiler.plan.plan import Growth
-from tilewright.compiler.sizes import RoomDimension, is_open, open_size
+from tilewright.compiler.sizes import RoomDimension, dynamic_size, is_dynamic
 
 
 def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
@@ -96,7 +96,7 @@ def growing_caches(graph: Graph) -> tuple[Graph, tuple[Growth, ...]]:
             room = rooms[after] = RoomDimension(fresh(f"{present}.room", names), 0)
             names.add(room.name)
         shape = graph.types[past].shape
-        outer, capacity = prod(shape[:axis]), after + open_size(room)
+        outer, capacity = prod(shape[:axis]), after + dynamic_size(room)
         buffer = TensorType(types[past].dtype, (*shape[:axis], capacity, *shape[axis + 1 :]))
         types[past] = buffer
         where = positions(outer, capacity, before, after - before)
@@ -122,7 +122,7 @@ def _grown(graph: Graph) -> dict[str, Node]:
         once = [*graph.outputs].count(node.output) == 1 and past not in graph.outputs
         if past in graph.inputs and past not in taken and past != new and once:
             added = graph.types[new].shape[axis]
-            if is_open(shape[axis]) and prod(shape[:axis]) != 0 and added != 0:
+            if is_dynamic(shape[axis]) and prod(shape[:axis]) != 0 and added != 0:
                 found[node.output] = node
                 taken.add(past)
     return found

@@ -22,7 +22,7 @@ from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.ops.shapes import broadcast
 from tilewright.compiler.passes.counted_masks import counted
 from tilewright.compiler.passes.rewrite import Rewriter, rewrite
-from tilewright.compiler.sizes import always_at_most, is_open
+from tilewright.compiler.sizes import always_at_most, is_dynamic
 
 
 def no_ops(graph: Graph) -> Graph:
@@ -85,7 +85,7 @@ def _gather(rewriter: Rewriter, node: Node) -> str | None:
     if indices is None or indices.size == 0 or rewriter.array(value) is not None:
         return None
     axis = integer(node.attrs, "axis", 0) % len(shape)
-    if is_open(shape[axis]):
+    if is_dynamic(shape[axis]):
         return _gathered_from_open(rewriter, node, axis, indices.reshape(-1).tolist())
     run = indices.reshape(-1).astype(np.int64)
     run = np.where(run < 0, run + shape[axis], run)
@@ -99,7 +99,7 @@ def _counted_indices(rewriter: Rewriter, node: Node) -> str | None:
     """`first, first + 1, ...` with a dynamic count."""
     shape, places = rewriter.shape(node.inputs[0]), rewriter.shape(node.inputs[1])
     long = [extent for extent in places if extent != 1]
-    if len(long) != 1 or not is_open(long[0]):
+    if len(long) != 1 or not is_dynamic(long[0]):
         return None
     found = counted(rewriter, node.inputs[1])
     axis = integer(node.attrs, "axis", 0) % len(shape)

@@ -25,7 +25,7 @@ from tilewright.compiler.graph.edit import Edit
 from tilewright.compiler.graph.ir import AttrValue, Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import axis_of, ints
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 Shape = tuple[int, ...]
 
@@ -88,7 +88,7 @@ def _cache(graph: Graph, present: str) -> _Cache | None:
     if len(before) != len(after):
         return None
     longer = [dim for dim, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if len(longer) != 1 or not is_open(before[longer[0]]):
+    if len(longer) != 1 or not is_dynamic(before[longer[0]]):
         return None
     cache = _Cache(past, present, outer, longer[0], parts)
     return cache if _is_exchangeable(graph, cache) else None

@@ -66,7 +66,7 @@ def plan_graph(
     Raises:
         InvalidModelError: if there are more kernels than `GROUP_LIMIT`.
         InvalidArgumentError: if `choice` has layouts that are not among a group's options.
-        OpenSizeError: if the placement of values depends on dynamic sizes.
+        DynamicSizeError: if the placement of values depends on dynamic sizes.
     """
     with Asking(f"the plan of '{graph.name}'"):
         return _planned(graph, lanes, assign, choice)

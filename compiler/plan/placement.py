@@ -10,7 +10,7 @@ from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
 from tilewright.compiler.memo import memo
 from tilewright.compiler.plan.symbolic_distance import open_distance
 from tilewright.compiler.plan.workload import Halo
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def distance(
     it starts at a whole block. An address is a sum over dimensions, so that each dimension is
     compared separately.
     """
-    if any(map(is_open, (*whole_shape, *shape, *start))):
+    if any(map(is_dynamic, (*whole_shape, *shape, *start))):
         return open_distance(
             whole_shape, (whole.layout, whole.halo), shape, (part.layout, part.halo), start
         )

@@ -20,8 +20,8 @@ from tilewright.compiler.sizes import (
     Dimension,
     RoomDimension,
     at,
-    is_open,
-    open_size,
+    dynamic_size,
+    is_dynamic,
     replaced,
     typical_sizes,
 )
@@ -243,7 +243,7 @@ class GraphPlan:
 
     def typical(self) -> GraphPlan:
         """The plan at typical sizes, including slack capacities."""
-        return self.at(typical_sizes(*map(open_size, self.dimensions)))
+        return self.at(typical_sizes(*map(dynamic_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
         """The plan with a number in place of each dynamic size, for dimensions by name."""
@@ -390,7 +390,7 @@ _EMPTY = GraphPlan(Graph("", (), (), (), {}), (), {})
 
 
 def _size_to_json(size: int) -> int | str:
-    return str(size) if is_open(size) else size
+    return str(size) if is_dynamic(size) else size
 
 
 def _growth_to_json(growth: Growth) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from tilewright.compiler.loops.layout import Factor, Layout, strides
-from tilewright.compiler.sizes import always_less, exact_quotient, is_open
+from tilewright.compiler.sizes import always_less, exact_quotient, is_dynamic
 
 Halo = tuple[tuple[int, int], ...]
 
@@ -33,7 +33,7 @@ def open_distance(
     for dim, (extent, first) in enumerate(zip(shape, start, strict=True)):
         if extent == 0:
             return None
-        if is_open(extent) or is_open(first):
+        if is_dynamic(extent) or is_dynamic(first):
             apart = _by_factors(outer[dim], inner[dim], first, extent)
         else:
             apart = _by_index(outer[dim], inner[dim], first, extent)

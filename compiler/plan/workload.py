@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.compiler import ops
 from tilewright.compiler.errors import InvalidModelError
-from tilewright.compiler.graph.ir import Graph, Node, open_sizes
+from tilewright.compiler.graph.ir import Graph, Node, dynamic_sizes
 from tilewright.compiler.graph.text import parse_graph, print_graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, strides
@@ -24,7 +24,7 @@ from tilewright.compiler.sizes import (
     WorkloadDimension,
     at,
     dimensions,
-    open_size,
+    dynamic_size,
     replaced,
     roomy_sizes,
     typical,
@@ -130,11 +130,11 @@ class Workload:
 
     def typical(self) -> Workload:
         """The workload at typical sizes, to which knobs, defaults and records belong."""
-        return self.at({d.name: typical(open_size(d)) for d in self.dimensions})
+        return self.at({d.name: typical(dynamic_size(d)) for d in self.dimensions})
 
     def roomy(self) -> Workload:
         """The workload at upper sizes, which no worthwhile tile exceeds."""
-        return self.at(roomy_sizes(*map(open_size, self.dimensions)))
+        return self.at(roomy_sizes(*map(dynamic_size, self.dimensions)))
 
     @property
     def family(self) -> str:
@@ -283,7 +283,7 @@ def cut_workload(
         types={names[v]: graph.types[v] for v in names},
         constants={names[v]: graph.constants[v] for v in names if v in inline},
     )
-    met = dict.fromkeys(d for size in open_sizes(body) for d in dimensions(size))
+    met = dict.fromkeys(d for size in dynamic_sizes(body) for d in dimensions(size))
     own = {old: WorkloadDimension.numbered(number, old) for number, old in enumerate(met)}
     parts = body, tuple(bounds[v] for v in entering), bounds[results[0]]
     workload = Workload(*with_dimensions(parts, own))

@@ -12,8 +12,8 @@ from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
 from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
-from tilewright.compiler.runtime.ports import OpenPorts, Sizes
-from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.runtime.ports import ModelPorts, Sizes
+from tilewright.compiler.runtime.segments import SegmentBoundary
 from tilewright.compiler.timings import Timings, timed
 
 
@@ -21,7 +21,7 @@ def save_artifact(
     plans: Mapping[Sizes, GraphPlan],
     builder: ProgramBuilder,
     folder: str | Path,
-    ports: OpenPorts | None = None,
+    ports: ModelPorts | None = None,
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
@@ -45,12 +45,12 @@ def save_artifact(
     return _saved(list(plans.items()), builder, folder, ports, None, timings, check)
 
 
-def save_stages(
+def save_segments(
     plans: Sequence[GraphPlan],
-    stages: DataCut[int],
+    stages: SegmentBoundary[int],
     builder: ProgramBuilder,
     folder: str | Path,
-    ports: OpenPorts,
+    ports: ModelPorts,
     timings: Timings | None = None,
     check: Callable[[Artifact], object] = lambda made: None,
 ) -> tuple[CompiledProgram, ...]:
@@ -62,8 +62,8 @@ def _saved(
     plans: Sequence[tuple[Sizes, GraphPlan]],
     builder: ProgramBuilder,
     folder: str | Path,
-    ports: OpenPorts | None,
-    stages: DataCut[int] | None,
+    ports: ModelPorts | None,
+    stages: SegmentBoundary[int] | None,
     timings: Timings | None,
     check: Callable[[Artifact], object],
 ) -> tuple[CompiledProgram, ...]:

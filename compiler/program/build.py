@@ -22,7 +22,7 @@ from tilewright.compiler.runtime.kernel import (
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule
-from tilewright.compiler.sizes import WorkloadDimension, dimensions, open_sizes
+from tilewright.compiler.sizes import WorkloadDimension, dimensions, dynamic_sizes
 from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings, timed
 
@@ -147,7 +147,7 @@ def kernel_spec(kernel: Kernel, code: KernelCode, workload: Workload) -> KernelS
     stages = tuple(StageSpec(stage.symbol, stage.extent) for stage in code.stages)
     sizes = tuple(map(WorkloadDimension.of, code.sizes))
     spec = KernelSpec(ABI_VERSION, code.name, stages, tuple(buffers), code.scratch_bytes, sizes)
-    for size in open_sizes((spec.stages, spec.buffers, spec.scratch_bytes)):
+    for size in dynamic_sizes((spec.stages, spec.buffers, spec.scratch_bytes)):
         if unread := set(dimensions(size)) - set(spec.sizes):
             raise ScheduleError(f"no loop of the kernel has size {min(map(str, unread))}")
     return spec

@@ -42,7 +42,7 @@ from tilewright.compiler.runtime.program import (
     SizeBranch,
 )
 from tilewright.compiler.runtime.weights import PackedWeights
-from tilewright.compiler.sizes import Dimension, open_size, substituted
+from tilewright.compiler.sizes import Dimension, dynamic_size, substituted
 from tilewright.compiler.timings import Timings, timed
 
 
@@ -102,7 +102,7 @@ class ProgramEmitter:
                 (self._kernels(tree.above, step, places, position),),
             )
         spec, known = tree.lowered.spec, self._dimensions
-        sizes = tuple(in_graph(step, open_size(d), known, tree.piece) for d in spec.sizes)
+        sizes = tuple(in_graph(step, dynamic_size(d), known, tree.piece) for d in spec.sizes)
         number = self.kernels.setdefault(spec, len(self.kernels))
         with timed(self._timings, "pack weights"):
             refs = tuple(self._buffer(b, tree.piece, step, places, position) for b in spec.buffers)
@@ -223,7 +223,7 @@ def in_graph(
         dimensions = piece.workload.dimensions
         names = tuple(step.sizes[position] for position in piece.positions)
     own = zip(dimensions, names, strict=True)
-    stood_for: dict[Dimension, int] = {d: open_size(known[name]) for d, name in own}
+    stood_for: dict[Dimension, int] = {d: dynamic_size(known[name]) for d, name in own}
     return substituted(size, lambda dimension: stood_for[dimension] // dimension.multiple)
 
 

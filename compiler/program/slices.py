@@ -23,8 +23,8 @@ from tilewright.compiler.schedule.problem import compose, is_one_expression
 from tilewright.compiler.sizes import (
     Dimension,
     dimensions,
-    open_size,
-    open_sizes,
+    dynamic_size,
+    dynamic_sizes,
     substituted,
     typical_sizes,
 )
@@ -41,7 +41,7 @@ def slices_of(plan: GraphPlan, core: CoreModel) -> Slices | None:
     if batch is None or not _is_independent(plan, batch):
         return None
     known = {dimension.name: dimension for dimension in plan.dimensions}
-    values = {**typical_sizes(*map(open_size, plan.dimensions)), batch.name: 1}
+    values = {**typical_sizes(*map(dynamic_size, plan.dimensions)), batch.name: 1}
     one = plan.at(values)
     touched, sizes = 0, 0
     for step, fixed in zip(plan.kernels, one.kernels, strict=True):
@@ -65,13 +65,13 @@ def _batch(plan: GraphPlan) -> Dimension | None:
         return None
     shapes = (plan.graph.types[name].shape for name in plan.graph.inputs)
     leading = {shape[0] for shape in shapes if shape}
-    found = (d for d in plan.dimensions if open_size(d) in leading)
+    found = (d for d in plan.dimensions if dynamic_size(d) in leading)
     return next((d for d in found if d.multiple == 1 and d.low <= 1), None)
 
 
 def _of_one(size: int, batch: Dimension) -> int:
     """A size for a batch of one."""
-    return substituted(size, lambda d: 1 if d == batch else open_size(d) // d.multiple)
+    return substituted(size, lambda d: 1 if d == batch else dynamic_size(d) // d.multiple)
 
 
 def _touched(workload: Workload) -> int:
@@ -107,7 +107,7 @@ def _is_independent(plan: GraphPlan, batch: Dimension) -> bool:
     The batch must be the first dimension of all shapes that contain it, in each step, and a step
     must read its operands only at the batch position that it computes.
     """
-    graph, size = plan.graph, open_size(batch)
+    graph, size = plan.graph, dynamic_size(batch)
     if not all(_leads(kind.shape, batch) for kind in graph.types.values()):
         return False
     if any(graph.types[name].shape[:1] != (size,) for name in graph.outputs):
@@ -128,7 +128,7 @@ def _is_independent(plan: GraphPlan, batch: Dimension) -> bool:
 
 def _leads(shape: tuple[int, ...], batch: Dimension) -> bool:
     """Whether a dimension is the first extent of a shape, or not in it."""
-    inner = shape[1:] if shape[:1] == (open_size(batch),) else shape
+    inner = shape[1:] if shape[:1] == (dynamic_size(batch),) else shape
     return batch not in dimensions(*inner)
 
 
@@ -137,7 +137,7 @@ def _stays_apart(workload: Workload, batch: Dimension) -> bool:
     if not is_one_expression(workload):
         return _pieces_stay_apart(workload, batch)
     problem = compose(workload)
-    axis = problem.axes[0] if workload.output.type.shape[:1] == (open_size(batch),) else None
+    axis = problem.axes[0] if workload.output.type.shape[:1] == (dynamic_size(batch),) else None
     for node in walk(problem.expr):
         match node:
             case Load(tensor=tensor, index=index) if batch in dimensions(*tensor.shape):
@@ -157,12 +157,12 @@ def _stays_apart(workload: Workload, batch: Dimension) -> bool:
 
 def _depends(indices: Iterable[Affine], axis: Axis | None, batch: Dimension) -> bool:
     """Whether a batch position, or the batch size, is part of indices."""
-    return any(axis in at.axes() or batch in dimensions(*open_sizes(at)) for at in indices)
+    return any(axis in at.axes() or batch in dimensions(*dynamic_sizes(at)) for at in indices)
 
 
 def _pieces_stay_apart(workload: Workload, batch: Dimension) -> bool:
     """The same for a concatenation or padding with fused elementwise operators."""
-    graph, whole = workload.graph, (0, open_size(batch))
+    graph, whole = workload.graph, (0, dynamic_size(batch))
     for node in graph.nodes:
         operator = ops.get(node.op)
         if operator.pieces is not None:

@@ -30,7 +30,7 @@ from tilewright.compiler.runtime.native import check_threads, vector_bits
 from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty
 from tilewright.compiler.runtime.ports import (
     Dims,
-    OpenPorts,
+    ModelPorts,
     Sizes,
     checked_sizes,
     dims_text,
@@ -40,8 +40,18 @@ from tilewright.compiler.runtime.ports import (
 )
 from tilewright.compiler.runtime.program import Port, Program
 from tilewright.compiler.runtime.program_json import program_from_json
-from tilewright.compiler.runtime.stage_tree import check_stages, load_stages, stages_from_json
-from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
+from tilewright.compiler.runtime.segment_tree import (
+    check_segments,
+    load_segments,
+    segments_from_json,
+)
+from tilewright.compiler.runtime.segments import (
+    Crossing,
+    ModelSegment,
+    Reads,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.targets.detection import this_device
 from tilewright.compiler.targets.families import family_of
@@ -82,10 +92,10 @@ class Artifact:
 
     path: Path
     programs: tuple[SizedProgram, ...]
-    ports: OpenPorts
+    ports: ModelPorts
     target: Mapping[str, Any]
     metadata: Mapping[str, Any]
-    stages: DataCut[int] | None = None
+    stages: SegmentBoundary[int] | None = None
 
     def executable(self, threads: int = 1, sizes: Mapping[str, int] | None = None) -> Executable:
         """Load the program for these sizes; None selects the first in the artifact.
@@ -107,7 +117,7 @@ class Artifact:
         """
         check_threads(threads)
         if self.stages is not None:
-            return load_stages(
+            return load_segments(
                 self.stages,
                 self.ports,
                 lambda number: self.load(self.programs[number].program, threads),
@@ -121,10 +131,10 @@ class Artifact:
         )
 
         def make(
-            cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-        ) -> DataStage[Executable]:
+            cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+        ) -> ModelSegment[Executable]:
             program = self.executable(threads, dict(facts.sizes))
-            stage = cut.made[facts] = DataStage(program, tuple(self.ports.outputs), None)
+            stage = cut.made[facts] = ModelSegment(program, tuple(self.ports.outputs), None)
             return stage
 
         return GuardedModel(self.ports, first, make)
@@ -287,13 +297,13 @@ def _read(path: Path) -> Artifact:
         )
         for entry in manifest["programs"]
     )
-    ports = OpenPorts.from_json(manifest["ports"])
+    ports = ModelPorts.from_json(manifest["ports"])
     ports.check_padding()
     if not programs:
         raise ArtifactError(f"artifact '{path}' contains no program")
     if manifest["version"] == STAGED_VERSION:
-        stages = stages_from_json(manifest["stages"])
-        check_stages(stages, [entry.program for entry in programs], ports)
+        stages = segments_from_json(manifest["stages"])
+        check_segments(stages, [entry.program for entry in programs], ports)
         return Artifact(path, programs, ports, target, dict(manifest["metadata"]), stages)
     for entry in programs:
         inputs, outputs = entry.program.inputs, entry.program.outputs

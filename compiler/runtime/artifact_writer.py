@@ -27,11 +27,11 @@ from tilewright.compiler.runtime.artifact import (
     manifest_checksum,
 )
 from tilewright.compiler.runtime.kernel import ABI_VERSION
-from tilewright.compiler.runtime.ports import Dims, OpenPorts, open_dims
+from tilewright.compiler.runtime.ports import Dims, ModelPorts, dynamic_dims
 from tilewright.compiler.runtime.program import Program
 from tilewright.compiler.runtime.program_json import program_to_json
-from tilewright.compiler.runtime.stage_tree import stages_to_json
-from tilewright.compiler.runtime.stages import DataCut
+from tilewright.compiler.runtime.segment_tree import segments_to_json
+from tilewright.compiler.runtime.segments import SegmentBoundary
 from tilewright.compiler.runtime.weight_file import WeightFile
 
 
@@ -85,8 +85,8 @@ class ArtifactWriter:
         library: bytes,
         target: Mapping[str, Any],
         metadata: Mapping[str, Any],
-        ports: OpenPorts | None = None,
-        stages: DataCut[int] | None = None,
+        ports: ModelPorts | None = None,
+        stages: SegmentBoundary[int] | None = None,
     ) -> Artifact:
         """Write the other files and return the artifact, which is not yet at its destination.
 
@@ -120,7 +120,7 @@ class ArtifactWriter:
                 for entry in programs
             ],
             "ports": ports.to_json(),
-            **({} if stages is None else {"stages": stages_to_json(stages)}),
+            **({} if stages is None else {"stages": segments_to_json(stages)}),
             "files": {
                 LIBRARY: {"bytes": len(library), "sha256": digest},
                 WEIGHTS: self.weights.finish(),
@@ -174,12 +174,12 @@ def _not_written(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"cannot write artifact '{path}': {reason}")
 
 
-def _fixed_ports(program: Program) -> OpenPorts:
+def _fixed_ports(program: Program) -> ModelPorts:
     outputs: dict[str, Dims] = {}
     for result in program.results:
         first = program.outputs[result.places[0]]
-        outputs[result.name] = (-1,) if result.is_list else open_dims(first.shape)
-    return OpenPorts({port.name: open_dims(port.shape) for port in program.inputs}, outputs)
+        outputs[result.name] = (-1,) if result.is_list else dynamic_dims(first.shape)
+    return ModelPorts({port.name: dynamic_dims(port.shape) for port in program.inputs}, outputs)
 
 
 def _hindrance(path: Path) -> str:

@@ -85,7 +85,7 @@ class ProgramForm:
             ends.append(rules.number(slot_end(number, slot)))
         self.arena_bytes = rules.largest([*ends, rules.number(program.arena_bytes)])
         self.scratch_bytes = rules.largest([rules.number(n) for n in program.scratch_sizes()])
-        self.open_words = _pairs((i, rules.number(size)) for i, size in encoded.open.items())
+        self.dynamic_words = _pairs((i, rules.number(size)) for i, size in encoded.open.items())
         self.places = _pairs(
             (i, rules.number(ref.offset))
             for i, ref in enumerate(encoded.refs)
@@ -215,7 +215,7 @@ class RunContext:
             self._grow(*needed)
         self._struct.arguments.scratch = self._scratch.ctypes.data
         self._struct.arguments.scratch_stride = stride
-        at, words, places = addressof(numbers), form.open_words, form.places
+        at, words, places = addressof(numbers), form.dynamic_words, form.places
         self._fill(self._code.ctypes.data, 0, words.ctypes.data, len(words), at)
         arena = self._arena.ctypes.data
         if sizeof(c_void_p) == sizeof(c_int64):

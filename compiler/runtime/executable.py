@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.kernel import ALIGNMENT
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.native import check_threads, native, native_address
 from tilewright.compiler.runtime.packing import Array, Bytes, bfloat16_type
-from tilewright.compiler.runtime.ports import OpenPort
+from tilewright.compiler.runtime.ports import ModelPort
 from tilewright.compiler.runtime.program import Program, described
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
@@ -112,7 +112,7 @@ class Executable(Model):
         self._run: Callable[[int], int] = native().tw_run_program
 
     @cached_property
-    def inputs(self) -> tuple[OpenPort, ...]:
+    def inputs(self) -> tuple[ModelPort, ...]:
         """Name, dtype and shape of each input; dynamic sizes by name."""
         return tuple(map(described, self.program.inputs))
 
@@ -122,7 +122,7 @@ class Executable(Model):
         return self.program.dimensions
 
     @cached_property
-    def outputs(self) -> tuple[OpenPort, ...]:
+    def outputs(self) -> tuple[ModelPort, ...]:
         """Name, dtype and shape of each output, in the order in which `run` returns them.
 
         The shape of a counted output is its largest possible shape.

@@ -30,8 +30,8 @@ from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import (
     Dims,
-    OpenPort,
-    OpenPorts,
+    ModelPort,
+    ModelPorts,
     Sizes,
     checked_sizes,
     dims_text,
@@ -39,8 +39,14 @@ from tilewright.compiler.runtime.ports import (
     sizes_text,
 )
 from tilewright.compiler.runtime.program import Port
+from tilewright.compiler.runtime.segments import (
+    Make,
+    ModelSegment,
+    Reads,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.runtime.session import Session
-from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Make, Reads
 from tilewright.compiler.runtime.stopping import StopFlag
 from tilewright.compiler.sizes import Dimension
 
@@ -61,8 +67,8 @@ class GuardedModel(Model):
     Args:
         ports: its inputs and outputs, without dimensions whose size the caller sets.
         first: the whole model as the continuation of an empty cut.
-        make: compiles a stage that is missing in `DataCut.made`, and adds it there. Only one thread
-            calls it at a time.
+        make: compiles a stage that is missing in `SegmentBoundary.made`, and adds it there. Only
+            one thread calls it at a time.
         part: handles runs in which one dimension name of the file has two different sizes. Without
             it, each such run gets programs for its sizes only, or raises an error, as in an
             artifact.
@@ -73,8 +79,8 @@ class GuardedModel(Model):
 
     def __init__(
         self,
-        ports: OpenPorts,
-        first: DataCut[Executable],
+        ports: ModelPorts,
+        first: SegmentBoundary[Executable],
         make: Make[Executable],
         part: Part | None = None,
     ) -> None:
@@ -97,11 +103,11 @@ class GuardedModel(Model):
     # ---- description
 
     @property
-    def inputs(self) -> tuple[OpenPort, ...]:
+    def inputs(self) -> tuple[ModelPort, ...]:
         return self.ports.described(self.ports.inputs)
 
     @property
-    def outputs(self) -> tuple[OpenPort, ...]:
+    def outputs(self) -> tuple[ModelPort, ...]:
         return self.ports.described(self.ports.outputs)
 
     @property
@@ -259,7 +265,7 @@ class GuardedModel(Model):
         if self.ports.pad and self._first.facts(values) not in (self._first.served or ()):
             return self._padded(values, labels, stop)
         ran: list[Ran] = []
-        cut: DataCut[Executable] | None = self._first
+        cut: SegmentBoundary[Executable] | None = self._first
         while cut is not None:
             stage, given = self._stage(cut, values)
             if stage.program is not None:
@@ -293,7 +299,7 @@ class GuardedModel(Model):
             return self._parted_as(dims, arrays, lambda other: other.program_for(arrays))
         return self._stage(self._first, self._values(arrays))[0].program
 
-    def _first_to_try(self, facts: Facts) -> Executable | None:
+    def _first_to_try(self, facts: SegmentGuard) -> Executable | None:
         """The program for these facts, if a run may try it before checking its sizes. This requires
         that all programs serve ranges, and that the program itself rejects sizes outside the
         model's ranges."""
@@ -360,7 +366,7 @@ class GuardedModel(Model):
         such as `1..4, or batch=8`."""
         return ", or ".join([known.range_text, *map(sizes_text, self.served or ())])
 
-    def _not_served(self, facts: Facts) -> InvalidInputError:
+    def _not_served(self, facts: SegmentGuard) -> InvalidInputError:
         served = [
             ranges_text(each.open) or sizes_text(tuple(sorted(each.sizes)))
             for each in self._first.served or ()
@@ -453,14 +459,14 @@ class GuardedModel(Model):
             if all(size >= sizes[name] for name, size in served)
         ]
         if not fitting:
-            raise self._not_served(Facts(tuple(sizes.items())))
+            raise self._not_served(SegmentGuard(tuple(sizes.items())))
         return dict(min(fitting, key=lambda each: (prod(size for _, size in each), each)))
 
     # ---- stages
 
     def _stage(
-        self, cut: DataCut[Executable], values: Mapping[str, Array]
-    ) -> tuple[DataStage[Executable], dict[str, Array]]:
+        self, cut: SegmentBoundary[Executable], values: Mapping[str, Array]
+    ) -> tuple[ModelSegment[Executable], dict[str, Array]]:
         """The stage for these values, compiled if necessary, and its inputs."""
         while True:
             facts = cut.facts(values)
@@ -480,8 +486,8 @@ class GuardedModel(Model):
             return stage, self._given(cut, stage, facts, values)
 
     def _made(
-        self, cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable] | None:
+        self, cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[Executable] | None:
         """The stage for these facts, compiled if necessary; None if no program serves their
         ranges."""
         stage = cut.made.get(facts)
@@ -500,9 +506,9 @@ class GuardedModel(Model):
 
     @staticmethod
     def _given(
-        cut: DataCut[Executable],
-        stage: DataStage[Executable],
-        facts: Facts,
+        cut: SegmentBoundary[Executable],
+        stage: ModelSegment[Executable],
+        facts: SegmentGuard,
         values: Mapping[str, Array],
     ) -> dict[str, Array]:
         """The inputs of a stage's program."""
@@ -516,12 +522,12 @@ class GuardedModel(Model):
 
 def whole_cut(
     reads: Reads,
-    ports: OpenPorts,
+    ports: ModelPorts,
     ranged: Executable | None = None,
     served: Iterable[Sizes] | None = None,
     own: Iterable[Sizes] = (),
     reason: str = "",
-) -> DataCut[Executable]:
+) -> SegmentBoundary[Executable]:
     """A model without segments, as the continuation of an empty cut.
 
     Args:
@@ -536,9 +542,11 @@ def whole_cut(
     made = {}
     if ranged is not None:
         known = {**reads.ranges, **{d.name: d for d in ranged.dimensions}}
-        facts = Facts(open=tuple(known.get(name) or Dimension(name, 0) for name in ports.open))
-        made[facts] = DataStage(ranged, tuple(ports.outputs), None)
-    return DataCut(
+        facts = SegmentGuard(
+            open=tuple(known.get(name) or Dimension(name, 0) for name in ports.open)
+        )
+        made[facts] = ModelSegment(ranged, tuple(ports.outputs), None)
+    return SegmentBoundary(
         reads,
         made=made,
         reason=reason,

@@ -15,7 +15,7 @@ from tilewright.compiler.runtime.kernel import ALIGNMENT
 from tilewright.compiler.runtime.packing import Array, Bytes
 from tilewright.compiler.runtime.ports import shape_text, size_text
 from tilewright.compiler.runtime.program import Port, Program
-from tilewright.compiler.sizes import dimensions, is_open
+from tilewright.compiler.sizes import dimensions, is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class InputSizes:
         pairs = enumerate(zip(array.shape, shape, strict=True))
         position = next(k for k, (given, wanted) in pairs if given != wanted)
         size = port.shape[position]
-        if not is_open(size):
+        if not is_dynamic(size):
             return self._refusal(array, port)
         sizes = self.named(arrays)
         name = size_text(size)

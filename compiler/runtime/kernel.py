@@ -29,7 +29,7 @@ from tilewright.compiler.sizes import (
     RoomDimension,
     WorkloadDimension,
     bounds,
-    is_open,
+    is_dynamic,
     known_divisor,
     parse_size,
     replaced,
@@ -64,7 +64,7 @@ def ranges_from_json(data: Mapping[str, str]) -> dict[str, Dimension]:
 
 def size_to_json(size: int) -> int | str:
     """A number, or the text of a dynamic size."""
-    return str(size) if is_open(size) else size
+    return str(size) if is_dynamic(size) else size
 
 
 def size_from_json(value: Any, known: Mapping[str, Dimension]) -> int:
@@ -120,7 +120,7 @@ def _known_abi(version: int, _: Any) -> int:
 
 Natural = Annotated[int, Between(0, (1 << 63) - 1)]
 
-OpenSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
+DynamicSize = Annotated[int, Via(Any, size_in, size_to_json, own=Natural)]
 """A number, or a dynamic size, which is written as text."""
 
 
@@ -134,7 +134,7 @@ def _ranges_as(kind: type[Dimension]) -> Via:
     return Via(Mapping[str, str], read, ranges_to_json)
 
 
-OpenRanges = Annotated[tuple[Dimension, ...], _ranges_as(Dimension)]
+DynamicRanges = Annotated[tuple[Dimension, ...], _ranges_as(Dimension)]
 """Dynamic dimensions of a model by name, with their ranges."""
 
 WorkloadRanges = Annotated[tuple[WorkloadDimension, ...], _ranges_as(WorkloadDimension)]
@@ -190,10 +190,10 @@ class BufferSpec(JsonValue):
     name: str
     role: BufferRole
     dtype: DType
-    shape: tuple[OpenSize, ...]
+    shape: tuple[DynamicSize, ...]
     layout: Annotated[str, Via(str, _layout_text, str)]
     halo: Halo
-    bytes: OpenSize
+    bytes: DynamicSize
     source: int = -1
     einsum: str = ""
     matrices: tuple[Matrix, ...] = ()
@@ -218,7 +218,7 @@ class StageSpec:
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     symbol: str
-    extent: OpenSize
+    extent: DynamicSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +241,13 @@ class KernelSpec(JsonValue):
     name: str
     stages: tuple[StageSpec, ...]
     buffers: tuple[BufferSpec, ...]
-    scratch_bytes: OpenSize
+    scratch_bytes: DynamicSize
     sizes: WorkloadRanges = ()
 
     def given(self, size: int, sizes: tuple[int, ...]) -> int:
         """Evaluate a size of this kernel for these sizes of its dynamic dimensions, which may be
         dynamic too."""
-        if not is_open(size):
+        if not is_dynamic(size):
             return size
         values: dict[Dimension, int] = dict(zip(self.sizes, sizes, strict=True))
         return substituted(size, lambda dimension: values[dimension] // dimension.multiple)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.compiler.errors import InvalidInputError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPort, dims_text
+from tilewright.compiler.runtime.ports import ModelPort, dims_text
 from tilewright.compiler.runtime.session import Session
 from tilewright.compiler.runtime.stopping import StopFlag
 
@@ -22,12 +22,12 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def inputs(self) -> Sequence[OpenPort]:
+    def inputs(self) -> Sequence[ModelPort]:
         """Name, dtype and shape of each input, in order; dynamic dimensions by name."""
 
     @property
     @abstractmethod
-    def outputs(self) -> Sequence[OpenPort]:
+    def outputs(self) -> Sequence[ModelPort]:
         """Name, dtype and shape of each output, in order; dynamic dimensions by name."""
 
     @property
@@ -104,6 +104,6 @@ class Model(ABC):
         return f"<Model {' -> '.join(sides)}>"
 
 
-def _text(port: OpenPort) -> str:
+def _text(port: ModelPort) -> str:
     dtype = port.dtype and port.dtype.value
     return " ".join(filter(None, [port.name, dtype, dims_text(port.shape)]))

@@ -14,7 +14,7 @@ from inspect import signature
 from math import prod
 
 from tilewright.compiler.dtypes import Combination, ElementKind
-from tilewright.compiler.sizes import always_at_most, always_less, is_open
+from tilewright.compiler.sizes import always_at_most, always_less, is_dynamic
 
 PARAMETER_LIMIT = 1 << 40
 """Maximum extent. Checks multiply a few extents without overflow. Dynamic extents are checked for
@@ -53,7 +53,7 @@ def native_signature(function: str, parameters: tuple[int, ...]) -> NativeSignat
     make = _SIGNATURES.get(function)
     if make is None:
         raise ValueError(f"there is no native function '{function}'")
-    numbers = [value for value in parameters if not is_open(value)]
+    numbers = [value for value in parameters if not is_dynamic(value)]
     signed = not all(always_at_most(0, value) for value in parameters)
     if signed or any(value >= PARAMETER_LIMIT for value in numbers):
         raise ValueError(f"native function '{function}': a parameter is out of range")

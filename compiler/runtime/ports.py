@@ -11,8 +11,8 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.codec import JsonValue
 from tilewright.compiler.runtime.json_form import JsonForm
-from tilewright.compiler.runtime.kernel import OpenRanges
-from tilewright.compiler.sizes import Dimension, dimensions, is_open
+from tilewright.compiler.runtime.kernel import DynamicRanges
+from tilewright.compiler.sizes import Dimension, dimensions, is_dynamic
 
 Dims = tuple[int | str, ...]
 """A port's dimensions; a string names a dynamic one."""
@@ -22,7 +22,7 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPort:
+class ModelPort:
     """An input or output of a model for more than one size.
 
     Attributes:
@@ -38,7 +38,7 @@ class OpenPort:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPorts(JsonValue):
+class ModelPorts(JsonValue):
     """Inputs and outputs in order, by name, with their dimensions.
 
     Attributes:
@@ -57,7 +57,7 @@ class OpenPorts(JsonValue):
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     pad: bool = False
-    ranges: OpenRanges = ()
+    ranges: DynamicRanges = ()
     hints: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, DType] = field(default_factory=dict)
 
@@ -67,11 +67,11 @@ class OpenPorts(JsonValue):
         names = (dim for dims in self.inputs.values() for dim in dims if isinstance(dim, str))
         return tuple(dict.fromkeys(names))
 
-    def described(self, ports: Mapping[str, Dims]) -> tuple[OpenPort, ...]:
+    def described(self, ports: Mapping[str, Dims]) -> tuple[ModelPort, ...]:
         """`inputs` or `outputs` as values, in order."""
-        return tuple(OpenPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
+        return tuple(ModelPort(n, self.dtypes.get(n), dims) for n, dims in ports.items())
 
-    def fixed(self, sizes: Mapping[str, int]) -> OpenPorts:
+    def fixed(self, sizes: Mapping[str, int]) -> ModelPorts:
         """The ports with some dynamic dimensions fixed, by name or by input and position
         (`x[0]`)."""
         inputs = {
@@ -144,9 +144,9 @@ def element_name(listed: str, number: int, outputs: Collection[str]) -> str:
     return name
 
 
-def open_dims(shape: tuple[int, ...]) -> Dims:
+def dynamic_dims(shape: tuple[int, ...]) -> Dims:
     """A port's dimensions from its shape: a dynamic size is named by its text."""
-    return tuple(size_text(extent) if is_open(extent) else extent for extent in shape)
+    return tuple(size_text(extent) if is_dynamic(extent) else extent for extent in shape)
 
 
 def size_text(size: int) -> str:
@@ -161,4 +161,4 @@ def size_text(size: int) -> str:
 
 def shape_text(shape: tuple[int, ...]) -> str:
     """`(4, 3)` as Python writes it, `(batch, 3)` with dynamic sizes."""
-    return dims_text(open_dims(shape)) if any(map(is_open, shape)) else str(shape)
+    return dims_text(dynamic_dims(shape)) if any(map(is_dynamic, shape)) else str(shape)

@@ -22,23 +22,23 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.kernel import (
     ALIGNMENT,
+    DynamicSize,
     KernelSpec,
     Natural,
-    OpenSize,
     SizeScope,
     aligned_bytes,
     elements,
 )
 from tilewright.compiler.runtime.labels import Labels
 from tilewright.compiler.runtime.native_functions import native_signature
-from tilewright.compiler.runtime.ports import OpenPort, open_dims
+from tilewright.compiler.runtime.ports import ModelPort, dynamic_dims
 from tilewright.compiler.sizes import (
     Dimension,
     RoomDimension,
     SlotDimension,
     at,
     dimensions,
-    open_size,
+    dynamic_size,
     replaced,
 )
 
@@ -81,7 +81,7 @@ class BufferRef:
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
     space: BufferSpace
-    offset: OpenSize
+    offset: DynamicSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Slot:
 
     json_form: ClassVar[JsonForm] = JsonForm(row=True)
 
-    bytes: OpenSize
+    bytes: DynamicSize
     after: tuple[int, ...] = ()
 
 
@@ -113,7 +113,7 @@ class Slices:
     """
 
     dimension: str
-    bytes: OpenSize
+    bytes: DynamicSize
     budget: Natural
     least: Natural
 
@@ -124,7 +124,7 @@ class Slices:
 
 def slot_start(number: int) -> int:
     """The start of a slot: bytes after the start of the arena, known when a program runs."""
-    return open_size(slot_dimension(number))
+    return dynamic_size(slot_dimension(number))
 
 
 def slot_dimension(number: int) -> SlotDimension:
@@ -156,10 +156,10 @@ class Port:
 
     name: str
     dtype: DType
-    shape: tuple[OpenSize, ...]
+    shape: tuple[DynamicSize, ...]
     counted: int | None = None
     labels: Labels | None = None
-    room: tuple[int, OpenSize] | None = None
+    room: tuple[int, DynamicSize] | None = None
     part_of: str | None = None
     integers: tuple[int, int] | None = None
 
@@ -181,7 +181,7 @@ class Port:
         if self.room is None:
             return False
         axis, extent = self.room
-        return extent == self.shape[axis] + open_size(room)
+        return extent == self.shape[axis] + dynamic_size(room)
 
     @property
     def bytes(self) -> int:
@@ -189,10 +189,10 @@ class Port:
         return elements(self.stored) * self.dtype.bytes
 
 
-def described(port: Port) -> OpenPort:
+def described(port: Port) -> ModelPort:
     """A port as users see it: texts and dictionaries have no dtype."""
-    return OpenPort(
-        port.name, None if port.labels is not None else port.dtype, open_dims(port.shape)
+    return ModelPort(
+        port.name, None if port.labels is not None else port.dtype, dynamic_dims(port.shape)
     )
 
 
@@ -223,7 +223,7 @@ class KernelCall:
 
     kernel: int
     buffers: tuple[BufferRef, ...]
-    sizes: tuple[OpenSize, ...] = ()
+    sizes: tuple[DynamicSize, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Copy:
 
     destination: BufferRef
     source: BufferRef
-    bytes: OpenSize
+    bytes: DynamicSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class NativeCall:
     json_form: ClassVar[JsonForm] = JsonForm(names={"function": "native"})
 
     function: str
-    parameters: tuple[OpenSize, ...]
+    parameters: tuple[DynamicSize, ...]
     buffers: tuple[BufferRef, ...]
 
 
@@ -282,7 +282,7 @@ class Loop:
     counter: BufferRef
     trips: BufferRef
     going: BufferRef
-    most: OpenSize
+    most: DynamicSize
     body: tuple[Instruction, ...]
 
 
@@ -314,7 +314,7 @@ class SizeBranch:
     @property
     def size(self) -> int:
         """The size that is compared with `last`."""
-        return open_size(self.dimension) // self.dimension.multiple
+        return dynamic_size(self.dimension) // self.dimension.multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +434,7 @@ class Program:
         """Scratch memory per thread: the maximum over all kernels and native functions.
 
         Raises:
-            OpenSizeError: if the maximum depends on the sizes.
+            DynamicSizeError: if the maximum depends on the sizes.
         """
         return max(self.scratch_sizes(), default=0)
 
@@ -540,6 +540,6 @@ class Program:
         for index, port in enumerate(self.inputs):
             for position, extent in enumerate(port.shape):
                 for dimension in dimensions(extent):
-                    if extent == open_size(dimension):
+                    if extent == dynamic_size(dimension):
                         found.setdefault(dimension, (index, position))
         return found

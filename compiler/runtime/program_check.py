@@ -37,10 +37,10 @@ from tilewright.compiler.sizes import (
     always_at_most,
     dimensions,
     disjoint,
-    is_open,
+    dynamic_size,
+    dynamic_sizes,
+    is_dynamic,
     known_divisor,
-    open_size,
-    open_sizes,
     replaced,
     substituted,
 )
@@ -134,7 +134,7 @@ class _Instructions:
                     self._ref(counter, 8, True, f"{where}: loop")
                     self._ref(trips, 8, False, f"{where}: loop")
                     self._ref(going, 1, False, f"{where}: loop")
-                    numbered = is_open(most) or most <= ENDLESS
+                    numbered = is_dynamic(most) or most <= ENDLESS
                     numbered = numbered and always_at_most(0, most)
                     if counter.space is BufferSpace.COUNT or not numbered:
                         raise ValueError(f"{where}: a loop of at most {most} steps")
@@ -163,7 +163,7 @@ class _Instructions:
         """A part of the program, for the remaining sizes."""
 
         def unit(dimension: Dimension) -> int:
-            size = open_size(self._ranges.get(dimension.name, dimension))
+            size = dynamic_size(self._ranges.get(dimension.name, dimension))
             return size // dimension.multiple
 
         return replaced(value, lambda size: substituted(size, unit))
@@ -277,12 +277,12 @@ class _Instructions:
                     if ref.space is BufferSpace.INPUT
                     else self._program.outputs
                 )
-                known = not is_open(ref.offset) and ref.offset < len(ports)
+                known = not is_dynamic(ref.offset) and ref.offset < len(ports)
                 if not known or not always_at_most(size, ports[ref.offset].bytes):
                     raise ValueError(f"{where}: {ref.space} {ref.offset} has no {size} bytes")
             case BufferSpace.COUNT:
                 ports = self._program.outputs
-                known = not is_open(ref.offset) and ref.offset < len(ports)
+                known = not is_dynamic(ref.offset) and ref.offset < len(ports)
                 counted = known and ports[ref.offset].counted is not None
                 if not writes or size != 8 or not counted:
                     raise ValueError(f"{where}: output {ref.offset} is not counted")
@@ -309,12 +309,12 @@ def _check_numbers(program: Program) -> None:
     ]
     for port in (*program.inputs, *program.outputs):
         _check_room(program, port)
-        known = [extent for extent in port.stored if not is_open(extent)]
+        known = [extent for extent in port.stored if not is_dynamic(extent)]
         numbers.append(port.dtype.bytes * prod(extent or 1 for extent in known))
     for kernel in program.kernels:
         numbers += [kernel.scratch_bytes, *(stage.extent for stage in kernel.stages)]
     for number in numbers:
-        if not is_open(number) and not 0 <= number < LARGEST_NUMBER:
+        if not is_dynamic(number) and not 0 <= number < LARGEST_NUMBER:
             raise ValueError(f"program '{program.name}': nothing has a size of {number}")
 
 
@@ -341,7 +341,7 @@ def _check_slices(program: Program) -> None:
     if not set(dimensions(slices.bytes)) <= others:
         raise ValueError(f"program '{program.name}': slices of {slices.bytes} bytes")
     for port in (*program.inputs, *program.outputs):
-        leads = port.shape[:1] == (open_size(batch),)
+        leads = port.shape[:1] == (dynamic_size(batch),)
         inner = port.shape[1:] if leads else port.shape
         if batch in dimensions(*inner) or (port in program.outputs and not leads):
             raise ValueError(f"program '{program.name}': '{port.name}' has no slices of {batch}")
@@ -380,7 +380,7 @@ def _check_sizes(program: Program) -> None:
         if known
         else ()
     )
-    for size in open_sizes(numbers):
+    for size in dynamic_sizes(numbers):
         if unknown := set(dimensions(size)) - known - rooms - slots:
             name = min(map(str, unknown))
             raise ValueError(f"program '{program.name}': dimension '{name}' is none of its own")

@@ -23,7 +23,7 @@ from tilewright.compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 class Opcode(IntEnum):
@@ -62,14 +62,14 @@ def encode(program: Program) -> EncodedProgram:
     """Translate instructions into words, whose meaning `native/tilewright.h` defines."""
     encoder = _Encoder(program)
     encoder.add(program.instructions)
-    open_words = {i: word for i, word in enumerate(encoder.words) if is_open(word)}
+    dynamic_words = {i: word for i, word in enumerate(encoder.words) if is_dynamic(word)}
     return EncodedProgram(
-        np.array([0 if i in open_words else w for i, w in enumerate(encoder.words)], np.int64),
+        np.array([0 if i in dynamic_words else w for i, w in enumerate(encoder.words)], np.int64),
         tuple(encoder.starts),
         tuple(encoder.refs),
         tuple(encoder.symbols),
         tuple(encoder.natives),
-        open_words,
+        dynamic_words,
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from tilewright.compiler.runtime.codec import decode, encode
 from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.runtime.kernel import (
+    DynamicRanges,
     KernelSpec,
     Natural,
-    OpenRanges,
     RoomRanges,
     SizeScope,
 )
@@ -56,7 +56,7 @@ class _Stored:
     instructions: Any
     arena_bytes: Natural
     weight_bytes: Natural
-    dimensions: OpenRanges = ()
+    dimensions: DynamicRanges = ()
     rooms: RoomRanges = ()
     slots: tuple[Slot, ...] | None = None
     slices: Slices | None = None
@@ -64,7 +64,7 @@ class _Stored:
 
 def program_to_json(program: Program) -> dict[str, Any]:
     """The JSON form that `program_from_json` reads."""
-    is_open = bool(program.dimensions)
+    is_dynamic = bool(program.dimensions)
     stored: dict[str, Any] = encode(
         _Stored(
             program.name,
@@ -75,9 +75,9 @@ def program_to_json(program: Program) -> dict[str, Any]:
             program.arena_bytes,
             program.weight_bytes,
             program.dimensions,
-            program.rooms if is_open else (),
-            program.slots if is_open else None,
-            program.slices if is_open else None,
+            program.rooms if is_dynamic else (),
+            program.slots if is_dynamic else None,
+            program.slices if is_dynamic else None,
         )
     )
     return stored

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tilewright.compiler.runtime.inputs import InputSizes
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.program import Program
-from tilewright.compiler.sizes import open_size
+from tilewright.compiler.sizes import dynamic_size
 
 
 class Slicing:
@@ -19,7 +19,7 @@ class Slicing:
         self._slices = program.slices
         self._sizes = sizes
         (batch,) = (d for d in program.dimensions if d.name == self._slices.dimension)
-        self._leads = tuple(port.shape[:1] == (open_size(batch),) for port in program.inputs)
+        self._leads = tuple(port.shape[:1] == (dynamic_size(batch),) for port in program.inputs)
 
     def parts(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """The inputs of each run; empty if one run suffices.

@@ -14,7 +14,7 @@ from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.packing import Array, Bytes, aligned_empty, aligned_zeros
 from tilewright.compiler.runtime.ports import Dims, dims_text
-from tilewright.compiler.sizes import RoomDimension, is_open
+from tilewright.compiler.sizes import RoomDimension, is_dynamic
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.context import SizedPort
@@ -280,7 +280,7 @@ def _room(
 
 def _fits(shape: tuple[int, ...], dims: Dims) -> bool:
     return len(shape) == len(dims) and all(
-        isinstance(dim, str) or is_open(extent) or extent == dim
+        isinstance(dim, str) or is_dynamic(extent) or extent == dim
         for extent, dim in zip(shape, dims, strict=True)
     )
 

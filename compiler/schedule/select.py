@@ -114,9 +114,9 @@ def _space(template: Template[Any], workload: Workload, mode: Mode) -> SubSpace 
 
 
 @memo(1024)
-def _any_rows(workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
+def _any_rows(workload: Workload, mode: Mode, is_dynamic: bool) -> Schedule | None:
     """The schedule for any number of rows from the first template that has one."""
-    offered = (each.any_rows_schedule(workload, mode, is_open) for each in templates())
+    offered = (each.any_rows_schedule(workload, mode, is_dynamic) for each in templates())
     return next((each for each in offered if each is not None), None)
 
 

@@ -9,7 +9,7 @@ from math import prod
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Binding, Compute, For, LoopNest, Node
 from tilewright.compiler.schedule.structure import LoopSpec
-from tilewright.compiler.sizes import is_open, typical
+from tilewright.compiler.sizes import is_dynamic, typical
 
 _TILES_A_THREAD = 16
 """With this many tiles per thread, the imbalance is at most a thirtieth of the time."""
@@ -55,7 +55,7 @@ def _share_pixels(loop: For, threads: int) -> For:
             axes, compute = _band(loop)
         case _:
             return loop
-    if compute is None or compute.vector != lanes or any(is_open(a.extent) for a in axes):
+    if compute is None or compute.vector != lanes or any(is_dynamic(a.extent) for a in axes):
         return loop
     pixels = prod(axis.extent for axis in axes - {lanes})
     tiles = _tiles(inner.axis, inner.step)

@@ -6,11 +6,11 @@ coefficients over dynamic dimensions and floor quotients of other sizes, in a no
 equal sizes are equal values and terms cancel: `n + 1 - n` is the `int` 1.
 
 A comparison holds for every size of the ranges or for none of them; if the ranges do not decide it,
-it raises `OpenSizeError`. So does any operation that needs the number itself (`range(n)`, an
+it raises `DynamicSizeError`. So does any operation that needs the number itself (`range(n)`, an
 array's shape): a decision for all sizes is never taken at one of them. `==` is equality of normal
 forms. Passes, plans and code generation use `always_less` and similar functions, which prove a fact
-or return False or None. Importers let `OpenSizeError` propagate, and the code that chose the ranges
-tries others.
+or return False or None. Importers let `DynamicSizeError` propagate, and the code that chose the
+ranges tries others.
 """
 
 from tilewright.compiler.sizes.atoms import (
@@ -24,7 +24,7 @@ from tilewright.compiler.sizes.atoms import (
     WorkloadDimension,
 )
 from tilewright.compiler.sizes.bounds import bounds
-from tilewright.compiler.sizes.errors import Asking, OpenSizeError, SizesDifferError
+from tilewright.compiler.sizes.errors import Asking, DynamicSizeError, SizesDifferError
 from tilewright.compiler.sizes.questions import (
     always_at_most,
     always_larger,
@@ -38,12 +38,12 @@ from tilewright.compiler.sizes.questions import (
     smaller,
     solved,
 )
-from tilewright.compiler.sizes.size import Size, dimensions, is_open, known_divisor, open_size
+from tilewright.compiler.sizes.size import Size, dimensions, dynamic_size, is_dynamic, known_divisor
 from tilewright.compiler.sizes.text import parse_size
 from tilewright.compiler.sizes.values import (
     at,
     check_values,
-    open_sizes,
+    dynamic_sizes,
     replaced,
     roomy_sizes,
     substituted,
@@ -56,8 +56,8 @@ __all__ = [
     "Asking",
     "Atom",
     "Dimension",
+    "DynamicSizeError",
     "Monomial",
-    "OpenSizeError",
     "Quotient",
     "RoomDimension",
     "Size",
@@ -74,13 +74,13 @@ __all__ = [
     "check_values",
     "dimensions",
     "disjoint",
+    "dynamic_size",
+    "dynamic_sizes",
     "equal",
     "exact_quotient",
-    "is_open",
+    "is_dynamic",
     "known_divisor",
     "larger",
-    "open_size",
-    "open_sizes",
     "parse_size",
     "replaced",
     "roomy_sizes",

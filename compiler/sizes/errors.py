@@ -9,7 +9,7 @@ from typing import Self
 from tilewright.compiler.errors import CompilerError
 
 
-class OpenSizeError(CompilerError):
+class DynamicSizeError(CompilerError):
     """An operation on a size depends on its number at run time."""
 
     asker = ""
@@ -38,7 +38,7 @@ class OpenSizeError(CompilerError):
         return self
 
 
-class SizesDifferError(OpenSizeError):
+class SizesDifferError(DynamicSizeError):
     """Two sizes must be equal, and equality depends on the run."""
 
     def __init__(self, what: str, first: int, second: int) -> None:
@@ -49,13 +49,13 @@ class SizesDifferError(OpenSizeError):
 
 @dataclass(frozen=True, slots=True)
 class Asking(AbstractContextManager[None]):
-    """A context that adds to an `OpenSizeError` its origin, and whether a positive difference is an
-    error."""
+    """A context that adds to a `DynamicSizeError` its origin, and whether a positive difference is
+    an error."""
 
     who: str = ""
     never_above: bool = False
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OpenSizeError):
+        if isinstance(error, DynamicSizeError):
             error.by(self.who)
             error.never_above |= self.never_above

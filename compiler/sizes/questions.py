@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.compiler.sizes.atoms import Dimension
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import SizesDifferError
-from tilewright.compiler.sizes.size import Size, dimensions, divided, is_open, open_size
+from tilewright.compiler.sizes.size import Size, dimensions, divided, dynamic_size, is_dynamic
 
 
 def equal(first: int, second: int) -> bool:
@@ -19,7 +19,7 @@ def equal(first: int, second: int) -> bool:
     if first == second:
         return True
     low, high = bounds(first - second)
-    if low > 0 or high < 0 or not (is_open(first) or is_open(second)):
+    if low > 0 or high < 0 or not (is_dynamic(first) or is_dynamic(second)):
         return False
     ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(first, second))
     what = f"whether {first} is {second} is known at run time only ({ranges})"
@@ -38,7 +38,7 @@ def same_extents(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def larger(first: int, second: int) -> int:
-    """The larger of two sizes; raises OpenSizeError if that depends on the run.
+    """The larger of two sizes; raises DynamicSizeError if that depends on the run.
 
     `max` compares with `<`, which is not decided if two sizes may be equal.
     """
@@ -47,7 +47,7 @@ def larger(first: int, second: int) -> int:
 
 
 def smaller(first: int, second: int) -> int:
-    """The smaller of two sizes; raises OpenSizeError if that depends on the run."""
+    """The smaller of two sizes; raises DynamicSizeError if that depends on the run."""
     found = always_smaller(first, second)
     return found if found is not None else first if first <= second else second
 
@@ -79,8 +79,8 @@ def solved(first: int, second: int) -> tuple[Dimension, int] | None:
     for monomial, coefficient in difference.terms:
         match monomial:
             case (Dimension(multiple=1) as dimension,) if abs(coefficient) == 1:
-                value = open_size(dimension) - difference * coefficient
-                if is_open(value) and dimension not in dimensions(value):
+                value = dynamic_size(dimension) - difference * coefficient
+                if is_dynamic(value) and dimension not in dimensions(value):
                     found.append((dimension, value))
     found = [(d, value) for d, value in found if bounds(value)[0] >= d.low]
     found.sort(key=lambda pair: pair[0].high is not None and bounds(pair[1])[1] > pair[0].high)

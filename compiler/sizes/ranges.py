@@ -15,11 +15,11 @@ from tilewright.compiler.errors import CompilerError, InvalidArgumentError, Inva
 from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.sizes import (
     Dimension,
-    OpenSizeError,
+    DynamicSizeError,
     bounds,
     dimensions,
-    is_open,
-    open_size,
+    dynamic_size,
+    is_dynamic,
     substituted,
 )
 
@@ -109,11 +109,11 @@ def default_ranges(
     return {name: default_range(name, sizes.get(name, ())) for name in names}
 
 
-def attempted(attempt: Callable[[], T]) -> T | OpenSizeError | InvalidModelError:
+def attempted(attempt: Callable[[], T]) -> T | DynamicSizeError | InvalidModelError:
     """The result of an attempt at some ranges, or the error that requires others."""
     try:
         return attempt()
-    except (OpenSizeError, InvalidModelError) as error:
+    except (DynamicSizeError, InvalidModelError) as error:
         return error
 
 
@@ -132,8 +132,8 @@ def within_defaults(
     samples require a length of at least 65.
 
     Raises:
-        OpenSizeError: if no narrower ranges decide a condition; of several conditions, the last one
-            that single sizes decide.
+        DynamicSizeError: if no narrower ranges decide a condition; of several conditions, the last
+            one that single sizes decide.
         InvalidModelError: if the model is invalid in all of them.
     """
     ranges = {name: replace(d, low=0) if name in empty else d for name, d in defaults.items()}
@@ -142,7 +142,7 @@ def within_defaults(
     for number in range(MOST_NARROWINGS):
         ranges = untried.pop()
         found = attempted(partial(attempt, ranges))
-        if isinstance(found, OpenSizeError):
+        if isinstance(found, DynamicSizeError):
             narrower = narrowings(ranges, found)
             if not narrower and any(d.low == 0 for d in ranges.values()):
                 narrower = [{name: replace(d, low=max(d.low, 1)) for name, d in ranges.items()}]
@@ -157,17 +157,19 @@ def within_defaults(
             return found
         if not untried:
             break
-    raise unanswered or OpenSizeError(
+    raise unanswered or DynamicSizeError(
         f"{MOST_NARROWINGS} narrower ranges leave something undecided"
     )
 
 
-def _has_solutions(error: OpenSizeError) -> bool:
+def _has_solutions(error: DynamicSizeError) -> bool:
     """Whether two sizes must be equal, which single sizes may satisfy."""
-    return is_open(error.unequal) and not error.may_differ
+    return is_dynamic(error.unequal) and not error.may_differ
 
 
-def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[dict[str, Dimension]]:
+def narrowings(
+    ranges: Mapping[str, Dimension], error: DynamicSizeError
+) -> list[dict[str, Dimension]]:
     """Ranges within these that decide the error's condition, those with the most sizes first.
 
     They restrict one dimension, or all dimensions of the condition together, to the first sizes, to
@@ -176,7 +178,7 @@ def narrowings(ranges: Mapping[str, Dimension], error: OpenSizeError) -> list[di
     quotient.
     """
     found: list[dict[str, Dimension] | None] = []
-    for question in filter(is_open, (error.undecided, error.unequal)):
+    for question in filter(is_dynamic, (error.undecided, error.unequal)):
         asked = {name: d for name, d in ranges.items() if d in dimensions(question)}
         for chosen in (*({name: d} for name, d in asked.items()), asked):
             if question is error.undecided:
@@ -212,7 +214,7 @@ def _bounds_within(
 
     def other(dimension: Dimension) -> int:
         d = own.get(dimension, dimension)
-        return open_size(d) // dimension.multiple
+        return dynamic_size(d) // dimension.multiple
 
     return bounds(substituted(size, other))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 from tilewright.compiler.memo import memo
 from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
 from tilewright.compiler.sizes.bounds import bounds
-from tilewright.compiler.sizes.errors import OpenSizeError
+from tilewright.compiler.sizes.errors import DynamicSizeError
 
 if TYPE_CHECKING:  # usable wherever an int is
     _Integer = int
@@ -23,7 +23,7 @@ else:
 class Size(_Integer):
     """`sum(coefficient * product(atoms)) + constant`, with at least one term, sorted by their text.
 
-    Sizes are created by `open_size` and by arithmetic, which returns an `int` if no dynamic
+    Sizes are created by `dynamic_size` and by arithmetic, which returns an `int` if no dynamic
     dimension remains.
     """
 
@@ -156,9 +156,9 @@ class Size(_Integer):
     __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __invert__ = _number
     __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = bit_length = bit_count = _number
 
-    def _error(self, what: str) -> OpenSizeError:
+    def _error(self, what: str) -> DynamicSizeError:
         ranges = ", ".join(f"{d} {d.range_text}" for d in dimensions(self))
-        return OpenSizeError(f"{what} is known at run time only ({ranges})")
+        return DynamicSizeError(f"{what} is known at run time only ({ranges})")
 
     def _asked(self, what: str) -> NoReturn:
         raise self._error(what)
@@ -175,14 +175,14 @@ class Size(_Integer):
         return text + (f"{self.constant:+d}" if self.constant else "")
 
 
-def open_size(dimension: Dimension) -> int:
+def dynamic_size(dimension: Dimension) -> int:
     """A dimension as a size; an `int` if its range is one number."""
     if dimension.low == dimension.high:
         return dimension.low * dimension.multiple
     return Size((((dimension,), dimension.multiple),))
 
 
-def is_open(size: object) -> TypeGuard[Size]:
+def is_dynamic(size: object) -> TypeGuard[Size]:
     """Whether it is a dynamic size."""
     return isinstance(size, Size)
 

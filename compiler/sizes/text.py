@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tilewright.compiler.sizes.atoms import Dimension
-from tilewright.compiler.sizes.size import is_open, open_size
+from tilewright.compiler.sizes.size import dynamic_size, is_dynamic
 
 LONGEST_TEXT = 4096
 """Maximum characters of a size's text; models have tens."""
@@ -45,7 +45,7 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
         value = factor()
         while tokens and tokens[-1] in ("*", "//"):
             is_product, other = tokens.pop() == "*", factor()
-            if is_open(other) and not is_product:
+            if is_dynamic(other) and not is_product:
                 raise ValueError(f"'{other}' is not a number to divide by")
             value = value * other if is_product else value // other
         return value
@@ -64,7 +64,7 @@ def parse_size(text: str, known: Mapping[str, Dimension]) -> int:
             return value
         if token.isdigit():
             return int(token)
-        return open_size(known[token.strip('"')])
+        return dynamic_size(known[token.strip('"')])
 
     try:
         value = total()

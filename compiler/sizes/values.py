@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any, TypeVar, cast
 
 from tilewright.compiler.sizes.atoms import Dimension
-from tilewright.compiler.sizes.size import Size, dimensions, open_size
+from tilewright.compiler.sizes.size import Size, dimensions, dynamic_size
 
 _T = TypeVar("_T")
 
@@ -105,12 +105,12 @@ def with_dimensions(value: _T, others: Mapping[Dimension, Dimension]) -> _T:
 
     def unit(dimension: Dimension) -> int:
         new = others.get(dimension, dimension)
-        return open_size(new) // new.multiple
+        return dynamic_size(new) // new.multiple
 
     return replaced(value, lambda size: substituted(size, unit))
 
 
-def open_sizes(value: object) -> tuple[int, ...]:
+def dynamic_sizes(value: object) -> tuple[int, ...]:
     """The distinct dynamic sizes in a frozen value."""
     found: dict[int, int] = {}
     replaced(value, lambda size: found.setdefault(size, size))

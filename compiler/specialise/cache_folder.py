@@ -25,7 +25,7 @@ _ABANDONED_SECONDS = 86_400.0
 """Age at which the incomplete entry of a process that died is removed."""
 
 
-class KeptFolder:
+class CacheFolder:
     """A cache folder of bounded size.
 
     Entries may hold machine code. The folder is used only if it belongs to this user and no other

@@ -17,9 +17,14 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import CompilerError, InvalidArgumentError, OutOfMemoryError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts
+from tilewright.compiler.runtime.segments import (
+    Crossing,
+    ModelSegment,
+    SegmentBoundary,
+    SegmentGuard,
+)
 from tilewright.compiler.sizes.ranges import default_range
-from tilewright.compiler.specialise.jit import RestCut, Stager
+from tilewright.compiler.specialise.jit import JitBoundary, SegmentCompiler
 from tilewright.compiler.specialise.splits import PROGRAMS_LIMIT
 
 P = TypeVar("P")
@@ -29,7 +34,9 @@ MOST_TRUTHS = 4
 """Up to this number of truth values per cut, every combination is compiled."""
 
 
-def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) -> None:
+def enumerate_segments(
+    segment_compiler: SegmentCompiler[P], first: JitBoundary[P], *, behind: bool = True
+) -> None:
     """Compile all stages that can be enumerated ahead of time, and keep only these in the cuts.
 
     Args:
@@ -39,18 +46,20 @@ def make_foreseen(stager: Stager[P], first: RestCut[P], *, behind: bool = True) 
         CompilerError: if no stage of a cut compiles except for sizes 0; if the data may select more
             programs than an artifact holds; or if numbers that are not sizes select them.
     """
-    waiting: list[DataCut[P]] = [first]
+    waiting: list[SegmentBoundary[P]] = [first]
     while waiting:
         cut = waiting.pop()
-        cut.made = _stages(stager, cut)
+        cut.made = _stages(segment_compiler, cut)
         if behind:
             waiting += [stage.behind for stage in cut.made.values() if stage.behind is not None]
 
 
-def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
+def _stages(
+    segment_compiler: SegmentCompiler[P], cut: SegmentBoundary[P]
+) -> dict[SegmentGuard, ModelSegment[P]]:
     """Compile the stages behind a cut. A part of the sizes may have no stage, if the model
     contradicts itself there or no program serves it. A run with such sizes raises an error."""
-    tried: dict[Facts, DataStage[P] | None] = {}
+    tried: dict[SegmentGuard, ModelSegment[P] | None] = {}
     first: CompilerError | None = None
     while True:
         wanted = {_wanted(cut, values): values for values in _cases(cut)}
@@ -64,7 +73,7 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
             return made
         for facts in fresh:
             try:
-                found = _tried(stager, cut, facts, wanted[facts])
+                found = _tried(segment_compiler, cut, facts, wanted[facts])
             except OutOfMemoryError:
                 raise
             except CompilerError as error:
@@ -74,13 +83,16 @@ def _stages(stager: Stager[P], cut: DataCut[P]) -> dict[Facts, DataStage[P]]:
             tried[facts] = found
 
 
-def _wanted(cut: DataCut[P], values: Mapping[str, Array]) -> Facts:
+def _wanted(cut: SegmentBoundary[P], values: Mapping[str, Array]) -> SegmentGuard:
     return cut.wanted(cut.reads.exact(values))
 
 
 def _tried(
-    stager: Stager[P], cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
-) -> DataStage[P] | None:
+    segment_compiler: SegmentCompiler[P],
+    cut: SegmentBoundary[P],
+    facts: SegmentGuard,
+    values: Mapping[str, Array],
+) -> ModelSegment[P] | None:
     """Compile a stage; return None if its range was split instead.
 
     Raises:
@@ -88,7 +100,7 @@ def _tried(
         CompilerError: if the stage does not compile, for example because the model contradicts
             itself for these sizes.
     """
-    found = stager.make(cut, facts, values)
+    found = segment_compiler.make(cut, facts, values)
     reason, cut.reason = cut.reason, ""
     if reason:
         raise InvalidArgumentError(
@@ -98,10 +110,10 @@ def _tried(
     return found
 
 
-def _cases(cut: DataCut[P]) -> Iterator[dict[str, Array]]:
+def _cases(cut: SegmentBoundary[P]) -> Iterator[dict[str, Array]]:
     """Yield values that select each program. Of most values only the shape matters."""
     crossings = cut.reads.crossings
-    given = isinstance(cut, RestCut) and cut.is_first
+    given = isinstance(cut, JitBoundary) and cut.is_first
     names = dict.fromkeys(
         name for c in crossings for name in (*(d for d in c.dims if isinstance(d, str)), *_own(c))
     )
@@ -154,7 +166,7 @@ def _count(crossing: Crossing) -> int:
     return prod(dim for dim in crossing.dims if isinstance(dim, int))
 
 
-def _parts(cut: DataCut[P], name: str) -> list[int]:
+def _parts(cut: SegmentBoundary[P], name: str) -> list[int]:
     """One size from each part of a dimension's range."""
     whole = cut.reads.ranges.get(name) or default_range(name)
     least = max(whole.low, 1) * whole.multiple

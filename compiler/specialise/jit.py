@@ -1,4 +1,4 @@
-"""Stages of models that are segmented where data determine a size (`compiler.frontend.stages`).
+"""Stages of models that are segmented where data determine a size (`compiler.frontend.segments`).
 
 A stage is compiled when a run first needs it. Alternatively, `compiler.specialise.enumerate`
 compiles all stages that can be enumerated ahead of time.
@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 from tilewright.compiler.errors import InvalidInputError, InvalidModelError, enough_memory_for
 from tilewright.compiler.frontend.model_file import ReadModel, with_tensors
 from tilewright.compiler.frontend.onnx_import import ModelImport, importing
-from tilewright.compiler.frontend.stages import Rest, input_crossings
+from tilewright.compiler.frontend.segments import Continuation, input_crossings
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPorts
-from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Reads
+from tilewright.compiler.runtime.ports import ModelPorts
+from tilewright.compiler.runtime.segments import ModelSegment, Reads, SegmentBoundary, SegmentGuard
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.specialise.splits import make_stage
 
@@ -29,16 +29,16 @@ such programs should share their packed weights."""
 
 
 @dataclass(slots=True, eq=False)
-class RestCut(DataCut[P]):
+class JitBoundary(SegmentBoundary[P]):
     """A cut, with the continuation of the model and the function that compiles it. The whole model
     is represented as a cut without `before`, because nothing is computed ahead of it."""
 
-    rest: Rest | None = None
+    rest: Continuation | None = None
     compile: Compile[P] | None = None
     is_first: bool = False
 
 
-class Stager(Generic[P]):
+class SegmentCompiler(Generic[P]):
     """Compiles the stages of one model.
 
     Args:
@@ -49,8 +49,8 @@ class Stager(Generic[P]):
         self._compiling = compiling
 
     def first(
-        self, model: ReadModel, ports: OpenPorts, ranges: Mapping[str, Dimension]
-    ) -> RestCut[P]:
+        self, model: ReadModel, ports: ModelPorts, ranges: Mapping[str, Dimension]
+    ) -> JitBoundary[P]:
         """Represent a whole model as the continuation of an empty cut, with the model's inputs as
         its live-ins.
 
@@ -65,12 +65,12 @@ class Stager(Generic[P]):
         proto = type(source.proto)()
         proto.CopyFrom(source.proto)
         del proto.graph.input[:]
-        rest = Rest(replace(source, proto=proto), Reads(crossings, ranges), "")
-        return RestCut(rest.reads, rest=rest, compile=self._compiling(), is_first=True)
+        rest = Continuation(replace(source, proto=proto), Reads(crossings, ranges), "")
+        return JitBoundary(rest.reads, rest=rest, compile=self._compiling(), is_first=True)
 
     def make(
-        self, cut: DataCut[P], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[P] | None:
+        self, cut: SegmentBoundary[P], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[P] | None:
         """Compile a new stage. Returns None if no stage serves these ranges; the cut then has new
         split points or a reason.
 
@@ -79,7 +79,7 @@ class Stager(Generic[P]):
                 determine.
             CompilerError: if the stage does not compile.
         """
-        assert isinstance(cut, RestCut)
+        assert isinstance(cut, JitBoundary)
         exact = cut.reads.exact(values) if values else facts
         try:
             return make_stage(cut, facts, exact, lambda: self._compiled(cut, facts, values))
@@ -88,13 +88,15 @@ class Stager(Generic[P]):
                 raise
             raise InvalidInputError(f"for the values that the data determine, {error}") from error
 
-    def _compiled(self, cut: RestCut[P], facts: Facts, values: Mapping[str, Array]) -> DataStage[P]:
+    def _compiled(
+        self, cut: JitBoundary[P], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[P]:
         rest, compile_ = cut.rest, cut.compile
         assert rest is not None and compile_ is not None
         model = rest.at(facts, values)
         before = None if cut.is_first else rest
 
-        def stage(found: ModelImport) -> tuple[Graph | None, tuple[str, ...], Rest | None]:
+        def stage(found: ModelImport) -> tuple[Graph | None, tuple[str, ...], Continuation | None]:
             return found.stage(before)
 
         with enough_memory_for("to compile the model"):
@@ -102,5 +104,5 @@ class Stager(Generic[P]):
             program = None if graph is None else compile_(graph, bool(cut.reason))
             behind = None
             if left is not None:
-                behind = RestCut(left.reads, rest=left, compile=self._compiling())
-            return DataStage(program, makes, behind)
+                behind = JitBoundary(left.reads, rest=left, compile=self._compiling())
+            return ModelSegment(program, makes, behind)

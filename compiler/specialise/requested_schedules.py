@@ -18,7 +18,7 @@ Answers: TypeAlias = tuple[tuple[str, str], ...]
 schedule."""
 
 
-class AskedSchedules:
+class RequestedSchedules:
     """A source of schedules that records its answers (`compiler.program.kernels.ScheduleSource`).
 
     Args:

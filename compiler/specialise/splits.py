@@ -13,8 +13,8 @@ import numpy as np
 
 from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
 from tilewright.compiler.profile import agreeing_size, nearest_size
-from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts, Make
-from tilewright.compiler.sizes import Dimension, OpenSizeError, at, dimensions, is_open
+from tilewright.compiler.runtime.segments import Make, ModelSegment, SegmentBoundary, SegmentGuard
+from tilewright.compiler.sizes import Dimension, DynamicSizeError, at, dimensions, is_dynamic
 from tilewright.compiler.sizes.ranges import attempted, narrowings, turning_point
 
 P = TypeVar("P")
@@ -37,8 +37,11 @@ MOST_FIRST_SIZES = 64
 
 
 def make_stage(
-    cut: DataCut[P], facts: Facts, exact: Facts, compiled: Callable[[], DataStage[P]]
-) -> DataStage[P] | None:
+    cut: SegmentBoundary[P],
+    facts: SegmentGuard,
+    exact: SegmentGuard,
+    compiled: Callable[[], ModelSegment[P]],
+) -> ModelSegment[P] | None:
     """Compile a stage and add it to the cut. Returns None if no program serves these ranges: then
     either a range was split, or the cut has a reason why each combination of sizes needs its own
     program.
@@ -62,7 +65,7 @@ def make_stage(
             raise
         cut.reason = str(error)
         return None
-    if isinstance(found, OpenSizeError | InvalidModelError):
+    if isinstance(found, DynamicSizeError | InvalidModelError):
         if not facts.open:
             raise found
         _note(cut, facts, exact, found)
@@ -74,21 +77,24 @@ def make_stage(
 
 
 def _note(
-    cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError | InvalidModelError
+    cut: SegmentBoundary[P],
+    facts: SegmentGuard,
+    exact: SegmentGuard,
+    error: DynamicSizeError | InvalidModelError,
 ) -> None:
     """Split the ranges that have no program, or note why they have none."""
     match error:
-        case OpenSizeError() if _split(cut, facts, exact, error):
+        case DynamicSizeError() if _split(cut, facts, exact, error):
             pass
         case _ if not cut.whole:
             cut.reason = str(error)
-        case OpenSizeError():
+        case DynamicSizeError():
             cut.asked[facts] = error
         case InvalidModelError():
             cut.refused[facts] = error
 
 
-def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None:
+def make_first(cut: SegmentBoundary[P], make: Make[P], hints: Mapping[str, int]) -> None:
     """Compile the stage of the part that holds the hints. If the model rejects that part, compile
     the stage of another part. Compiles nothing if the model rejects every part, or if no program
     serves a range.
@@ -102,7 +108,7 @@ def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None
         OutOfMemoryError: if memory does not suffice to compile it.
     """
     waiting = [dict(hints)]
-    tried: set[Facts] = set()
+    tried: set[SegmentGuard] = set()
     for sizes in waiting:
         values = {
             crossing.name: np.broadcast_to(
@@ -122,7 +128,7 @@ def make_first(cut: DataCut[P], make: Make[P], hints: Mapping[str, int]) -> None
         del waiting[MOST_FIRST_SIZES:]
 
 
-def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _others(cut: SegmentBoundary[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Yield sizes in other parts, near these sizes, which the model rejects."""
     for name, ends in cut.ends.items():
         for end in ends:
@@ -136,7 +142,9 @@ def _others(cut: DataCut[P], sizes: Mapping[str, int]) -> Iterator[dict[str, int
             yield {**sizes, agreeing[0]: agreeing[1]}
 
 
-def _split(cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError) -> bool:
+def _split(
+    cut: SegmentBoundary[P], facts: SegmentGuard, exact: SegmentGuard, error: DynamicSizeError
+) -> bool:
     """Split the ranges of a cut where the answer to a condition changes; false if no split was
     added."""
     ranges = {d.name: d for d in facts.open}
@@ -156,7 +164,10 @@ def _split(cut: DataCut[P], facts: Facts, exact: Facts, error: OpenSizeError) ->
 
 
 def _ends(
-    cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
+    cut: SegmentBoundary[P],
+    ranges: Mapping[str, Dimension],
+    exact: SegmentGuard,
+    error: DynamicSizeError,
 ) -> Iterator[tuple[str, int]]:
     """Yield the split points of a condition: a dimension, and the first size of each new part.
 
@@ -187,7 +198,10 @@ def _ends(
 
 
 def _narrower(
-    cut: DataCut[P], ranges: Mapping[str, Dimension], exact: Facts, error: OpenSizeError
+    cut: SegmentBoundary[P],
+    ranges: Mapping[str, Dimension],
+    exact: SegmentGuard,
+    error: DynamicSizeError,
 ) -> Mapping[str, Dimension] | None:
     """Return the dimensions whose range must change to decide a condition, with their new ranges.
     The new ranges hold the sizes of the run. If that is impossible, one range changes, to a part
@@ -197,7 +211,7 @@ def _narrower(
     most sizes. `_ends` splits an equality at the size for which it holds.
     """
     sizes = dict(exact.sizes)
-    if not cut.whole and (cut.made or not is_open(error.undecided)):
+    if not cut.whole and (cut.made or not is_dynamic(error.undecided)):
         return None
     beside = None
     for found in narrowings(ranges, error):

@@ -29,13 +29,13 @@ from tilewright.compiler.runtime.guarded import GuardedModel, whole_cut
 from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.runtime.model import Model
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.stages import DataCut, DataStage, Facts
+from tilewright.compiler.runtime.segments import ModelSegment, SegmentBoundary, SegmentGuard
 from tilewright.compiler.sizes.hinted_ranges import as_hinted
 from tilewright.compiler.sizes.ranges import as_range
-from tilewright.compiler.specialise.cache_folder import KeptFolder
+from tilewright.compiler.specialise.cache_folder import CacheFolder
 from tilewright.compiler.specialise.requested_schedules import (
     Answers,
-    AskedSchedules,
+    RequestedSchedules,
     check_answers,
 )
 from tilewright.compiler.targets.detection import this_device
@@ -55,7 +55,7 @@ MOST_LOOKS = 3
 """Attempts to read an entry that other processes replace meanwhile."""
 
 
-def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None:
+def own_folder(environment: Mapping[str, str] = os.environ) -> CacheFolder | None:
     """Return this user's compilation cache: `$TILEWRIGHT_KEPT_FOLDER`, or else
     `tilewright/compiled` in `$XDG_CACHE_HOME` or ~/.cache. Returns None if the variable is empty or
     the user has no home folder.
@@ -70,16 +70,16 @@ def own_folder(environment: Mapping[str, str] = os.environ) -> KeptFolder | None
     if not (limit.isascii() and limit.isdigit()):
         raise InvalidArgumentError(f"{LIMIT} is '{limit}', expected a number of bytes")
     if stated:
-        return KeptFolder(stated, int(limit))
+        return CacheFolder(stated, int(limit))
     base = environment.get("XDG_CACHE_HOME", "")
     try:
         caches = Path(base) if base else Path.home() / ".cache"
     except RuntimeError:  # a container may run as a user without an entry in the password database
         return None
-    return KeptFolder(caches / "tilewright" / "compiled", int(limit))
+    return CacheFolder(caches / "tilewright" / "compiled", int(limit))
 
 
-class KeptModels:
+class CompilationCache:
     """Compiles models that are not in the compilation cache, and stores the results.
 
     A model is stored only if it is a file, bytes, or a message with its tensors in separate arrays;
@@ -91,7 +91,7 @@ class KeptModels:
         folder: the cache folder; None stores nothing.
     """
 
-    def __init__(self, folder: KeptFolder | None) -> None:
+    def __init__(self, folder: CacheFolder | None) -> None:
         self._folder = folder
 
     def compile(self, model: ModelSource, options: CompileOptions) -> Model:
@@ -181,14 +181,14 @@ class KeptModels:
         ranges = {name: as_range(name, text) for name, text in details.ranges.items()}
 
         def make(
-            cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-        ) -> DataStage[Executable]:
+            cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+        ) -> ModelSegment[Executable]:
             """Compile another program, for sizes that the cached one does not serve."""
             source.check_same(beside)
             dims = {**options.dims, **dict(facts.sizes)}
             found = self.compile(source.model, replace(options, dims=dims))
             assert isinstance(found, Executable)
-            stage = cut.made[facts] = DataStage(found, tuple(artifact.ports.outputs), None)
+            stage = cut.made[facts] = ModelSegment(found, tuple(artifact.ports.outputs), None)
             return stage
 
         reads = replace(artifact.reads, ranges=ranges)
@@ -202,7 +202,7 @@ class KeptModels:
             from tilewright.compiler.frontend.tensors import external_files
 
         read = reading(source.model, options)
-        asked = None if options.schedules is None else AskedSchedules(options.schedules)
+        asked = None if options.schedules is None else RequestedSchedules(options.schedules)
         given = replace(options, schedules=asked)
         made = self._keep(
             key,
@@ -219,7 +219,7 @@ class KeptModels:
         source: _Source,
         locations: Sequence[str],
         compiling: Callable[[Path], Model],
-        asked: AskedSchedules | None = None,
+        asked: RequestedSchedules | None = None,
         *,
         replacing: bool = False,
     ) -> Model | None:

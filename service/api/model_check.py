@@ -7,7 +7,7 @@ from pathlib import Path
 from tilewright.service.jobs.inputs.random_choices import check_draws
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.planned_ports import open_ports
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 
 
 def check_model_bytes(path: Path, name: str) -> None:

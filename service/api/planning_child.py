@@ -26,7 +26,7 @@ from tilewright.service.api.model_check import check_job, check_model_bytes
 from tilewright.service.jobs.inputs.given_files import GivenFiles, SamplesFile, read_samples_file
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.jobs.report.model_graph import ModelGraph, model_graph
 from tilewright.service.jobs.report.predicted import Predicted, predicted
 from tilewright.service.jobs.report.shown_code import ShownCode, shown_code

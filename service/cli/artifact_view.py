@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
-from tilewright.compiler.runtime.ports import open_dims, shape_text
+from tilewright.compiler.runtime.ports import dynamic_dims, shape_text
 from tilewright.compiler.runtime.program import Port
 from tilewright.service.cli.inspect_view import size
 
@@ -47,7 +47,7 @@ def _port_facts(port: Port) -> dict[str, Any]:
     return {
         "name": port.name,
         "dtype": port.dtype.value,
-        "shape": list(open_dims(port.shape)),
+        "shape": list(dynamic_dims(port.shape)),
         "text": f"{port.name}: {port.dtype}{shape_text(port.shape)}",
     }
 

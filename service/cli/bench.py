@@ -81,7 +81,7 @@ def bench(
     from tilewright.service.cli.steps_view import telling
     from tilewright.service.jobs.inputs.random_choices import with_inputs
     from tilewright.service.jobs.plan.planning import ModelRequest
-    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.plan.segment_planning import plan_first_program
 
     if on is not None:
         if against is not None:

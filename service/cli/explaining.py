@@ -69,7 +69,7 @@ def show_kernels(
     from tilewright.service.jobs.evidence.end_to_end import settle
     from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
     from tilewright.service.jobs.plan.planning import ModelRequest
-    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.plan.segment_planning import plan_first_program
     from tilewright.service.jobs.report.explain import explain as explain_model
     from tilewright.service.jobs.report.shown_sizes import FIRST_STAGE, range_lines
     from tilewright.service.storage import open_storage

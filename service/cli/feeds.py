@@ -83,7 +83,7 @@ def _feeds(
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.ports import sizes_text
-    from tilewright.service.jobs.inputs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.inputs.segment_inputs import DRAWN, staged_inputs
     from tilewright.service.jobs.report.shown_sizes import hinted_sizes, stated_sizes
 
     if isinstance(executable, Executable):

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.compiler.plan.costs import PlanSummary
-from tilewright.compiler.runtime.ports import OpenPorts, dims_text
+from tilewright.compiler.runtime.ports import ModelPorts, dims_text
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
@@ -59,7 +59,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
     return Group(head, Text(), table)
 
 
-def open_inputs(ports: OpenPorts) -> list[str]:
+def open_inputs(ports: ModelPorts) -> list[str]:
     """One line about the inputs with open dimensions, which are called as --dim takes them."""
     listed = [
         f"{name} {dims_text(dims)}"

@@ -82,7 +82,7 @@ def show_graph(
     from tilewright.compiler.plan.costs import plan_summary
     from tilewright.service.cli.inspect_view import open_inputs, summary_view
     from tilewright.service.jobs.plan.planning import ModelRequest
-    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.plan.segment_planning import plan_first_program
     from tilewright.service.jobs.report.shown_sizes import FIRST_STAGE, range_lines
     from tilewright.service.jobs.report.workload_facts import workload_name
 
@@ -157,7 +157,7 @@ def compile_(
     from tilewright.service.jobs.evidence.end_to_end import settle
     from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
     from tilewright.service.jobs.plan.planning import ModelRequest
-    from tilewright.service.jobs.plan.stage_planning import plan_programs
+    from tilewright.service.jobs.plan.segment_planning import plan_programs
     from tilewright.service.jobs.report.shown_sizes import range_lines
     from tilewright.service.storage import open_storage
 

@@ -151,7 +151,7 @@ def _of_stages(
 
     `where` are the target, the device and the threads; `operators` those of each kernel, if known.
     """
-    from tilewright.service.jobs.inputs.staged_inputs import DRAWN, staged_inputs
+    from tilewright.service.jobs.inputs.segment_inputs import DRAWN, staged_inputs
     from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
 
     complain(f"warning: {DRAWN}")
@@ -178,7 +178,7 @@ def _of_model(
     from tilewright.service.jobs.evidence.end_to_end import settle
     from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
     from tilewright.service.jobs.plan.planning import ModelRequest
-    from tilewright.service.jobs.plan.stage_planning import plan_first_program
+    from tilewright.service.jobs.plan.segment_planning import plan_first_program
     from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
     from tilewright.service.jobs.report.shown_sizes import shown_sizes
     from tilewright.service.jobs.report.workload_facts import workload_name

@@ -201,7 +201,7 @@ def _samples(
     """The samples that the options say. Raises UserError where they say none or two."""
     from tilewright.compiler.frontend.dimensions import check_dims, model_ports
     from tilewright.compiler.frontend.model_file import read_model
-    from tilewright.compiler.sizes import open_size
+    from tilewright.compiler.sizes import dynamic_size
     from tilewright.service.quantize.drawn import drawn_at_hints
     from tilewright.service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from tilewright.service.quantize.methods import StaticInt8
@@ -218,7 +218,7 @@ def _samples(
             "--dynamic and --int4 need none, and --random draws some, for a trial"
         )
     graph = read_model(model).proto.graph
-    sizes = {name: open_size(size) for name, size in check_dims(graph, dims).items()}
+    sizes = {name: dynamic_size(size) for name, size in check_dims(graph, dims).items()}
     if calibration is None:
         complain(
             "warning: the inputs are DRAWN AT RANDOM, not taken from real data: "

@@ -9,7 +9,7 @@ from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.quantize.samples import Samples, drawn_samples, model_inputs
 
 

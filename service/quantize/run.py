@@ -17,7 +17,7 @@ from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.model import Model
 from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.jobs.report.explain import kernel_seconds
 from tilewright.service.quantize.attribution import Attribution, Timed, attribute
 from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.differential.graph_nodes import drawn
 from tests.differential.test_graphs import describe, grown
 from tests.examples import graphs
-from tests.opened import dims_of, open_dimensions, refusal
+from tests.opened import dims_of, dynamic_dimensions, refusal
 from tilewright.compiler.errors import ModelWarning
 
 EXAMPLES = 6
@@ -40,7 +40,7 @@ def test_a_job_plans_graphs_with_open_dimensions(
         model = g.model()
         if not g.expected:
             return
-        open_dimensions(model, random.Random(seed))
+        dynamic_dimensions(model, random.Random(seed))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ModelWarning)
             found = refusal(model, g.inputs)

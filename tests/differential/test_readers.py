@@ -22,7 +22,7 @@ from tests.differential.moving_nodes import MOVES
 from tests.differential.reading_nodes import JUMPS, READERS
 from tests.differential.test_graphs import check, describe
 from tests.examples import examples
-from tests.opened import dims_of, open_dimensions
+from tests.opened import dims_of, dynamic_dimensions
 from tilewright.compiler.driver import make_plan, optimise
 from tilewright.compiler.errors import ModelWarning
 from tilewright.compiler.graph.ir import Graph
@@ -143,7 +143,7 @@ def test_every_partition_has_a_plan(
     coded = data.draw(st.integers(1, CODED)) == CODED
     assume(g.expected)
     if opened:
-        open_dimensions(model, random.Random(seed))
+        dynamic_dimensions(model, random.Random(seed))
     whole = kind == TensorProto.FLOAT and not opened
     told = f"{TensorProto.DataType.Name(kind)} {[dims_of(p) for p in model.graph.input]}"
     told = f"{told}\n{describe(g)}"

@@ -13,7 +13,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from benchmarks.open_models import open_bert
+from benchmarks.dynamic_models import dynamic_bert
 from tests.guarded_programs import GuardedExecutable
 from tests.kernels import in_child
 from tilewright.compiler.driver import load_graph, load_program, make_plan, optimise
@@ -74,7 +74,7 @@ def _drawn(workload: Workload) -> Schedule:
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    small = open_bert(layers=1, hidden=32, heads=2, intermediate=64, vocabulary=50)
+    small = dynamic_bert(layers=1, hidden=32, heads=2, intermediate=64, vocabulary=50)
     return bytes(small.SerializeToString())
 
 

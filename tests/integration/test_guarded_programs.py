@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.decoders import gpt2_decoder, llama_decoder
-from benchmarks.open_models import open_bert
+from benchmarks.dynamic_models import dynamic_bert
 from tests.guarded_programs import GuardedExecutable
-from tests.integration.test_open_bodies import CASES as BODIES
-from tests.integration.test_open_bodies import opened as opened_body
+from tests.integration.test_dynamic_bodies import CASES as BODIES
+from tests.integration.test_dynamic_bodies import opened as opened_body
 from tests.kernels import in_child
 from tilewright.compiler.api import compile_model
 from tilewright.compiler.runtime import executable
@@ -65,7 +65,7 @@ def convolutions() -> Any:
 
 CASES = {
     "bert": GuardedCase(
-        partial(open_bert, intermediate=64, **SMALL),
+        partial(dynamic_bert, intermediate=64, **SMALL),
         {"batch": "1..4", "sequence": "1..64"},
         ((1, 1), (4, 64), (3, 7), (1, 17), (2, 33)),
     ),

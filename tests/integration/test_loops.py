@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tilewright
-from benchmarks.open_models import opened
+from benchmarks.dynamic_models import opened
 from tests.integration.control_models import (
     BOOL,
     FLOAT,

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 import tilewright
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.runtime.ports import OpenPort
+from tilewright.compiler.runtime.ports import ModelPort
 from tilewright.service.cli import run
 
 
@@ -74,10 +74,10 @@ def test_an_artifact_knows_the_types_of_open_inputs(tmp_path: Path) -> None:
     assert run(["compile", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "artifact")]) == 0
     loaded = tilewright.load_artifact(tmp_path / "artifact")
     assert loaded.inputs == (
-        OpenPort("x", DType.FLOAT32, ("batch", 3)),
-        OpenPort("scale", DType.FLOAT32, (3,)),
+        ModelPort("x", DType.FLOAT32, ("batch", 3)),
+        ModelPort("scale", DType.FLOAT32, (3,)),
     )
-    assert loaded.outputs == (OpenPort("y", DType.FLOAT32, ("batch", 3)),)
+    assert loaded.outputs == (ModelPort("y", DType.FLOAT32, ("batch", 3)),)
 
 
 @pytest.mark.parametrize("name", ["@rows", "s0", "%0x", "y.room"])

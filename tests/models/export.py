@@ -100,7 +100,7 @@ def main() -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, VOCABULARY, (2, 16))
     mask = torch.ones_like(ids)
-    open_dims = ({0: BATCH, 1: SEQUENCE}, {0: BATCH, 1: SEQUENCE})
+    dynamic_dims = ({0: BATCH, 1: SEQUENCE}, {0: BATCH, 1: SEQUENCE})
     for attention in ("eager", "sdpa"):
         bert = hf.BertModel(
             hf.BertConfig(
@@ -115,7 +115,7 @@ def main() -> None:
             add_pooling_layer=False,
         )
         names = ["input_ids", "attention_mask"]
-        export(f"bert-{attention}", Encoder(bert), (ids, mask), names, ["y"], open_dims)
+        export(f"bert-{attention}", Encoder(bert), (ids, mask), names, ["y"], dynamic_dims)
     vit = hf.ViTModel(
         hf.ViTConfig(
             hidden_size=24,

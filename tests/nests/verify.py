@@ -41,7 +41,7 @@ from tilewright.compiler.loops.nest import (
     expressions,
 )
 from tilewright.compiler.loops.semantics import items_of
-from tilewright.compiler.sizes import bounds, is_open
+from tilewright.compiler.sizes import bounds, is_dynamic
 
 
 def verify_nest(nest: LoopNest) -> None:
@@ -140,7 +140,7 @@ def check_sizes(nest: LoopNest) -> None:
         *((f"axis '{axis.name}'", axis.extent) for axis in nest.axes),
         *((f"tensor '{t.name}'", n) for t in (*nest.buffers, *nest.scratch) for n in t.shape),
     ):
-        if is_open(extent) and bounds(extent)[0] < 0:
+        if is_dynamic(extent) and bounds(extent)[0] < 0:
             raise ScheduleError(f"kernel '{nest.name}': {what}: {extent} may be below 0")
 
 

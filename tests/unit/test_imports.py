@@ -252,11 +252,11 @@ HANDLES_QUESTIONS = {
     "compiler.ops.builder",
     "compiler.sizes.ranges",
 }
-"""What handles an `OpenSizeError`: the import, and what chooses ranges."""
+"""What handles an `DynamicSizeError`: the import, and what chooses ranges."""
 
 
 def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
-    """They let an `OpenSizeError` pass, and ask `always_less` and its like."""
+    """They let an `DynamicSizeError` pass, and ask `always_less` and its like."""
     handlers = {
         name: [
             ast.unparse(caught)
@@ -265,7 +265,7 @@ def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
         ]
         for name, path in modules().items()
     }
-    found = {name for name, caught in handlers.items() if "OpenSizeError" in " ".join(caught)}
+    found = {name for name, caught in handlers.items() if "DynamicSizeError" in " ".join(caught)}
     assert found == HANDLES_QUESTIONS
 
 

@@ -22,8 +22,8 @@ from tilewright.compiler.profile import (
     profile_text,
     size_hints,
 )
-from tilewright.compiler.runtime.ports import Dims, OpenPorts
-from tilewright.compiler.sizes import OpenSizeError, SizesDifferError, open_size
+from tilewright.compiler.runtime.ports import Dims, ModelPorts
+from tilewright.compiler.sizes import DynamicSizeError, SizesDifferError, dynamic_size
 from tilewright.compiler.sizes.ranges import default_range, parse_range
 from tilewright.service.jobs.evidence.verified_sizes import at_verified_sizes
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes, plan_sizes
@@ -31,7 +31,7 @@ from tilewright.service.jobs.report.shown_sizes import range_lines, shown_sizes
 
 
 def hints(**inputs: Dims) -> dict[str, int]:
-    ports = OpenPorts(inputs, {})
+    ports = ModelPorts(inputs, {})
     return size_hints(ports, map(default_range, ports.open))
 
 
@@ -75,12 +75,12 @@ def test_a_hint_is_a_size_of_the_range(text: str, wanted: int, size: int) -> Non
 
 
 def test_a_dimension_takes_the_size_that_an_operator_needs() -> None:
-    height, width = open_size(default_range("h")), open_size(default_range("w"))
+    height, width = dynamic_size(default_range("h")), dynamic_size(default_range("w"))
     one = SizesDifferError("whether h / 16 - 2 is 1", height // 16 - 2, 1)
     assert agreeing_size(one, {"h": 128, "w": 128}) == ("h", 63)
     both = SizesDifferError("whether h is w", height, width)
     assert agreeing_size(both, {"h": 64, "w": 128})[1] in (64, 128)  # type: ignore[index]  # found
-    asked = OpenSizeError("whether h is odd")
+    asked = DynamicSizeError("whether h is odd")
     assert agreeing_size(asked, {"h": 128, "w": 99}) == ("w", 99)
     assert agreeing_size(asked, {}) is None
 
@@ -201,7 +201,7 @@ def test_a_size_of_which_nothing_more_is_known_gives_way(monkeypatch: pytest.Mon
 
     def failing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         if any(d.name == "w" for d in graph.dimensions):
-            raise OpenSizeError("which rows a slice takes")
+            raise DynamicSizeError("which rows a slice takes")
         return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", failing)
@@ -246,7 +246,7 @@ def test_a_hint_that_the_model_refuses_gives_way(monkeypatch: pytest.MonkeyPatch
     def refusing(source: Any, dims: Any = None, timings: Any = None) -> Graph:
         graph = load(source, dims, timings)
         if graph.dimensions:
-            raise OpenSizeError("whether frames is 512 is known at run time only")
+            raise DynamicSizeError("whether frames is 512 is known at run time only")
         if graph.types["x"].shape[1] not in taken:
             raise InvalidModelError(f"Add 'mask': {graph.types['x'].shape[1]} against 512")
         return graph
@@ -298,7 +298,7 @@ def test_a_batch_that_a_state_shares_is_a_batch_under_either_name(joined: list[s
 def test_hints_that_nobody_states_give_way_to_what_a_machine_holds() -> None:
     """Five sizes of 128 would be 32 Gi elements, here and in what is measured of them."""
     names = ("a", "b", "c", "d", "e")
-    size = {name: open_size(default_range(name)) for name in names}
+    size = {name: dynamic_size(default_range(name)) for name in names}
     elements = [prod(size.values())]
     ranges = [default_range(name) for name in names]
     wanted = dict.fromkeys(names, 128)

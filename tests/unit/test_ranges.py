@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.compiler.errors import InvalidArgumentError, InvalidModelError
-from tilewright.compiler.sizes import Dimension, OpenSizeError, equal, open_size, smaller
+from tilewright.compiler.sizes import Dimension, DynamicSizeError, dynamic_size, equal, smaller
 from tilewright.compiler.sizes.ranges import (
     LARGEST_SIZE,
     as_range,
@@ -62,8 +62,8 @@ def test_a_range_of_python_has_the_same_sizes(first: int, count: int, step: int)
 
 
 def test_one_number_is_no_open_size() -> None:
-    assert open_size(as_range("n", 7)) == 7
-    assert open_size(as_range("n", range(7, 8))) == 7
+    assert dynamic_size(as_range("n", 7)) == 7
+    assert dynamic_size(as_range("n", range(7, 8))) == 7
     assert as_range("n", Dimension("m", 2, 3)) == Dimension("n", 2, 3)
 
 
@@ -86,7 +86,7 @@ def test_an_answer_with_which_the_model_is_invalid_gives_way_to_the_other() -> N
     """`_first` leaves more orders of magnitude than `_last`, but no model."""
 
     def attempt(ranges: Mapping[str, Dimension]) -> str:
-        samples = open_size(ranges["n"])
+        samples = dynamic_size(ranges["n"])
         if samples <= 64:
             raise InvalidModelError("padding of 64 reflects n elements")
         return ranges["n"].range_text
@@ -94,7 +94,9 @@ def test_an_answer_with_which_the_model_is_invalid_gives_way_to_the_other() -> N
     assert within_defaults(default_ranges(["n"]), attempt) == "65..4096"
 
     def never(ranges: Mapping[str, Dimension]) -> str:
-        raise InvalidModelError("at no size" if open_size(ranges["n"]) <= 64 else "nor at others")
+        raise InvalidModelError(
+            "at no size" if dynamic_size(ranges["n"]) <= 64 else "nor at others"
+        )
 
     with pytest.raises(InvalidModelError):
         within_defaults(default_ranges(["n"]), never)
@@ -105,7 +107,7 @@ def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
 
     def attempt(ranges: Mapping[str, Dimension]) -> str:
         tried.append({name: d.high for name, d in ranges.items()})
-        n, batch = (open_size(ranges[name]) for name in ("n", "batch"))
+        n, batch = (dynamic_size(ranges[name]) for name in ("n", "batch"))
         assert smaller(n, 512) == n
         assert smaller(n * batch, 100_000) == n * batch
         return "done"
@@ -121,7 +123,7 @@ def test_default_ranges_are_narrowed_to_what_can_be_decided() -> None:
 
 def test_a_sum_narrows_all_of_its_ranges() -> None:
     def attempt(ranges: Mapping[str, Dimension]) -> dict[str, int | None]:
-        past, new = open_size(ranges["past"]), open_size(ranges["new"])
+        past, new = dynamic_size(ranges["past"]), dynamic_size(ranges["new"])
         assert smaller(past + new, 1024) == past + new
         return {name: dimension.high for name, dimension in ranges.items()}
 
@@ -133,10 +135,10 @@ def test_what_must_not_be_is_no_range() -> None:
     """33 to 4096 are more sizes than 1 to 32, but no positions of a table of 32."""
 
     def attempt(ranges: Mapping[str, Dimension]) -> str:
-        n = open_size(ranges["n"])
+        n = dynamic_size(ranges["n"])
         try:
             assert n <= 32
-        except OpenSizeError as error:
+        except DynamicSizeError as error:
             error.never_above = never_above
             raise
         return ranges["n"].range_text
@@ -150,14 +152,14 @@ def test_what_must_not_be_is_no_range() -> None:
 
 def test_two_sizes_may_be_those_that_are_never_equal() -> None:
     given = {"n": Dimension("n", 1, 100), "m": Dimension("m", 2, 9)}
-    n, m = map(open_size, given.values())
+    n, m = map(dynamic_size, given.values())
     for first, second, ranges in (
         (n, 1, {"n": Dimension("n", 2, 100)}),
         (n, 90, {"n": Dimension("n", 1, 89)}),
         (20, n, {"n": Dimension("n", 1, 19)}),
         (n, m, {"n": Dimension("n", 10, 100)}),
     ):
-        with pytest.raises(OpenSizeError) as caught:
+        with pytest.raises(DynamicSizeError) as caught:
             equal(first, second)
         assert narrowings(given, caught.value) == []
         caught.value.may_differ = True
@@ -169,7 +171,7 @@ def test_those_that_may_be_empty_begin_at_0_where_that_is_decided() -> None:
         return [dimension.range_text for dimension in ranges.values()]
 
     def filled(ranges: Mapping[str, Dimension]) -> list[str]:
-        assert open_size(ranges["past"])
+        assert dynamic_size(ranges["past"])
         return text(ranges)
 
     assert within_defaults(default_ranges(["past", "new"]), text, {"past", "more"}) == [
@@ -184,7 +186,7 @@ def test_those_that_may_be_empty_begin_at_0_where_that_is_decided() -> None:
 
 def test_images_are_as_large_as_the_windows_of_a_model() -> None:
     def attempt(ranges: Mapping[str, Dimension]) -> str:
-        height = open_size(ranges["height"])
+        height = dynamic_size(ranges["height"])
         for _ in range(3):
             height = height - 2
             assert height > 0
@@ -196,7 +198,7 @@ def test_images_are_as_large_as_the_windows_of_a_model() -> None:
 def test_images_that_are_halved_and_doubled_are_multiples() -> None:
     def attempt(ranges: Mapping[str, Dimension]) -> list[str]:
         for name in ("height", "width"):
-            size = open_size(ranges[name])
+            size = dynamic_size(ranges[name])
             for _ in range(4):
                 assert equal(size // 2 * 2, size)
                 assert not size % 2
@@ -212,11 +214,11 @@ def test_sizes_with_one_quotient_are_a_range(turned: bool) -> None:
     """A voice detector takes one window of 512 samples, of 192 to 703 with its padding."""
 
     def attempt(ranges: Mapping[str, Dimension]) -> str:
-        samples = open_size(ranges["samples"])
+        samples = dynamic_size(ranges["samples"])
         windows = (samples + 320) // 512
         try:
             one = equal(1, windows) if turned else equal(windows, 1)
-        except OpenSizeError as error:
+        except DynamicSizeError as error:
             error.may_differ = True
             raise
         if not one:
@@ -228,8 +230,8 @@ def test_sizes_with_one_quotient_are_a_range(turned: bool) -> None:
 
 def test_multiples_are_of_the_range_that_was_given() -> None:
     given = {"n": Dimension("n", 1, 10, 3), "m": Dimension("m", 5, 6)}
-    n = open_size(given["n"])
-    with pytest.raises(OpenSizeError) as caught:
+    n = dynamic_size(given["n"])
+    with pytest.raises(DynamicSizeError) as caught:
         equal(n // 2 * 2, n)
     assert narrowings(given, caught.value)[0] == {**given, "n": Dimension("n", 1, 5, 6)}
     assert narrowings({"m": given["m"]}, caught.value) == []
@@ -237,12 +239,12 @@ def test_multiples_are_of_the_range_that_was_given() -> None:
 
 def test_what_no_narrower_range_decides_is_raised() -> None:
     def never(ranges: Mapping[str, Dimension]) -> None:
-        range(open_size(ranges["n"]))
+        range(dynamic_size(ranges["n"]))
 
     def equality(ranges: Mapping[str, Dimension]) -> None:
-        assert open_size(ranges["n"]) % 2 > 0
+        assert dynamic_size(ranges["n"]) % 2 > 0
 
     for attempt in (never, equality):
-        with pytest.raises(OpenSizeError):
+        with pytest.raises(DynamicSizeError):
             within_defaults(default_ranges(["n"]), attempt)
     assert within_defaults(default_ranges([]), lambda ranges: len(ranges)) == 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.sizes import (
     Dimension,
-    OpenSizeError,
+    DynamicSizeError,
     RoomDimension,
     Size,
     SlotDimension,
@@ -30,11 +30,11 @@ from tilewright.compiler.sizes import (
     bounds,
     dimensions,
     disjoint,
+    dynamic_size,
     exact_quotient,
-    is_open,
+    is_dynamic,
     known_divisor,
     larger,
-    open_size,
     parse_size,
     replaced,
     smaller,
@@ -47,7 +47,7 @@ N = Dimension("n", 1, 512)
 M = Dimension("m", 0, 64)
 H = Dimension("input height", 1, 20, multiple=32)
 U = Dimension("u", 1)
-n, m, h, u = map(open_size, (N, M, H, U))
+n, m, h, u = map(dynamic_size, (N, M, H, U))
 
 VALUES = st.fixed_dictionaries(
     {
@@ -104,7 +104,7 @@ def test_a_comparison_that_is_decided_holds(a: int, b: int, values: dict[str, in
         (lambda: a >= b, x >= y),
         (lambda: bool(a), bool(x)),
     ):
-        with suppress(OpenSizeError):  # the ranges do not decide it
+        with suppress(DynamicSizeError):  # the ranges do not decide it
             assert compared() == is_so
     if a == b:
         assert x == y
@@ -118,7 +118,7 @@ def test_the_text_reads_back(a: int) -> None:
 
 def test_what_cancels_is_gone() -> None:
     assert n + 1 - n == 1
-    assert not is_open(n + 1 - n)
+    assert not is_dynamic(n + 1 - n)
     assert -(-n // 8) == (n + 7) // 8
     assert 8 * n // 8 == n
     assert (16 * n + 5) // 8 == 2 * n
@@ -134,7 +134,7 @@ def test_what_cancels_is_gone() -> None:
 
 
 def test_an_open_range_of_one_number_is_that_number() -> None:
-    assert open_size(Dimension("batch", 4, 4)) == 4
+    assert dynamic_size(Dimension("batch", 4, 4)) == 4
 
 
 def test_no_decision_is_taken_at_one_size() -> None:
@@ -160,7 +160,7 @@ def test_no_decision_is_taken_at_one_size() -> None:
         lambda: np.zeros((2, n)),
         lambda: np.arange(9).reshape(n, -1),
     ):
-        with pytest.raises(OpenSizeError, match="known at run time only"):
+        with pytest.raises(DynamicSizeError, match="known at run time only"):
             asked()
 
 
@@ -220,7 +220,7 @@ def test_a_range_without_sizes_is_refused() -> None:
     ],
 )
 def test_a_typical_size_lies_in_the_middle_of_its_range(dimension: Dimension, number: int) -> None:
-    size = open_size(dimension)
+    size = dynamic_size(dimension)
     assert typical(size) == number
     assert typical(3 * size + 1) == 3 * number + 1
     assert typical_sizes(size) == {"n": number}
@@ -245,7 +245,7 @@ def test_what_is_always_so_is_so(a: int, b: int, d: int, values: dict[str, int])
     quotient = exact_quotient(a, d)
     assert quotient is None or at(quotient, values) * d == x
     assert exact_quotient(a * d, d) == a
-    if is_open(b):
+    if is_dynamic(b):
         assert exact_quotient(a * b, b) == a
 
 
@@ -267,16 +267,22 @@ def test_quotients_of_quotients_are_one_and_bounds_are_tight() -> None:
 
 
 def test_products_are_bounded_together() -> None:
-    rows, width = open_size(Dimension("rows", 1, 4096)), open_size(Dimension("width", 96, 191))
+    rows, width = (
+        dynamic_size(Dimension("rows", 1, 4096)),
+        dynamic_size(Dimension("width", 96, 191)),
+    )
     frames = (width + 32) // 64
     assert bounds(576 * rows * frames - 576 * rows)[0] == 576, "there are two frames at least"
     assert bounds(rows * rows - rows) == (0, 4096 * 4095)
     assert bounds(rows - rows * width) == (-190 * 4096, -95)
     assert bounds((rows - 1) * (width - 96) * 5) == (0, 5 * 4095 * 95)
-    side, other = open_size(Dimension("side", 11, 4096)), open_size(Dimension("other", 11, 4096))
+    side, other = (
+        dynamic_size(Dimension("side", 11, 4096)),
+        dynamic_size(Dimension("other", 11, 4096)),
+    )
     pooled = (5 * side * other - 2 * side - 2 * other + 4 + 7) // 8
     assert bounds(64 * pooled - 64 * side - 64 * other + 128)[0] >= 0, "5 * (side-2) * (other-2)"
-    assert bounds(side * open_size(Dimension("any", 0)) - side)[0] == -4096
+    assert bounds(side * dynamic_size(Dimension("any", 0)) - side)[0] == -4096
 
 
 def test_sizes_are_equal_in_another_process() -> None:
@@ -284,7 +290,7 @@ def test_sizes_are_equal_in_another_process() -> None:
     sent = pickle.dumps({n // 8 * m + 1: "size"})
     code = (
         "import pickle, sys; from tilewright.compiler.sizes import *; "
-        "n, m = open_size(Dimension('n', 1, 512)), open_size(Dimension('m', 0, 64)); "
+        "n, m = dynamic_size(Dimension('n', 1, 512)), dynamic_size(Dimension('m', 0, 64)); "
         "assert pickle.load(sys.stdin.buffer)[n // 8 * m + 1] == 'size'"
     )
     for seed in ("1", "2"):
@@ -294,7 +300,7 @@ def test_sizes_are_equal_in_another_process() -> None:
 
 def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
     """What lies 256 * (tokens - 1) before a value never starts behind it."""
-    behind = 256 - 256 * open_size(Dimension("tokens", 1, 4096))
+    behind = 256 - 256 * dynamic_size(Dimension("tokens", 1, 4096))
     assert smaller(0, behind) == smaller(behind, 0) == behind
     assert larger(0, behind) == larger(behind, 0) == 0
 
@@ -302,7 +308,7 @@ def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
 def test_dimensions_of_different_origins_are_never_equal() -> None:
     given = Dimension("s0", 1, 9)
     kinds = (given, *(kind("s0", 1, 9) for kind in (RoomDimension, WorkloadDimension)))
-    assert len(set(kinds)) == len({open_size(kind) for kind in kinds}) == 3
+    assert len(set(kinds)) == len({dynamic_size(kind) for kind in kinds}) == 3
     assert WorkloadDimension.numbered(0, given) == WorkloadDimension.of(given) == kinds[2]
     for kind in (*kinds, SlotDimension.numbered(7, 64)):
         assert type(pickle.loads(pickle.dumps(kind))) is type(kind)
@@ -312,5 +318,5 @@ def test_dimensions_of_different_origins_are_never_equal() -> None:
 def test_a_value_over_other_dimensions() -> None:
     n, m = Dimension("n", 1, 9), Dimension("m", 1, 9)
     even = WorkloadDimension("s0", 1, 4, 2)
-    x, y = open_size(n), open_size(m)
-    assert with_dimensions((x + 3 * y,), {n: even}) == (open_size(even) // 2 + 3 * y,)
+    x, y = dynamic_size(n), dynamic_size(m)
+    assert with_dimensions((x + 3 * y,), {n: even}) == (dynamic_size(even) // 2 + 3 * y,)

@@ -10,8 +10,14 @@ import pytest
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidModelError, OutOfMemoryError, ScheduleError
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.stages import Crossing, DataCut, DataStage, Facts, Reads
-from tilewright.compiler.sizes import Dimension, equal, open_size, smaller
+from tilewright.compiler.runtime.segments import (
+    Crossing,
+    ModelSegment,
+    Reads,
+    SegmentBoundary,
+    SegmentGuard,
+)
+from tilewright.compiler.sizes import Dimension, dynamic_size, equal, smaller
 from tilewright.compiler.sizes.ranges import default_ranges
 from tilewright.compiler.specialise.splits import (
     ENDS_LIMIT,
@@ -33,7 +39,7 @@ class Model:
         self.names = names.split()
         crossing = Crossing("x", "", DType.FLOAT32, tuple(self.names), deciding=False)
         defaults = default_ranges(name for name in self.names if name not in ranges)
-        self.cut = DataCut[Facts](Reads((crossing,), ranges, defaults), whole=True)
+        self.cut = SegmentBoundary[SegmentGuard](Reads((crossing,), ranges, defaults), whole=True)
         self.attempts = 0
         self._compiled = compiled
 
@@ -51,12 +57,12 @@ class Model:
                 return facts.text
 
     def make(
-        self, cut: DataCut[Facts], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Facts] | None:
-        def stage() -> DataStage[Facts]:
+        self, cut: SegmentBoundary[SegmentGuard], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[SegmentGuard] | None:
+        def stage() -> ModelSegment[SegmentGuard]:
             self.attempts += 1
-            self._compiled({**dict(facts.sizes), **{d.name: open_size(d) for d in facts.open}})
-            return DataStage(facts, ("y",), None)
+            self._compiled({**dict(facts.sizes), **{d.name: dynamic_size(d) for d in facts.open}})
+            return ModelSegment(facts, ("y",), None)
 
         return make_stage(cut, facts, cut.reads.exact(values), stage)
 

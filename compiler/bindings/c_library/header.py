@@ -11,7 +11,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.runtime.ports import ranges_text, shape_text
 from tilewright.compiler.runtime.program import Port, Program
-from tilewright.compiler.sizes import Dimension, is_open
+from tilewright.compiler.sizes import Dimension, is_dynamic
 
 _TYPES = {
     DType.FLOAT16: "uint16_t",
@@ -190,7 +190,7 @@ def _port_lines(interface: Interface) -> list[str]:
             prefix = f"{upper}_{kind.upper()}_{member.upper()}"
             constants.append(f"#define {prefix} {index}")
             constants.append(f"#define {prefix}_RANK {len(port.shape)}")
-            if not is_open(port.bytes):
+            if not is_dynamic(port.bytes):
                 constants.append(f"#define {prefix}_ELEMENTS {port.bytes // port.dtype.bytes}")
                 if port.shape:
                     extents = ", ".join(map(str, port.shape))

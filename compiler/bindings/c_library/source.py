@@ -15,7 +15,7 @@ from tilewright.compiler.runtime.program import BufferRef, BufferSpace, Port
 from tilewright.compiler.runtime.program_encoding import EncodedProgram, encode
 
 _UNLIMITED = "INT64_MAX"
-_TABLES = ("open_words", "places", "weights", "inputs", "outputs", "counts")
+_TABLES = ("dynamic_words", "places", "weights", "inputs", "outputs", "counts")
 """The tables of pairs, in the order of `tw_model`."""
 
 
@@ -36,7 +36,7 @@ def source(interface: Interface, *, weights_inside: bool, register_bits: int = 0
         *_functions(encoded),
         *_words("code", encoded.code.tolist()),
         *_words("rules", form.rules.tolist()),
-        *_pairs("open_words", form.open_words.tolist()),
+        *_pairs("dynamic_words", form.dynamic_words.tolist()),
         *_pairs("places", form.places.tolist()),
         *_pairs("weights", _references(encoded, BufferSpace.WEIGHTS)),
         *_pairs("inputs", _references(encoded, BufferSpace.INPUT)),

@@ -24,7 +24,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.package import package_version
 from tilewright.compiler.program.builder import CompiledProgram
 from tilewright.compiler.runtime.artifact_writer import check_destination
-from tilewright.compiler.runtime.ports import open_dims
+from tilewright.compiler.runtime.ports import dynamic_dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.runtime.program_encoding import encode
 
@@ -149,7 +149,7 @@ def _port(port: Port) -> dict[str, Any]:
     described: dict[str, Any] = {
         "name": port.name,
         "type": port.dtype.value,
-        "shape": list(open_dims(port.shape)),
+        "shape": list(dynamic_dims(port.shape)),
     }
     if port.counted is not None:
         described["counted"] = port.counted

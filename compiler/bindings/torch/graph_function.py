@@ -35,7 +35,7 @@ from tilewright.compiler.bindings.torch.translation import (
 )
 from tilewright.compiler.bindings.torch.views import split_views
 from tilewright.compiler.errors import CompilerError, ModelWarning
-from tilewright.compiler.specialise.store import KeptModels, own_folder
+from tilewright.compiler.specialise.store import CompilationCache, own_folder
 
 if TYPE_CHECKING:
     from tilewright.compiler.options import CompileOptions
@@ -238,7 +238,7 @@ class GraphFunction:
             options = self._options.compile_options(translated.ranges)
             keep = own_folder() if self._options.keep else None
             tuned = self._tuned_before(translated, options)
-            compiled = tuned or KeptModels(keep).compile(translated.model, options)
+            compiled = tuned or CompilationCache(keep).compile(translated.model, options)
         except Exception as error:  # noqa: BLE001 - see above
             if not self._cut_around(self._refused(error)):
                 self._give_up(error)

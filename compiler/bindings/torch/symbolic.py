@@ -95,10 +95,10 @@ def _hint(size: Any) -> int:
     return int(size)
 
 
-def bounded(open_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
+def bounded(dynamic_dims: Mapping[str, Any], ranges: Mapping[Any, Any]) -> dict[str, range]:
     """The dimensions with an upper bound in PyTorch."""
     found = {}
-    for name, size in open_dims.items():
+    for name, size in dynamic_dims.items():
         known = ranges.get(size)
         if known is not None and isinstance(known.upper, sympy.Integer):
             low = known.lower if isinstance(known.lower, sympy.Integer) else 1

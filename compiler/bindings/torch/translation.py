@@ -170,7 +170,7 @@ class Translator:
         self._ranges = ranges
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._places = {node: position for position, node in enumerate(placeholders)}
-        infos, taken, open_dims = self._inputs(placeholders, names)
+        infos, taken, dynamic_dims = self._inputs(placeholders, names)
         outputs: tuple[OutputSpec, ...] = ()
         results: list[Any] = []
         for node in graph.nodes:
@@ -191,7 +191,7 @@ class Translator:
         model = helper.make_model(graph_proto, opset_imports=[opset], producer_name="tilewright")
         model.ir_version = 10
         read = ReadModel(model, tensors=self._tensors)
-        bounds = bounded(open_dims, ranges)
+        bounds = bounded(dynamic_dims, ranges)
         return Translated(read, taken, outputs, bounds, dict(self._positions))
 
     # methods that emit nodes
@@ -360,7 +360,7 @@ class Translator:
         symbols."""
         infos: list[Any] = []
         taken: list[int] = []
-        open_dims: dict[Any, str] = {}
+        dynamic_dims: dict[Any, str] = {}
         numbers: list[tuple[int, fx.Node]] = []
         for position, node in enumerate(placeholders):
             value = node.meta.get("val")
@@ -386,7 +386,7 @@ class Translator:
                     continue
                 if isinstance(size, sympy.Symbol):
                     self._symbols.setdefault(size, (name, dim))
-                dims.append(open_dims.setdefault(size, f"size_{len(open_dims)}"))
+                dims.append(dynamic_dims.setdefault(size, f"size_{len(dynamic_dims)}"))
             if value.dtype.is_complex:
                 dims.append(2)
             infos.append(helper.make_tensor_value_info(name, kind[0], dims))
@@ -402,7 +402,7 @@ class Translator:
             infos.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
             self._symbols[symbol] = name
             taken.append(position)
-        return infos, tuple(taken), {name: size for size, name in open_dims.items()}
+        return infos, tuple(taken), {name: size for size, name in dynamic_dims.items()}
 
     def _constant(self, node: fx.Node, given: Any) -> None:
         """Assign a tensor's memory to a node; operators that read an unsupported one are

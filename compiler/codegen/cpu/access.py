@@ -17,7 +17,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Load, Space, Tensor
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
-from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_open, known_divisor
+from tilewright.compiler.sizes import Size, always_less, exact_quotient, is_dynamic, known_divisor
 
 
 class Kind(Enum):
@@ -188,7 +188,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
             return quotient, rest
     # The part known at compile time must stay inside one step of the part known at run time.
     runtime = rest.of(Kind.RUNTIME)
-    step = 1 if is_open(divisor) else gcd(divisor, *map(known_divisor, runtime.values()))
+    step = 1 if is_dynamic(divisor) else gcd(divisor, *map(known_divisor, runtime.values()))
     inside = Linear({v: c for v, c in rest.terms.items() if v not in runtime}, rest.constant % step)
     least, most = inside.bounds(whole_vectors=True)
     if not (always_less(-1, least) and always_less(most, step)):
@@ -208,7 +208,7 @@ def divide(emitter: Emitter, form: Linear, divisor: int) -> tuple[Linear, Linear
 def _quotients(numbers: int, divisor: int) -> int:
     """Number of distinct quotients of that many numbers; an upper bound for dynamic sizes that do
     not divide."""
-    if is_open(divisor):
+    if is_dynamic(divisor):
         exact = exact_quotient(numbers, divisor)
         return numbers if exact is None else exact
     return -(-numbers // divisor)
@@ -217,7 +217,7 @@ def _quotients(numbers: int, divisor: int) -> int:
 def _split(form: Linear, divisor: int) -> tuple[Linear, Linear]:
     """The part that the divisor is known to divide, divided, and the rest."""
     quotient = Linear()
-    if is_open(divisor):  # the constant's own quotient is known at run time only
+    if is_dynamic(divisor):  # the constant's own quotient is known at run time only
         quotient.constant = exact_quotient(form.constant, divisor) or 0
     else:
         quotient.constant = form.constant // divisor

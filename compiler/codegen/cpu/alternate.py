@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tilewright.compiler.codegen.cpu.points import Point
 from tilewright.compiler.codegen.cpu.resolve import Access, bounds_check
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
 
 Place = tuple[int, ...]
@@ -65,7 +65,7 @@ def _places(points: Sequence[Point], access: Access) -> set[Place]:
         return set()
     if access.lane_offsets != tuple(range(0, step * lanes, step)):
         return set()
-    if is_open(access.constant) or any(is_open(stride) for _, stride in access.unrolled):
+    if is_dynamic(access.constant) or any(is_dynamic(stride) for _, stride in access.unrolled):
         return set()
     in_bounds = bounds_check([access])
     return {access.place(point) for point in points if in_bounds(point)}

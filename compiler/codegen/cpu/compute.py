@@ -44,7 +44,7 @@ from tilewright.compiler.codegen.cpu.vectors import lane_mask
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Combiner, Fold, Load, Op, Operation, Space, walk
 from tilewright.compiler.loops.nest import Compute, Order, Store, Tile, dot_operands
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 class ComputeLowering:
@@ -77,7 +77,7 @@ class ComputeLowering:
         """Emit the whole computation into the open scope."""
         compute, context = self.compute, self.context
         dot = compute.dot
-        if dot is not None and is_open(dot.extent) and dot.extent % compute.group != 0:
+        if dot is not None and is_dynamic(dot.extent) and dot.extent % compute.group != 0:
             raise ScheduleError(f"dot axis '{dot.name}' may end inside of a group")
         for tile in (*compute.reduce, *compute.unroll):
             context.open_axis(tile.axis)
@@ -110,7 +110,7 @@ class ComputeLowering:
         for axis in self.compute.partial:
             extents = [t.step for t in self.compute.reduce if t.axis == axis]
             whole = self.context.environment[axis].extent
-            extent = min(extents if is_open(whole) else [whole, *extents])
+            extent = min(extents if is_dynamic(whole) else [whole, *extents])
             counts.append(-(-extent // unroll[axis]))
         return counts
 
@@ -240,7 +240,7 @@ class ComputeLowering:
         if not self.reduces_lanes:
             return self._whole_accumulator(combiner, accesses, points)
         if not points.is_ragged:
-            if is_open(points.lanes_in_use) or points.lanes_in_use < lanes:
+            if is_dynamic(points.lanes_in_use) or points.lanes_in_use < lanes:
                 return self._masked_accumulator(combiner, accesses, points)
             return self._whole_accumulator(combiner, accesses, points)
         whole = self._whole_accumulator(combiner, accesses, points)

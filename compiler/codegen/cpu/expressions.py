@@ -33,7 +33,7 @@ from tilewright.compiler.loops.expr import (
     walk,
 )
 from tilewright.compiler.loops.semantics import items_of
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 Evaluator = Callable[[Point, Partial], Value]
 """The value of an expression at a point, given the items of its accumulator."""
@@ -148,7 +148,7 @@ def _index_value(
     base = cast(emitter, evaluate(emitter, Linear(form.of(Kind.RUNTIME), static)), whole)
     lanes = form.of(Kind.LANE)
     if lanes and points.lanes > 1:
-        if any(map(is_open, lanes.values())):
+        if any(map(is_dynamic, lanes.values())):
             raise ScheduleError("the lanes of an index are a size apart")
         name = element(whole)
         steps = ", ".join(

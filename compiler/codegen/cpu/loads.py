@@ -22,7 +22,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 from tilewright.compiler.codegen.cpu.vectors import LoadSite
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Operation, Space
-from tilewright.compiler.sizes import always_less, is_open
+from tilewright.compiler.sizes import always_less, is_dynamic
 
 LoadPlan = Callable[[LoadSite], Value]
 """Loads the elements of an access at any place."""
@@ -161,7 +161,7 @@ def _side_by_side(
 def _apart(emitter: Emitter, access: Access, points: Points) -> LoadPlan:
     """Lanes that are not contiguous, or in another order."""
     first_of = starts([*points], access) if splits(emitter.target) and not points.is_ragged else {}
-    is_known = not any(map(is_open, access.lane_offsets))
+    is_known = not any(map(is_dynamic, access.lane_offsets))
 
     def load(place: LoadSite) -> Value:
         found = _permuted(place) if is_known else None
@@ -251,6 +251,6 @@ def place_at(
         tag = f" ; {context.epochs.get(name, 0)}"
     elif base is not None and (base.depth == depth or budget.allows(base, offset)):
         depth = base.depth
-    if is_open(active):  # the users of the lanes stay in the tail
+    if is_dynamic(active):  # the users of the lanes stay in the tail
         depth = emitter.depth
     return LoadSite(emitter, access, offset, active, depth, tag)

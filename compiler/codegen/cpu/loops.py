@@ -23,7 +23,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Load
 from tilewright.compiler.loops.index import Affine, Axis, affine
-from tilewright.compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def segments(
     extent: int, step: int, *, peel: bool, granularity: int, tail: Tail = Tail.HALVES
 ) -> tuple[Segment, ...]:
     """Full tiles (the first and last separate if peeled), a tail of whole vectors, the rest."""
-    if is_open(extent):
+    if is_dynamic(extent):
         return _open_segments(extent, step, peel, granularity or 1, tail)
     full, rest = divmod(extent, step)
     result = []
@@ -185,7 +185,7 @@ def _is_block(full: int) -> bool:
 
 def _has_rests(extent: int, step: int, tail: Tail) -> bool:
     """Whether only tiles that repeat rows follow the full tiles."""
-    return tail is Tail.REPEATED and is_open(extent) and not _is_block(extent // step)
+    return tail is Tail.REPEATED and is_dynamic(extent) and not _is_block(extent // step)
 
 
 def _rooms(step: int) -> list[int]:
@@ -258,7 +258,7 @@ def over(
     context.ranges[axis] = replace(outer, has_rests=_has_rests(outer.extent, step, tail))
     values = list(carried)
     clipped = _clip(context, axis, outer, clip, padding) if clip else None
-    if unroll and is_open(outer.extent):
+    if unroll and is_dynamic(outer.extent):
         raise ScheduleError(f"axis {axis.name}: {outer.extent} values cannot be unrolled")
     for segment in segments(outer.extent, step, peel=peel, granularity=granularity, tail=tail):
         if unroll or (segment.count == 1 and clipped is None and not segment.is_cut):
@@ -341,7 +341,7 @@ def tile_body(
         start = _started(context, outer, segment)
         # An optional tile has a variable too: the number of tiles bounds its end, and its loads
         # stay inside. A tile of run-time width ends with the axis.
-        if clipped or not (segment.count == 1 or is_open(segment.width)):
+        if clipped or not (segment.count == 1 or is_dynamic(segment.width)):
             counter = _counted_from(context.emitter, counter, first)
             variable = Variable(Kind.RUNTIME, segment.count, counter, clipped=clipped)
             start.add(Linear({variable: segment.step}))
@@ -414,9 +414,9 @@ def _started(context: Context, outer: Bound, segment: Segment) -> Linear:
     a new number with only this fact.
     """
     start = _moved(outer.start, segment.offset)
-    if not is_open(segment.offset):
+    if not is_dynamic(segment.offset):
         return start
-    reach = segment.width if is_open(segment.width) else segment.count * segment.step
+    reach = segment.width if is_dynamic(segment.width) else segment.count * segment.step
     last = outer.extent - reach
     inside = always_less(-1, segment.offset) and always_less(segment.offset, last + 1)
     if inside and always_less(-1, start.bounds()[0]):

@@ -37,7 +37,7 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Space, Tee, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Node, Stage
-from tilewright.compiler.sizes import Dimension, always_less, is_open
+from tilewright.compiler.sizes import Dimension, always_less, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 _ALIGNMENT = 64
@@ -204,7 +204,7 @@ def _parallel(context: Context, loop: For, low: Value, high: Value) -> None:
     if inner is not None:
         low, high = whole_tiles(emitter, within, _shared_tiles(inner))
     parts = _loop_segments(loop, cuts=context.cuts)
-    is_open_loop = is_open(loop.axis.extent)
+    is_open_loop = is_dynamic(loop.axis.extent)
     if len(parts) == 2 and not loop.peel and not is_open_loop and is_of_rows(loop):
         full, rest = parts
         parts = replace(rest, offset=0), replace(full, offset=rest.width)
@@ -257,7 +257,7 @@ def _parallel_tile(
             tail=_tail(context, loop),
         )
 
-    lowered = tail if is_open(segment.width) else body
+    lowered = tail if is_dynamic(segment.width) else body
     return tile_body(context, loop.axis, outer, segment, lowered, first=first)(counter, values)
 
 

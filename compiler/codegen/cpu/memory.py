@@ -30,7 +30,7 @@ from tilewright.compiler.codegen.cpu.vectors import (
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Operation
-from tilewright.compiler.sizes import is_open, known_divisor
+from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 class Loader:
@@ -127,7 +127,7 @@ class Loader:
 
 def _based(emitter: Emitter, access: Access, offset: int) -> tuple[Access, int]:
     """The access and an offset of it, with the run-time part moved into its base."""
-    if not is_open(offset):
+    if not is_dynamic(offset):
         return access, offset
     assert access.base is not None
     static = static_part(offset)
@@ -179,7 +179,7 @@ def store(context: Context, access: Access, value: Value, point: Point, active: 
             where = emitter.offset(access.base, offset + access.lane_offsets[lane], depth)
             item = extract_lane(emitter, value, lane)
             emitter.effect(f"store {item.type} {item.name}, ptr {where.name}, align {dtype.bytes}")
-    elif is_open(active) or active < value.lanes:
+    elif is_dynamic(active) or active < value.lanes:
         check_mask(emitter, dtype, active)
         where = emitter.offset(access.base, offset, depth)
         name = f"llvm.masked.store.{suffix(dtype, value.lanes)}.p0"

@@ -11,7 +11,7 @@ from tilewright.compiler.codegen.cpu.context import Context
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Tile
-from tilewright.compiler.sizes import always_less, is_open
+from tilewright.compiler.sizes import always_less, is_dynamic
 
 Point = tuple[int, ...]
 
@@ -53,7 +53,7 @@ class Points:
             if bound.rows:
                 self._repeat(tile.axis, bound)
                 continue
-            if not is_open(bound.extent):
+            if not is_dynamic(bound.extent):
                 count, rest = divmod(bound.extent, step)
             elif tile.axis == self._vector and always_less(bound.extent, step + 1):
                 self._masked = bound.extent
@@ -95,7 +95,7 @@ class Points:
         bound = self._context.environment.get(axis)
         if bound is None:
             bound = Bound(Linear(), axis.extent)
-        if is_open(bound.extent):
+        if is_dynamic(bound.extent):
             raise ScheduleError(f"axis {axis.name}: {bound.extent} lanes do not form a vector")
         self._active = bound.extent if self._masked is None else self._masked
         # The next power of two: any other width is a masked vector.

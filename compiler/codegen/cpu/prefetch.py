@@ -35,7 +35,7 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.expr import Load, Role, Space
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, Tile
-from tilewright.compiler.sizes import bounds, exact_quotient, is_open
+from tilewright.compiler.sizes import bounds, exact_quotient, is_dynamic
 
 _FIRST_LEVEL, _SECOND_LEVEL = 3, 2
 """Prefetch locality levels of LLVM: how near to the core a line is brought."""
@@ -79,7 +79,7 @@ def _is_stream(access: Access, emitter: Emitter) -> bool:
         return False
     if access.base.depth < emitter.depth or access.repeated:
         return False
-    return not any(is_open(stride) for _, stride in access.unrolled)
+    return not any(is_dynamic(stride) for _, stride in access.unrolled)
 
 
 def _share(
@@ -139,7 +139,7 @@ def _tiles(emitter: Emitter, done: Linear, step: int, count: int) -> Linear:
 
 def _part(emitter: Emitter, whole: int, count: int, most: int) -> int:
     """`whole // count`, at most `most`; a new named size if it is dynamic."""
-    if not is_open(count):
+    if not is_dynamic(count):
         return whole // count
     parts = emitter.size(count)
     if bounds(count)[0] < 1:  # computed before a loop that may have nothing to do
@@ -155,7 +155,7 @@ def _distance(emitter: Emitter, panel: int, count: int, rows: int) -> int:
     near = min(panel, core.prefetch_bytes or _ALONE) if rows >= core.prefetch_rows else 0
     if near == panel or bounds(count)[0] > 1:
         return panel
-    if not is_open(count):
+    if not is_dynamic(count):
         return near
     ends = [emitter.const(number, DType.INT64) for number in (1, near, panel)]
     is_alone = f"icmp sle i64 %s, {ends[0].name}"

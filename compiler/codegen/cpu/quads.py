@@ -12,7 +12,7 @@ from tilewright.compiler.codegen.cpu.context import RegisterBudget
 from tilewright.compiler.codegen.cpu.points import Points
 from tilewright.compiler.codegen.cpu.resolve import Access
 from tilewright.compiler.codegen.cpu.ssa import Emitter
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 QUAD = 4
 """Scalars that are loaded together if one lane of a vector can be a factor."""
@@ -43,9 +43,9 @@ def quads(
         return nothing
     if access.is_vector or access.repeated or access.guards or access.indirect_strides:
         return nothing
-    if access.base is None or any(is_open(stride) for _, stride in access.unrolled):
+    if access.base is None or any(is_dynamic(stride) for _, stride in access.unrolled):
         return nothing
-    if is_open(access.constant) or access.is_interleaved or access.present < access.packed:
+    if is_dynamic(access.constant) or access.is_interleaved or access.present < access.packed:
         return nothing
     read = [access.offset(point) for point in points]
     together: dict[int, int] = {}
@@ -97,12 +97,12 @@ def vector_pairs(emitter: Emitter, access: Access, points: Points) -> dict[int, 
     second."""
     target = emitter.target
     takes_pairs = target.lane_factors > 1 and access.is_vector and access.contiguous
-    known = access.base is not None and not any(is_open(stride) for _, stride in access.unrolled)
-    if not (takes_pairs and known) or is_open(access.constant) or points.is_ragged:
+    known = access.base is not None and not any(is_dynamic(stride) for _, stride in access.unrolled)
+    if not (takes_pairs and known) or is_dynamic(access.constant) or points.is_ragged:
         return {}
     if access.repeated or access.guards or access.indirect_strides or access.packed > 1:
         return {}
-    if points.lanes != target.lanes(access.tensor.dtype) or is_open(points.lanes_in_use):
+    if points.lanes != target.lanes(access.tensor.dtype) or is_dynamic(points.lanes_in_use):
         return {}
     size = points.lanes * access.tensor.dtype.bytes
     return side_by_side([access.offset(point) for point in points], size)

@@ -23,7 +23,7 @@ from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.expr import Expr, Load, Space, Tensor, walk
-from tilewright.compiler.sizes import always_less, is_open, known_divisor
+from tilewright.compiler.sizes import always_less, is_dynamic, known_divisor
 
 LINE = 64
 """Bytes to which buffers are aligned: a cache line."""
@@ -202,7 +202,7 @@ def _resolve(context: Context, load: Load, points: Points, padding: Padding) -> 
         moved = constant if vectors and _is_far(context, constant) else 0
         base = pointer(context.emitter, context.base(tensor), offset, moved)
         constant -= moved
-    elif offset.of(Kind.RUNTIME) or lanes or is_open(offset.constant):
+    elif offset.of(Kind.RUNTIME) or lanes or is_dynamic(offset.constant):
         raise ScheduleError(f"constant '{tensor.name}' needs a static index")
     indirect = [_stride(tensor, dim) for dim, _ in load.indirect]
     return Access(
@@ -250,7 +250,7 @@ def _packed(tensor: Tensor, offset: Linear, count: int) -> tuple[int, int, int]:
     size, lanes = tensor.dtype.bytes, offset.of(Kind.LANE)
     wide = always_less(size, stride)
     vectors = wide and [(v.divisor, s) for v, s in lanes.items()] == [(1, size)]
-    is_unknown = is_open(stride) and not wide
+    is_unknown = is_dynamic(stride) and not wide
     if is_unknown or (stride != size and lanes and not vectors) or tensor.space is not Space.MEMORY:
         raise ScheduleError(f"elements of '{tensor.name}' that are packed do not lie side by side")
     return count, variable.count, stride

@@ -14,7 +14,7 @@ from tilewright.compiler.codegen.cpu.resolve import LINE, Access
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value
 from tilewright.compiler.codegen.cpu.vectors import LoadSite
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 _FEWEST = 4
 """Minimum lanes of a piece."""
@@ -24,7 +24,7 @@ def run_of(emitter: Emitter, access: Access, active: int) -> int:
     """Number of contiguous lanes per piece, if `active` lanes form several whole pieces; 0
     otherwise."""
     feature, _ = emitter.target.family.joined
-    if not emitter.target.has(feature) or is_open(active):
+    if not emitter.target.has(feature) or is_dynamic(active):
         return 0
     lanes, run = len(access.lane_offsets), access.run
     if access.contiguous and active < lanes and lanes > emitter.target.lanes(DType.FLOAT32):

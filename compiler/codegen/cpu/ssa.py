@@ -18,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.compiler.dtypes import DType
-from tilewright.compiler.sizes import Dimension, Quotient, Size, ValueDimension, bounds, open_size
+from tilewright.compiler.sizes import (
+    Dimension,
+    Quotient,
+    Size,
+    ValueDimension,
+    bounds,
+    dynamic_size,
+)
 from tilewright.compiler.targets.target import Target
 
 _ELEMENTS = {
@@ -291,7 +298,7 @@ class Emitter:
         """An i64 as a named size, which sizes in its scope may refer to."""
         dimension = ValueDimension(f"%{len(self._named)}", low, high)
         self._named[dimension] = value
-        return open_size(dimension)
+        return dynamic_size(dimension)
 
     def _atom(self, atom: Dimension | Quotient) -> Value:
         if isinstance(atom, Dimension):

@@ -8,7 +8,7 @@ from tilewright.compiler.codegen.cpu.context import Context
 from tilewright.compiler.codegen.cpu.order import waits
 from tilewright.compiler.loops.expr import Load, Space, walk
 from tilewright.compiler.loops.nest import Store
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 
 def may_wait(context: Context, stores: Sequence[Store]) -> bool:
@@ -52,4 +52,4 @@ def _is_elsewhere(load: Load, target: Load) -> bool:
     if load.indirect or target.indirect or load.tensor.space is not Space.MEMORY:
         return False
     gaps = (a - b for a, b in zip(load.index, target.index, strict=True))
-    return any(not gap.terms and not is_open(gap.constant) and gap.constant != 0 for gap in gaps)
+    return any(not gap.terms and not is_dynamic(gap.constant) and gap.constant != 0 for gap in gaps)

@@ -11,12 +11,12 @@ from tilewright.compiler.codegen.cpu.resolve import LINE, Access
 from tilewright.compiler.codegen.cpu.ssa import Emitter, Value, element, suffix, type_text
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
-from tilewright.compiler.sizes import is_open, known_divisor
+from tilewright.compiler.sizes import is_dynamic, known_divisor
 
 
 def lane_mask(emitter: Emitter, lanes: int, active: int) -> Value:
     """A mask with the first `active` lanes set; a constant unless the number is dynamic."""
-    if is_open(active):
+    if is_dynamic(active):
         numbers = ", ".join(f"i32 {lane}" for lane in range(lanes))
         count = emitter.splat(cast(emitter, emitter.size(active), DType.INT32), lanes)
         text = f"icmp sgt {count.type} %s, <{numbers}>"
@@ -103,7 +103,7 @@ def separate_lanes(access: Access, active: int) -> range:
     Raises:
         ScheduleError: if their number is known at run time only.
     """
-    if is_open(active):
+    if is_dynamic(active):
         name = access.tensor.name
         raise ScheduleError(f"{active} lanes of '{name}' do not lie side by side")
     return range(active)
@@ -118,5 +118,5 @@ def stored_dtype(dtype: DType) -> DType:
 
 
 def check_mask(emitter: Emitter, dtype: DType, active: int) -> None:
-    if is_open(active) and not emitter.target.masks(dtype):
+    if is_dynamic(active) and not emitter.target.masks(dtype):
         raise ScheduleError(f"target '{emitter.target.name}' does not mask {dtype} at run time")

@@ -17,7 +17,7 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.ops.attributes import integer, ints
 from tilewright.compiler.ops.shapes import FEW_TAPS
 from tilewright.compiler.plan.workload import Halo, stored_bytes
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 
 OPERATIONS_A_BYTE = 2.0
 
@@ -49,7 +49,7 @@ def moved(kind: TensorType, layout: Layout, halo: Halo = ()) -> float:
         last = layout.factors[-1]
         block = (last.mod or kind.shape[last.dim]) * kind.dtype.bytes
         fills_lines = block % _LINE_BYTES == 0
-        torn = not fills_lines and (is_open(block) or _LINE_BYTES % block != 0)
+        torn = not fills_lines and (is_dynamic(block) or _LINE_BYTES % block != 0)
     return OPERATIONS_A_BYTE * stored_bytes(kind, layout, halo) * (_TORN if torn else 1.0)
 
 

@@ -29,7 +29,7 @@ from tilewright.compiler.plan.layouts import costs
 from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.regions import ALIGNMENT_BYTES
 from tilewright.compiler.plan.workload import Halo
-from tilewright.compiler.sizes import OpenSizeError, bounds, is_open, larger
+from tilewright.compiler.sizes import DynamicSizeError, bounds, is_dynamic, larger
 
 GROUP = 4
 """Channels of bytes that are multiplied together."""
@@ -135,7 +135,7 @@ class Options:
     def layouts(self, value: str, groups: int = 1) -> tuple[Layout, ...]:
         """The layouts that a value may have, row-major first."""
         kind = self._graph.types[value]
-        if len(kind.shape) not in BLOCKED_RANKS or is_open(kind.shape[1]):
+        if len(kind.shape) not in BLOCKED_RANKS or is_dynamic(kind.shape[1]):
             return (ROW_MAJOR,)
         together = kind.dtype.bytes == 1 and kind.shape[1] == GROUP
         return _layouts(
@@ -393,6 +393,6 @@ def conv_halo(graph: Graph, node: Node) -> Halo:
         last = (output[dim] - 1) * strides[dim] + (kernel[dim] - 1) * dilations[dim] - pads[dim]
         beyond = bounds(last - shape[2 + dim] + 1)[1]  # for any size: some zeros may be unused
         if beyond == inf:
-            raise OpenSizeError(f"conv '{node.name}': how many zeros its windows read")
+            raise DynamicSizeError(f"conv '{node.name}': how many zeros its windows read")
         halo.append((int(bounds(larger(pads[dim], 0))[1]), max(int(beyond), 0)))
     return tuple(halo) if any(any(pair) for pair in halo) else ()

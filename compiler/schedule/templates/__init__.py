@@ -97,11 +97,13 @@ class Template(Generic[Found]):
             raise ScheduleError(f"'{schedule.algorithm}' does not apply to this workload")
         return self.lower(found, schedule, mode)
 
-    def any_rows_schedule(self, workload: Workload, mode: Mode, is_open: bool) -> Schedule | None:
+    def any_rows_schedule(
+        self, workload: Workload, mode: Mode, is_dynamic: bool
+    ) -> Schedule | None:
         """`any_rows` of a workload; None if the template does not apply or has no such schedule."""
         if self.any_rows is None or (found := self._found(workload, mode)) is None:
             return None
-        return self.any_rows(found, mode, is_open)
+        return self.any_rows(found, mode, is_dynamic)
 
     def liking(self, workload: Workload, mode: Mode) -> float | None:
         """`preference` of a workload; None if it does not apply or may not change rounding."""

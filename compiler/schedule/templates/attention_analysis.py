@@ -30,7 +30,7 @@ from tilewright.compiler.schedule.problem import (
     is_one_expression,
     stored,
 )
-from tilewright.compiler.sizes import always_less, is_open, typical
+from tilewright.compiler.sizes import always_less, is_dynamic, typical
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def segments(found: Attention, count: int, tile: int) -> tuple[Attention, ...]:
     rows, ahead = found.rows, found.ahead
     if rows is None or ahead is None:
         return (found,)
-    if is_open(rows.extent) or is_open(found.keys.extent):
+    if is_dynamic(rows.extent) or is_dynamic(found.keys.extent):
         # Whether the last row sees no more keys than exist.
         if count == 1 or not always_less(rows.extent + ahead - 1, found.keys.extent):
             return (found,)

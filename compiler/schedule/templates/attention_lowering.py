@@ -29,7 +29,7 @@ from tilewright.compiler.schedule.structure import (
     unit_stride,
 )
 from tilewright.compiler.schedule.templates.attention_analysis import Attention, extent, segments
-from tilewright.compiler.sizes import is_open, typical
+from tilewright.compiler.sizes import is_dynamic, typical
 
 _ROW_VECTORS = 8
 """Vectors of a row of scores that the softmax processes at once, each with an accumulator."""
@@ -58,12 +58,12 @@ class _Blocks:
         # The longest of the segments. For a dynamic number of rows, all rows suffice, and a tile
         # for each segment makes it provable; unused rows take no memory.
         rows = extent(found.rows) + count * tile
-        if not is_open(rows):
+        if not is_dynamic(rows):
             rows = max(extent(part.rows) for part in self.parts)
         held = _at_most(block, rows)
         padding = self._padding(keys, dtype)
         # The unused part of a layout must be a number.
-        width, pad = (keys + padding, 0) if is_open(keys) else (keys, padding)
+        width, pad = (keys + padding, 0) if is_dynamic(keys) else (keys, padding)
         self.scores = Tensor(
             "scores",
             (rows, width),
@@ -263,7 +263,7 @@ class _Lowering:
 
     def _mixed_width(self) -> int:
         """Elements of a value in the register tile: `width`, or an equal share of all."""
-        if is_open(extent(self._found.lanes)):
+        if is_dynamic(extent(self._found.lanes)):
             return self._width
         whole = -(-extent(self._found.lanes) // self._lanes)
         panels = -(-whole * self._lanes // self._width)
@@ -272,7 +272,7 @@ class _Lowering:
 
 def _at_most(step: int, extent: int) -> int:
     """A step of at most the extent, if that is known."""
-    return step if is_open(extent) else min(step, extent)
+    return step if is_dynamic(extent) else min(step, extent)
 
 
 def _row(part: Attention) -> Affine:

@@ -32,7 +32,7 @@ def _default(found: Contraction, mode: Mode, knobs: tuple[Knob, ...]) -> Schedul
     return default_schedule(found, mode, _algorithm(found), knobs)
 
 
-def _any_rows(found: Contraction, mode: Mode, is_open: bool) -> Schedule | None:
+def _any_rows(found: Contraction, mode: Mode, is_dynamic: bool) -> Schedule | None:
     """The schedule of a product with weights for any number of rows; None for other workloads.
 
     If a program needs several numbers of rows, kernels share tiles and packed weights, and rows are
@@ -42,7 +42,7 @@ def _any_rows(found: Contraction, mode: Mode, is_open: bool) -> Schedule | None:
     """
     algorithm = _algorithm(found)
     any_rows = rows_schedule(found, mode, algorithm)
-    if any_rows is None or not is_open:
+    if any_rows is None or not is_dynamic:
         return any_rows
     knobs = knobs_of(found, mode)
     if not all(knob.values for knob in knobs):

@@ -31,7 +31,7 @@ from tilewright.compiler.schedule.structure import (
     unit_stride,
     vector_axis,
 )
-from tilewright.compiler.sizes import is_open, known_divisor, typical
+from tilewright.compiler.sizes import is_dynamic, known_divisor, typical
 from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
@@ -104,7 +104,7 @@ class Contraction:
         extent = self.channel.extent
         if (self.channel_block or group) % group or typical(extent) < group:
             return None
-        if is_open(extent) and extent % group != 0:
+        if is_dynamic(extent) and extent % group != 0:
             return None
         return replace(self, group=group)
 
@@ -381,7 +381,7 @@ def _lie_together(load: Expr, channel: Axis) -> bool:
     if not isinstance(load, Load) or not unit_stride(load, channel) or is_padded(load, channel):
         return False
     size = channel.extent * load.dtype.bytes
-    return not is_open(size) and size >= _LINE_BYTES and size % _MATRIX_BYTES == 0
+    return not is_dynamic(size) and size >= _LINE_BYTES and size % _MATRIX_BYTES == 0
 
 
 def _in_equal_steps(load: Load, axis: Axis) -> bool:

@@ -30,7 +30,7 @@ from tilewright.compiler.schedule.templates.contraction_analysis import (
     needs_static_taps,
 )
 from tilewright.compiler.schedule.templates.contraction_split import joining_stage, split_sum
-from tilewright.compiler.sizes import exact_quotient, is_open
+from tilewright.compiler.sizes import exact_quotient, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 TILES, MATRICES, GROUPS = "tiles", "matrices", "groups"
@@ -109,7 +109,7 @@ def _lower(found: Contraction, schedule: Schedule, mode: Mode) -> Kernel:
     panels = _panels(found, width, lanes, packed=_is_packed(found, schedule))
     broadcast = _packed_broadcast(found, tile)
     found = replace(found, broadcast=broadcast[0], streamed=panels.load)
-    if found.tile is not None and is_open(found.tile.extent) and needs_static_taps(found):
+    if found.tile is not None and is_dynamic(found.tile.extent) and needs_static_taps(found):
         stages = tuple(
             _part_stage(f"main{number}", found, part, schedule, target)
             for number, part in enumerate(edge_parts(problem, found.tile))
@@ -186,7 +186,7 @@ def _joined(found: Contraction, target: Target, vectors: int) -> int:
     extent, half = found.lanes.extent, target.lanes(DType.FLOAT32) // 2
     if found.problem.reduction.dtype.bytes != 4 or found.group > 1:
         return 1
-    return target.joined(vectors) if not is_open(extent) and extent % half == 0 else 1
+    return target.joined(vectors) if not is_dynamic(extent) and extent % half == 0 else 1
 
 
 def asked_ahead(
@@ -203,7 +203,7 @@ def asked_ahead(
     if schedule["prefetch"] != NEXT_PANEL:
         return schedule.integer("prefetch"), ()
     ahead = found.pass_bytes(target, schedule.integer("vectors"))
-    if is_open(ahead):
+    if is_dynamic(ahead):
         raise ScheduleError("it is not known where the next panel is")
     return ahead, tuple(Tile(loop.axis, loop.step) for loop in loops if loop.axis.moves)
 

@@ -39,7 +39,7 @@ from tilewright.compiler.schedule.templates.contraction_split import (
     is_worth_splitting,
     split_counts,
 )
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.target import Target
 
@@ -376,7 +376,7 @@ def _order_of_images(found: Contraction, core: CoreModel) -> str | None:
     if found.window or found.tile in {None, *moved} or not inside:
         return None
     row = found.channel.extent * found.lanes.extent * found.streamed.dtype.bytes
-    near = not is_open(row) and row <= _NEAR_ROWS * core.cache_bytes[0]
+    near = not is_dynamic(row) and row <= _NEAR_ROWS * core.cache_bytes[0]
     return "lanes-inner" if near else "lanes-middle"
 
 

@@ -56,7 +56,7 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
 )
 from tilewright.compiler.schedule.templates import Template
-from tilewright.compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 _WRITTEN_OUT = 32
 """Maximum taps of the second pass that are unrolled."""
@@ -119,7 +119,7 @@ def _along(problem: Problem, lanes: Axis, along: Axis) -> Separable | None:
     step = index.coefficient(along)
     column = Axis("column", extent)
     after = bounds(index.bounds()[1] - (extent - 1))[1]
-    if after == inf or is_open(index.constant):
+    if after == inf or is_dynamic(index.constant):
         return None
     before = max(0, -index.constant)
     body = rewrite(reduction.body, lambda node: _at_column(node, index, column))
@@ -143,7 +143,7 @@ def _line(load: Load, along: Axis, taps: Sequence[Axis]) -> tuple[Affine, int] |
         return None
     if any(others[0] in i.axes() for dim, i in enumerate(load.index) if dim != dims[0]):
         return None
-    if any(is_open(c) or c < 1 for _, c in index.terms):
+    if any(is_dynamic(c) or c < 1 for _, c in index.terms):
         return None
     return index, load.tensor.shape[dims[0]]
 

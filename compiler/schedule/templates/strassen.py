@@ -58,7 +58,7 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     combined_weight,
     slowness,
 )
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
 
 _ORDERS = ("products-inner", "products-outer")
@@ -160,7 +160,7 @@ def _has_blocks(found: Strassen, target: Target) -> bool:
 
     A last row would be added once in every block.
     """
-    if found.may_have_last or any(is_open(a.extent) for a in (found.rows, *found.others)):
+    if found.may_have_last or any(is_dynamic(a.extent) for a in (found.rows, *found.others)):
         return False
     most = _most_rows(found, target)
     return most < found.rows.extent and most * _beside(found) >= _LEAST_BLOCK
@@ -227,7 +227,7 @@ def _parts_of_rows(found: Strassen, panels: LoopSpec, tile: int, threads: int) -
     """
     if parallel_balance([panels], threads) == 1 or found.may_have_last:
         return []
-    if is_open(found.rows.extent):
+    if is_dynamic(found.rows.extent):
         return []
     step = tile if found.rows == found.tile else 1
     tiles = -(-found.rows.extent // step)

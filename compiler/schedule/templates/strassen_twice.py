@@ -52,7 +52,7 @@ from tilewright.compiler.schedule.templates.strassen_analysis import (
     combinations,
     combined_weight,
 )
-from tilewright.compiler.sizes import is_open
+from tilewright.compiler.sizes import is_dynamic
 from tilewright.compiler.targets.target import Target
 
 _TILES = (4, 8, 12, 16, 24)
@@ -77,7 +77,7 @@ def _blocks(workload: Workload) -> Strassen | None:
     if found is None or found.others:
         return None
     sides = (found.cut, found.whole.lanes, found.whole.channel)
-    if any(is_open(a.extent) or a.extent % _PARTS for a in sides):
+    if any(is_dynamic(a.extent) or a.extent % _PARTS for a in sides):
         return None
     every = (found.left, found.right, found.whole.problem.output)
     if any(f.mod for load in every for f in load.tensor.layout.resolved(len(load.tensor.shape))):

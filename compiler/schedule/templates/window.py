@@ -50,7 +50,7 @@ from tilewright.compiler.schedule.structure import (
     vector_axis,
 )
 from tilewright.compiler.schedule.templates import Template
-from tilewright.compiler.sizes import always_less, is_open
+from tilewright.compiler.sizes import always_less, is_dynamic
 from tilewright.compiler.targets.target import Target
 
 _ENOUGH_POINTS = 6
@@ -305,7 +305,7 @@ def _default(found: WindowReduction, mode: Mode, knobs: tuple[Knob, ...]) -> Sch
 
 def _lower(found: WindowReduction, schedule: Schedule, mode: Mode) -> Kernel:
     problem, target, tile = found.problem, mode.target, found.tile
-    if tile is not None and tile in found.padded and is_open(tile.extent):
+    if tile is not None and tile in found.padded and is_dynamic(tile.extent):
         lowered = [
             _stage(
                 f"main{number}",
@@ -335,7 +335,7 @@ def _stage(
     reduction = problem.reduction
     axes = _window_axes(found)
     if schedule.text("taps") == "all":
-        if any(is_open(axis.extent) for axis in axes):
+        if any(is_dynamic(axis.extent) for axis in axes):
             raise ScheduleError("a window of open extents is not written out")
         reduce: list[Tile] = []
         points = [*map(Tile, axes)]
@@ -367,7 +367,7 @@ def _stage(
     if found.rows is not None:
         loops[found.rows] = LoopSpec(found.rows, schedule.integer("rows"))
     if found.tile is not None:
-        peel = found.tile in found.padded and not is_open(found.tile.extent)
+        peel = found.tile in found.padded and not is_dynamic(found.tile.extent)
         loops[found.tile] = LoopSpec(found.tile, schedule.integer("tile"), peel=peel)
     # In the order of the output's axes, so that the inputs of neighbours are still in the cache.
     ordered = [loops[a] for a in problem.axes if a in loops]

@@ -53,7 +53,7 @@ from tilewright.compiler.schedule.structure import (
     parallel_stage,
 )
 from tilewright.compiler.schedule.templates.winograd_analysis import Side, Winograd
-from tilewright.compiler.sizes import always_less, bounds, is_open
+from tilewright.compiler.sizes import always_less, bounds, is_dynamic
 
 _WEIGHT_PREFETCH = 2048
 _IMAGE_PREFETCH = 512
@@ -72,7 +72,7 @@ def lower(found: Winograd, schedule: Schedule, mode: Mode) -> Kernel:
     if not all(always_less(0, starts) for starts in found.starts(outputs)):
         raise ScheduleError("an image may be smaller than a tile")
     every = prod(counts)
-    blocks = _blocks(found, outputs, lanes, block if is_open(every) else min(block, every))
+    blocks = _blocks(found, outputs, lanes, block if is_dynamic(every) else min(block, every))
     panels = blocks.panels(schedule.integer("vectors") * lanes)
     stage = parallel_stage(
         "main",
@@ -149,7 +149,7 @@ class _Blocks:
         self.counts = found.tile_counts(self.outputs)
         self.number = number = Axis("tile", prod(self.counts))
         few = bounds(number.extent)[0] < _MANY_TILES * (room - 1)
-        self.is_cut = is_open(number.extent) and few
+        self.is_cut = is_dynamic(number.extent) and few
         block, tile = Axis("tb", -(-number.extent // room)), Axis("bt", room)
         self.loop = LoopSpec(number, room) if self.is_cut else LoopSpec(block)
         self.tile = number if self.is_cut else tile
@@ -351,7 +351,7 @@ class _Blocks:
 
 def _quotient(number: Axis, divisor: int) -> Affine:
     """A number divided by a divisor that may be dynamic."""
-    return Affine(((FloorDiv(number, divisor), 1),)) if is_open(divisor) else number // divisor
+    return Affine(((FloorDiv(number, divisor), 1),)) if is_dynamic(divisor) else number // divisor
 
 
 def _products(blocks: _Blocks, panels: _Panels, unroll: int, tile: int) -> tuple[NestNode, ...]:

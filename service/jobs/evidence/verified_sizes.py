@@ -17,8 +17,8 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.attributes import integer
 from tilewright.compiler.plan import costs
-from tilewright.compiler.sizes import Dimension, at, open_size, typical
-from tilewright.service.jobs.plan.planning import OpenPlan, Planned
+from tilewright.compiler.sizes import Dimension, at, dynamic_size, typical
+from tilewright.service.jobs.plan.planning import DynamicPlan, Planned
 
 DRAWN = 2
 """The number of random size vectors, in addition to the ends and the hints."""
@@ -80,7 +80,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
     return (*at_hints(planned), *at_other_sizes(planned))
 
 
-def _hints(planned: Planned, found: OpenPlan) -> list[dict[str, int]]:
+def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
     """The sizes of the plan, then those that a user states."""
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
@@ -92,7 +92,7 @@ def _hints(planned: Planned, found: OpenPlan) -> list[dict[str, int]]:
 
 def _different(
     planned: Planned,
-    found: OpenPlan,
+    found: DynamicPlan,
     wanted: Iterable[dict[str, int]],
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
@@ -118,7 +118,7 @@ def _different(
             yield near
 
 
-def _at(planned: Planned, found: OpenPlan, sizes: Mapping[str, int]) -> Planned:
+def _at(planned: Planned, found: DynamicPlan, sizes: Mapping[str, int]) -> Planned:
     return replace(
         planned,
         graph=found.graph.at(sizes),
@@ -147,7 +147,7 @@ def end_of(dimension: Dimension, *, last: bool) -> int:
     if not last:
         return dimension.low * dimension.multiple
     if dimension.high is None:
-        return MOST * typical(open_size(dimension))
+        return MOST * typical(dynamic_size(dimension))
     return dimension.high * dimension.multiple
 
 

@@ -27,8 +27,8 @@ from tilewright.compiler.sizes.ranges import SizeRange
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.evidence.end_to_end import Settled, settle
 from tilewright.service.jobs.plan.planning import (
+    DynamicPlan,
     ModelRequest,
-    OpenPlan,
     Planned,
     model_digest,
     planned_for_ranges,
@@ -120,7 +120,7 @@ class KnownModel:
             free = [d for d in graph.dimensions if d.name not in self._given]
             known = {d.name for d in graph.dimensions}
             shares = {name: each for name, each in self._shares.items() if name in known}
-            open_plan = profiled(OpenPlan(plan, graph, graph.dimensions), ports, free, shares)
+            open_plan = profiled(DynamicPlan(plan, graph, graph.dimensions), ports, free, shares)
             planned = planned_for_ranges(request, open_plan)
         else:
             planned = Planned(request, graph, plan)

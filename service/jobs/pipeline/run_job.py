@@ -46,7 +46,7 @@ from tilewright.service.jobs.plan.bounded_planning import plan_bounded
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planned_ports import open_ports
 from tilewright.service.jobs.plan.planning import Planned, model_digest
-from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_programs
 from tilewright.service.jobs.report.bounds import bounds_within
 from tilewright.service.jobs.report.shown_sizes import range_lines
 from tilewright.service.options import JobBudget

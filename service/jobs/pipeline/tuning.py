@@ -127,7 +127,7 @@ def build_artifact(
     if (stages := planned[0].stages) is not None:
         assert ports is not None
         plans_ = [p.served_plan for p in planned]
-        return artifacts.save_stages(plans_, stages, builder, folder, ports, timings, check)
+        return artifacts.save_segments(plans_, stages, builder, folder, ports, timings, check)
     plans = {() if p.open else p.sizes: p.served_plan for p in planned}
     return artifacts.save_artifact(plans, builder, folder, ports, timings, check)
 

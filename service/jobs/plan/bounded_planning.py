@@ -18,7 +18,7 @@ from tilewright.compiler.timings import StageTime, Timings
 from tilewright.service.jobs.inputs.random_choices import check_draws
 from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan.planning import Planned
-from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_programs
 from tilewright.service.jobs.process.interrupts import JobCancelled
 
 # a child has no use for settings, nor for a log, which take a third of its start

@@ -13,7 +13,7 @@ from functools import partial
 
 from tilewright.compiler.errors import CompilerError, InvalidModelError
 from tilewright.compiler.profile import agreeing_size, nearest_size
-from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions
+from tilewright.compiler.sizes import Dimension, DynamicSizeError, dimensions
 from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.compiler.sizes.ranges import MOST_NARROWINGS, attempted, narrowings
 
@@ -61,7 +61,7 @@ class FittedRanges:
         Raises:
             CompilerError: the error, if nothing is open any more.
         """
-        question = error if isinstance(error, OpenSizeError) else OpenSizeError(str(error))
+        question = error if isinstance(error, DynamicSizeError) else DynamicSizeError(str(error))
         asked = {d.name for d in dimensions(question.undecided, question.unequal)}
         left = {name: self.hints[name] for name in self.left}
         own = {name: self.hints[name] for name in self.given}
@@ -77,7 +77,7 @@ class FittedRanges:
         self.sizes[name] = size
         self.notes.append(f"{name}={size}, since no program serves {served}: {question}")
 
-    def _narrow(self, question: OpenSizeError) -> bool:
+    def _narrow(self, question: DynamicSizeError) -> bool:
         """Narrow a range that the user gave, if that answers the question."""
         found = narrowings(self.given, question)
         if not found or len(self.notes) >= MOST_NARROWINGS:
@@ -164,10 +164,10 @@ def _is_taken(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> bool:
     return not isinstance(found, InvalidModelError)
 
 
-def _question(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> OpenSizeError | None:
+def _question(attempt: Attempt, sizes: Mapping[str, int | Dimension]) -> DynamicSizeError | None:
     """The question that an attempt at sizes and ranges ends with; None if it has another end."""
     try:
         found = attempted(partial(attempt, sizes))
     except CompilerError:
         return None
-    return found if isinstance(found, OpenSizeError) else None
+    return found if isinstance(found, DynamicSizeError) else None

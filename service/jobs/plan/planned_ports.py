@@ -8,11 +8,11 @@ from dataclasses import replace
 from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.frontend.dimensions import model_ports
 from tilewright.compiler.frontend.model_file import read_model
-from tilewright.compiler.runtime.ports import Dims, OpenPorts
+from tilewright.compiler.runtime.ports import Dims, ModelPorts
 from tilewright.service.jobs.plan.planning import Planned
 
 
-def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
+def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
     """Inputs and outputs with the dimensions that vary between plans; None where none does.
 
     Raises:
@@ -41,7 +41,7 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> OpenPorts | None:
     return ports
 
 
-def _staged_ports(first: Planned, *, pad: bool) -> OpenPorts:
+def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
     if pad:
         raise InvalidArgumentError("inputs of a model whose data decide sizes cannot be padded")
     assert first.stages is not None

@@ -21,9 +21,9 @@ from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.profile import affordable_hints, size_hints
 from tilewright.compiler.program.builder import CompiledProgram
-from tilewright.compiler.runtime.ports import Dims, OpenPorts, Sizes
-from tilewright.compiler.runtime.stages import DataCut
-from tilewright.compiler.sizes import Dimension, OpenSizeError, dimensions, open_size, typical
+from tilewright.compiler.runtime.ports import Dims, ModelPorts, Sizes
+from tilewright.compiler.runtime.segments import SegmentBoundary
+from tilewright.compiler.sizes import Dimension, DynamicSizeError, dimensions, dynamic_size, typical
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares, size_choices
 from tilewright.compiler.sizes.ranges import SizeRange, attempted, default_ranges, within_defaults
 from tilewright.compiler.targets.target import Target
@@ -55,7 +55,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenPlan:
+class DynamicPlan:
     """A model partitioned once for all sizes of its ranges.
 
     `ranges` has the range of each dynamic dimension, by name; `defaults` names the dimensions whose
@@ -103,8 +103,8 @@ class Planned:
     plan: GraphPlan
     sizes: Sizes = ()
     """The sizes of the dimensions for which the request gives several, or a range."""
-    open: OpenPlan | None = None
-    stages: DataCut[int] | None = field(default=None, repr=False, compare=False)
+    open: DynamicPlan | None = None
+    stages: SegmentBoundary[int] | None = field(default=None, repr=False, compare=False)
     """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
     stage: int = 0
     notes: tuple[str, ...] = ()
@@ -275,7 +275,7 @@ def _plan_ranges(
     dims: Mapping[str, int | Dimension],
     hinted: _Hinted,
     empty: Collection[str],
-    ports: OpenPorts,
+    ports: ModelPorts,
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
@@ -312,7 +312,7 @@ def _plan_ranges(
     while fitted.left or fitted.given:
         before = imports
         found = attempted(lambda: within_defaults(fitted.left, plan, empty))
-        if not isinstance(found, OpenSizeError | InvalidModelError):
+        if not isinstance(found, DynamicSizeError | InvalidModelError):
             break
         if isinstance(found, InvalidModelError) and imports == before + 1:
             if not fitted.sizes:
@@ -328,7 +328,7 @@ def _plan_ranges(
     implied = tuple(d for n, d in fitted.given.items() if n not in known)
     free = [d for d in graph.dimensions if d.name not in fitted.given]
     open_plan = profiled(
-        OpenPlan(made, graph, graph.dimensions, tuple(fitted.left), implied=implied),
+        DynamicPlan(made, graph, graph.dimensions, tuple(fitted.left), implied=implied),
         ports,
         free,
         # a dimension that others express has no sizes of its own
@@ -365,8 +365,8 @@ def _plan_fixed(
 
 
 def profiled(
-    plan: OpenPlan, ports: OpenPorts, free: Sequence[Dimension], shares: Shares
-) -> OpenPlan:
+    plan: DynamicPlan, ports: ModelPorts, free: Sequence[Dimension], shares: Shares
+) -> DynamicPlan:
     """A plan with the sizes at which it is measured and verified.
 
     Args:
@@ -392,7 +392,7 @@ def profiled(
     return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
 
 
-def _united(ports: OpenPorts, graph: Graph) -> OpenPorts:
+def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
     """Ports in which a dimension that equals another has the name that the graph knows it by."""
 
     def named(name: str, dims: Dims) -> Dims:
@@ -401,7 +401,9 @@ def _united(ports: OpenPorts, graph: Graph) -> OpenPorts:
             return dims
         return tuple(
             known[0].name
-            if isinstance(dim, str) and (known := dimensions(size)) and size == open_size(known[0])
+            if isinstance(dim, str)
+            and (known := dimensions(size))
+            and size == dynamic_size(known[0])
             else dim
             for dim, size in zip(dims, shape, strict=True)
         )
@@ -414,10 +416,10 @@ def first_sizes(shares: Shares) -> dict[str, int]:
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
-def planned_for_ranges(request: ModelRequest, plan: OpenPlan) -> Planned:
+def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
     """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
     hints = dict(plan.hints)
-    sizes = {d.name: hints.get(d.name) or typical(open_size(d)) for d in plan.ranges}
+    sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}
     return Planned(
         replace(request, dims={**(request.dims or {}), **sizes}),
         plan.graph.at(sizes),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tilewright.compiler.plan import costs
 from tilewright.compiler.profile import profile_text, size_hints
-from tilewright.compiler.runtime.ports import OpenPorts, ranges_text
+from tilewright.compiler.runtime.ports import ModelPorts, ranges_text
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.service.jobs.evidence.verified_sizes import affordable, elements, end_of
@@ -49,7 +49,7 @@ def shown_sizes(planned: Planned) -> list[dict[str, int]]:
 
 
 def hinted_sizes(
-    ports: OpenPorts,
+    ports: ModelPorts,
     ranges: Sequence[Dimension],
     stated: Shares | None = None,
     given: Collection[str] = (),

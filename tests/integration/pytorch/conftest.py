@@ -31,10 +31,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     found: list[Any] = []
 
-    class Counted(graph_function.KeptModels):
+    class Counted(graph_function.CompilationCache):
         def compile(self, model: Any, options: Any) -> Any:
             found.append(super().compile(model, options))
             return found[-1]
 
-    monkeypatch.setattr(graph_function, "KeptModels", Counted)
+    monkeypatch.setattr(graph_function, "CompilationCache", Counted)
     return found

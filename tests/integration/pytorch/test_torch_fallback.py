@@ -167,7 +167,7 @@ def failed(array: Any) -> Any:
 def test_a_result_that_pytorch_did_not_trace_is_given_to_nobody(
     change: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_function, "KeptModels", lambda folder: Program(change))
+    monkeypatch.setattr(graph_function, "CompilationCache", lambda folder: Program(change))
     compiled = torch.compile(lambda x: x * 2, backend=tilewright)
     with pytest.warns(ModelWarning, match=f"eager mode.*{says}"):
         close(compiled(X), X * 2)
@@ -175,7 +175,7 @@ def test_a_result_that_pytorch_did_not_trace_is_given_to_nobody(
 
 
 def test_open_dimensions_of_results_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_function, "KeptModels", lambda folder: Program(lambda x: [x]))
+    monkeypatch.setattr(graph_function, "CompilationCache", lambda folder: Program(lambda x: [x]))
     compiled = torch.compile(lambda x: x * 2, backend=tilewright, dynamic=True)
     for rows in (2, 5):
         close(compiled(X[:, :rows]), X[:, :rows] * 2)
@@ -190,7 +190,7 @@ def test_a_compiler_that_fails_is_named(
         def compile(self, *_: Any) -> Any:
             raise AssertionError("no register")
 
-    monkeypatch.setattr(graph_function, "KeptModels", Broken)
+    monkeypatch.setattr(graph_function, "CompilationCache", Broken)
     with pytest.warns(ModelWarning, match="eager mode.*AssertionError: no register"):
         same(lambda x: x + 1, X)
     (record,) = [each for each in caplog.records if each.name == "tilewright.torch"]

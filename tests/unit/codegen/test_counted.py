@@ -9,7 +9,7 @@ import pytest
 from tests.graphs import Maker
 from tests.unit.codegen.checks import kernel
 from tests.unit.codegen.rounded import bytes_nest, largest_nest, limits_nest
-from tests.unit.schedule.open_nests import open_workload
+from tests.unit.schedule.dynamic_nests import dynamic_workload
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.codegen.object import emit_assembly
 from tilewright.compiler.codegen.statistics import InnerLoop, inner_loops
@@ -120,7 +120,7 @@ def test_bytes_of_open_rows_are_narrowed_together() -> None:
         scaled = make("mul", total, make.constant("scale", 40.0))
         return make("cast", make("round", scaled), to="uint8")
 
-    workload = open_workload(rounded, Dimension("m", 1, 41), Dimension("n", 1, 61))
+    workload = dynamic_workload(rounded, Dimension("m", 1, 41), Dimension("n", 1, 61))
     first = next(iter(untuned_schedules(workload, Mode(N1))))
     lower_nest(lower_schedule(workload, first, Mode(N1)).nest, N1)
     wide = Schedule.of("gemm", order="lanes-outer", pack=False, tile=4, unroll=1, vectors=4)

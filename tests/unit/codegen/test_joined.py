@@ -16,7 +16,7 @@ from tests.graphs import Maker, random_inputs, run_graph
 from tests.kernels import WorkloadCode, as_workload, run_workload, width
 from tests.unit.codegen.checks import agree
 from tests.unit.codegen.rounded import bytes_nest, read_as_nest
-from tests.unit.schedule.open_nests import open_workload
+from tests.unit.schedule.dynamic_nests import dynamic_workload
 from tests.unit.schedule.problems import conv, matmul
 from tilewright.compiler.codegen.statistics import inner_loops
 from tilewright.compiler.dtypes import DType
@@ -132,7 +132,7 @@ def test_blocks_that_lie_a_size_apart(joining: Target) -> None:
 
     image = Dimension("h", 1, 9), Dimension("w", 1, 9)
     places = {"y": (blocked(4, 1, 8), ())}
-    workload = open_workload(build, *image, places=places)
+    workload = dynamic_workload(build, *image, places=places)
     schedule = tile(workload, joining, 2)
     lanes = joining.lanes(DType.FLOAT32)
     assert f"@llvm.fma.v{2 * lanes}f32" in lower_workload(workload, schedule, Mode(joining)).text

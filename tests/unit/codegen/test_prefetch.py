@@ -30,7 +30,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.packing import aligned_zeros
 from tilewright.compiler.schedule.schedule import Choice, Schedule
 from tilewright.compiler.schedule.select import lower_schedule
-from tilewright.compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.sizes import Dimension, at, dynamic_size
 
 QUESTION = re.compile(r"call void @llvm\.prefetch\.p0\(ptr (\S+), [^\n]*")
 LANES = HOST.lanes(DType.FLOAT32)
@@ -119,7 +119,7 @@ ROWS = Dimension("s0", 0, 4096)
 def test_a_pass_alone_asks_for_its_own_panel(rows: int) -> None:
     """8 KiB ahead, whether it is known that there is one pass or not."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
-    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, rows)
+    counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, rows)
     np.testing.assert_array_equal(counts, asked(matmul(rows, 3 * WIDTH, 256), schedule))
     near, all_panels = 8192 // LINE, 3 * 256 * WIDTH * DType.FLOAT32.bytes // LINE
     assert near < all_panels // 3
@@ -132,7 +132,7 @@ def test_passes_share_a_panel_whatever_their_number(rows: int) -> None:
     """Each step has instructions for a pass alone: with more, a line is asked for in as many more
     steps as a share is smaller than that."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
-    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 64), schedule, rows)
+    counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 64), schedule, rows)
     check(counts, 64, 4 * -(-rows // 8))
 
 
@@ -140,7 +140,7 @@ def test_few_rows_alone_ask_for_nothing_ahead() -> None:
     """Where the core reads them at the speed of the memory: what they ask for, they read."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     known = asked(matmul(2, 3 * WIDTH, 256), schedule, rows_that_gain=4)
-    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, 2, rows_that_gain=4)
+    counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, 2, rows_that_gain=4)
     np.testing.assert_array_equal(counts, known)
     assert counts[: len(counts) // 2].min() == 1 and counts[len(counts) // 2 :].max() == 0
 
@@ -150,7 +150,7 @@ def test_a_rest_leaves_the_next_panel_to_full_tiles(rows: int) -> None:
     """It is over soon, and asks as a pass alone does: for what full tiles have brought near. One
     full tile before it is alone, too."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
-    counts = asked(matmul(open_size(ROWS), 3 * WIDTH, 256), schedule, rows)
+    counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, rows)
     near, panel = 8192 // LINE, 256 * WIDTH * DType.FLOAT32.bytes // LINE
     full = rows // 8
     assert counts[:near].max() == 0
@@ -165,19 +165,19 @@ def test_a_rest_leaves_the_next_panel_to_full_tiles(rows: int) -> None:
 
 def test_no_rows_ask_for_nothing() -> None:
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
-    assert asked(matmul(open_size(ROWS), 3 * WIDTH, 64), schedule, 0).max() == 0
+    assert asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 64), schedule, 0).max() == 0
 
 
 @pytest.mark.parametrize("rows", [16, 22, 61])
 def test_the_last_pass_overlaps_the_one_before(rows: int) -> None:
     """Where there are always enough rows the last tile ends with them; it is a pass of its own."""
-    workload = matmul(open_size(Dimension("s0", 16, 4096)), 3 * WIDTH, 64)
+    workload = matmul(dynamic_size(Dimension("s0", 16, 4096)), 3 * WIDTH, 64)
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     check(asked(workload, schedule, rows), 64, 4 * -(-rows // 8))
 
 
 def test_open_rows_of_strassens_products_share_panels() -> None:
-    workload = matmul(open_size(Dimension("s0", 16, 4096)), 2 * WIDTH, 128)
+    workload = matmul(dynamic_size(Dimension("s0", 16, 4096)), 2 * WIDTH, 128)
     schedule = Schedule.of("strassen", order="products-inner", tile=4, **COMMON)
     check(asked(workload, schedule, 40), 64, 4 * 5, panels=7)
 

@@ -31,15 +31,15 @@ from tilewright.compiler.loops.index import Axis, affine
 from tilewright.compiler.loops.layout import Factor, Layout
 from tilewright.compiler.loops.nest import Binding, Compute, For, Let, LoopNest, Stage, Store, Tile
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.sizes import Dimension, at, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 
 Array = np.ndarray[Any, Any]
 
-N = open_size(Dimension("n", 0, 200))
-M = open_size(Dimension("m", 1, 64))
-K = open_size(Dimension("k", 0, 64))
+N = dynamic_size(Dimension("n", 0, 200))
+M = dynamic_size(Dimension("m", 1, 64))
+K = dynamic_size(Dimension("k", 0, 64))
 LENGTHS = (0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 48, 49, 64, 95, 127, 199, 200)
 
 
@@ -144,7 +144,7 @@ def test_loops_that_a_size_decides_are_refused(axes: dict[str, bool], complaint:
 
 
 def test_edges_of_images_are_peeled_where_there_are_two_tiles_at_any_size() -> None:
-    wide = open_size(Dimension("wide", 2, 10, 4))
+    wide = dynamic_size(Dimension("wide", 2, 10, 4))
     w, j = Axis("w", wide), Axis("j", 3)
     x, y = Tensor("x", (wide,)), Tensor("y", (wide,), role=Role.OUTPUT)
     window = Compute(
@@ -228,7 +228,7 @@ def test_tiles_that_loops_split_have_one_code_full_or_not() -> None:
 @pytest.mark.parametrize(("most", "step"), [(18, 9), (8, 5), (25, 13), (5, 2), (7, 3)])
 def test_rows_of_blocks_are_narrow_tiles_or_one_more_full_one(most: int, step: int) -> None:
     rooms = sorted({r for r in (1, -(-step // 3), -(-2 * step // 3)) if r < step})
-    extent = open_size(Dimension("m", 1, most))
+    extent = dynamic_size(Dimension("m", 1, most))
     full, *narrow = segments(extent, step, peel=False, granularity=1, tail=Tail.REPEATED)
     assert [s.room for s in (full, *narrow)] == [0, *rooms]
     for m in range(1, most + 1):
@@ -251,7 +251,7 @@ def test_rows_of_blocks_are_narrow_tiles_or_one_more_full_one(most: int, step: i
 @pytest.mark.parametrize("most", [None, 64])
 def test_rows_of_requests_have_a_tile_that_holds_every_rest(most: int | None) -> None:
     """The weights are read once, however few rows there are."""
-    extent = open_size(Dimension("m", 1, most))
+    extent = dynamic_size(Dimension("m", 1, most))
     found = segments(extent, 9, peel=False, granularity=1, tail=Tail.REPEATED)
     assert [s.room for s in found] == [0, 1, 3, 5, 7, 9]
     for m in range(1, 65):
@@ -261,7 +261,7 @@ def test_rows_of_requests_have_a_tile_that_holds_every_rest(most: int | None) ->
 
 def row_tiles(fewest: int) -> LoopNest:
     """A matrix product of `fewest` to 64 rows, in tiles of 6 of them for each panel."""
-    nest = matmul(open_size(Dimension("m", fewest, 64)), 48, 10, 4)
+    nest = matmul(dynamic_size(Dimension("m", fewest, 64)), 48, 10, 4)
     (outer,) = nest.stages[0].body
     assert isinstance(outer, For)
     (columns,) = outer.body
@@ -291,7 +291,7 @@ def test_the_last_of_some_tiles_overlaps_the_one_before(fewest: int, is_full: bo
 
 def test_rows_of_what_is_also_read_are_not_computed_twice() -> None:
     """sums += x along rows: a row that is computed again would be added twice."""
-    n, k = Axis("n", open_size(Dimension("n", 40, 90))), Axis("k", 4)
+    n, k = Axis("n", dynamic_size(Dimension("n", 40, 90))), Axis("k", 4)
     x, y = Tensor("x", (n.extent, 4)), Tensor("y", (n.extent,), role=Role.OUTPUT)
     sums = Tensor("sums", (n.extent,), role=Role.SCRATCH)
     tiles = {"reduce": (Tile(k, 1),), "unroll": (Tile(n, 1),)}
@@ -350,8 +350,8 @@ def test_softmax_of_rows_of_any_length(bits: int) -> None:
     check(softmax(bits // 32), bits, sizes, 1e-5)
 
 
-HEIGHT = open_size(Dimension("height", 1, 40))
-WIDTH = open_size(Dimension("width", 1, 40))
+HEIGHT = dynamic_size(Dimension("height", 1, 40))
+WIDTH = dynamic_size(Dimension("width", 1, 40))
 IMAGES = [
     {"height": h, "width": w}
     for h, w in [(1, 1), (2, 3), (3, 2), (7, 11), (8, 12), (9, 13), (31, 6), (40, 40), (1, 37)]
@@ -434,7 +434,7 @@ def test_scratch_of_a_size_between_stages_and_scattered_lanes(bits: int) -> None
 
 def test_a_tail_of_a_let_is_clamped() -> None:
     """Rows in tiles of 4, of which the last begins where 4 rows are left."""
-    rows, n = open_size(Dimension("rows", 4, 30)), Axis("n", 5)
+    rows, n = dynamic_size(Dimension("rows", 4, 30)), Axis("n", 5)
     m, start = Axis("m", rows), Axis("start", rows)
     x, y = Tensor("x", (rows, 5)), Tensor("y", (rows, 5), role=Role.OUTPUT)
     i = Axis("i", 4)

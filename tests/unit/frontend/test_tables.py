@@ -14,7 +14,7 @@ from tilewright.compiler.frontend.dimensions import cache_lengths
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes import DynamicSizeError
 from tilewright.compiler.sizes.ranges import default_ranges, within_defaults
 
 PARTS = """
@@ -94,7 +94,7 @@ def test_what_every_size_of_the_ranges_keeps_is_not_asked(body: str) -> None:
 def test_a_range_that_reaches_beyond_by_itself_is_an_error(
     body: str, ranges: tuple[str, str]
 ) -> None:
-    with pytest.raises(OpenSizeError):
+    with pytest.raises(DynamicSizeError):
         imported(BODIES[body], *ranges)
 
 
@@ -113,7 +113,7 @@ def test_default_ranges_are_those_of_the_table(body: str) -> None:
 def test_a_part_of_an_input_may_end_beyond_it() -> None:
     """ONNX cuts it off there, and it may be meant."""
     body = "found = Slice (new, length, total, one)"
-    with pytest.raises(OpenSizeError):
+    with pytest.raises(DynamicSizeError):
         imported(body)
     fixed = import_model(model(body), {"past": 3, "tokens": 5})
     assert run(fixed, 3, 5).shape == (2, 2)

@@ -23,14 +23,14 @@ from tilewright.compiler.graph.text import (
     without_digests,
 )
 from tilewright.compiler.graph.types import TensorType
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 NAMES = st.text(min_size=0, max_size=8) | st.sampled_from(["x", "%0", "input", "a.b/c", "a b", '"'])
 FLOATS = st.floats(allow_nan=False)
 INTS = st.integers(-(2**63), 2**63 - 1)
 DIMENSIONS = (Dimension("n", 1, 512), Dimension("x[0]", 0), Dimension("height", 1, 20, multiple=32))
 SIZES = st.tuples(
-    st.sampled_from(DIMENSIONS).map(open_size), st.integers(1, 9), st.integers(0, 9)
+    st.sampled_from(DIMENSIONS).map(dynamic_size), st.integers(1, 9), st.integers(0, 9)
 ).map(lambda parts: (parts[0] * parts[1] + parts[2]) // (parts[2] + 1))
 SCALARS: st.SearchStrategy[AttrValue] = FLOATS | INTS | st.booleans() | SIZES
 ATTRS = st.dictionaries(

@@ -42,7 +42,7 @@ from tilewright.compiler.loops.nest import (
     Store,
     Tile,
 )
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 
 def matmul(
@@ -173,7 +173,9 @@ NAMES = st.one_of(
     st.text(max_size=4),
 )
 SMALL = st.integers(1, 40)
-N, BATCH = (open_size(d) for d in (Dimension("n", 1, 512), Dimension("batch size", 0, multiple=32)))
+N, BATCH = (
+    dynamic_size(d) for d in (Dimension("n", 1, 512), Dimension("batch size", 0, multiple=32))
+)
 EXTENTS = st.one_of(SMALL, st.sampled_from([N, BATCH, N * BATCH - N + 3, (N + 2) // 4 * 7]))
 DTYPES = st.sampled_from(list(DType))
 AXES = st.builds(Axis, NAMES, EXTENTS)

@@ -9,7 +9,7 @@ from tilewright.compiler.loops import closing
 from tilewright.compiler.loops.expr import Role, Tensor
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 N = Dimension("n", 1, 40)
 
@@ -25,7 +25,7 @@ def copy(rows: int, columns: int) -> LoopNest:
 
 
 def test_axes_of_one_name_stay_apart_where_they_come_to_have_one_extent() -> None:
-    nest = copy(open_size(N), 8)
+    nest = copy(dynamic_size(N), 8)
     assert [axis.name for axis in nest.at({"n": 7}).axes] == ["i", "i"]
     closed = nest.at({"n": 8})
     assert closed.axes == (Axis("i", 8), Axis("i'", 8))
@@ -33,7 +33,7 @@ def test_axes_of_one_name_stay_apart_where_they_come_to_have_one_extent() -> Non
 
 
 def test_an_axis_of_one_value_leaves_the_indices() -> None:
-    closed = copy(open_size(N), 8).at({"n": 1})
+    closed = copy(dynamic_size(N), 8).at({"n": 1})
     (compute,) = closed.computes
     assert [str(index) for index in compute.stores[0].target.index] == ["0", "i"]
 
@@ -52,13 +52,13 @@ def test_each_size_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return sizes.at(size, values)  # type: ignore[arg-type]
 
     monkeypatch.setattr(closing, "at", at)
-    rows = open_size(N)
+    rows = dynamic_size(N)
     copy(rows * 3, rows + 1).at({"n": 5})
     assert len(asked) == len(set(asked)) == 2
 
 
 def test_sizes_that_a_dimension_cannot_have_are_refused() -> None:
     with pytest.raises(ValueError, match="n"):
-        copy(open_size(N), 8).at({"n": 41})
+        copy(dynamic_size(N), 8).at({"n": 41})
     with pytest.raises(KeyError):
-        copy(open_size(N), 8).at({})
+        copy(dynamic_size(N), 8).at({})

@@ -36,7 +36,7 @@ from tilewright.compiler.loops.semantics import (
     from_memory,
     to_memory,
 )
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 Array = np.ndarray[Any, Any]
 
@@ -325,8 +325,8 @@ def test_nodes_without_a_value() -> None:
             evaluate_expression(expr, lambda load: np.zeros(1))
 
 
-ROWS = open_size(Dimension("rows", 0, 64))
-COLUMNS = open_size(Dimension("columns", 1, 4, 8))
+ROWS = dynamic_size(Dimension("rows", 0, 64))
+COLUMNS = dynamic_size(Dimension("columns", 1, 4, 8))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 8), (1, 32), (10, 16), (64, 24)])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tilewright.compiler.loops.index import Affine, Axis, FloorDiv, affine
-from tilewright.compiler.sizes import Dimension, OpenSizeError, at, open_size, replaced
+from tilewright.compiler.sizes import Dimension, DynamicSizeError, at, dynamic_size, replaced
 
-n = open_size(Dimension("n", 1, 100))
-m = open_size(Dimension("m", 1, 100))
+n = dynamic_size(Dimension("n", 1, 100))
+m = dynamic_size(Dimension("m", 1, 100))
 i, j, k = Axis("i", n), Axis("j", m), Axis("k", 64)
 
 
@@ -54,5 +54,5 @@ def test_an_open_axis_may_move() -> None:
 
 def test_what_sizes_do_not_decide_is_refused() -> None:
     sign = n - m
-    with pytest.raises(OpenSizeError, match=r"n 1\.\.100"):
+    with pytest.raises(DynamicSizeError, match=r"n 1\.\.100"):
         (i * sign).bounds()

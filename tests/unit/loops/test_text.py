@@ -12,7 +12,7 @@ from tilewright.compiler.loops.expr import Role, Tensor, walk
 from tilewright.compiler.loops.index import Axis
 from tilewright.compiler.loops.nest import Compute, For, LoopNest, Stage, Store, Tile
 from tilewright.compiler.loops.text import print_nest
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 MATMUL = """\
 kernel matmul
@@ -58,7 +58,7 @@ kernel matmul
 
 
 def test_text_with_sizes() -> None:
-    rows, n = open_size(Dimension("rows", 1, 20, 32)), open_size(Dimension("n", 1, 512))
+    rows, n = dynamic_size(Dimension("rows", 1, 20, 32)), dynamic_size(Dimension("n", 1, 512))
     nest = nests.matmul(rows + 1, 4 * n, (n + 7) // 8)
     assert [d.name for d in nest.sizes] == ["n", "rows"]
     assert print_nest(nest) == OPEN

@@ -37,7 +37,7 @@ from tilewright.compiler.loops.nest import (
     Store,
     Tile,
 )
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 I = Axis("i", 8)  # noqa: E741 an axis is written as a capital where it is a constant
 X = Tensor("x", (8,))
@@ -47,7 +47,7 @@ SUM = Compute(
     (Store(Y[0], Accumulator()),), X[I], Combiner.SUM, reduce=(Tile(I, 4),), unroll=(Tile(I),)
 )
 OTHER = Axis("j", 3)
-N = open_size(Dimension("n", 1, 512))
+N = dynamic_size(Dimension("n", 1, 512))
 
 
 def nest(*body: Node, buffers: tuple[Tensor, ...] = (X, Y), **changes: object) -> LoopNest:
@@ -193,7 +193,7 @@ BAD = {
     ),
     "a reduction without a combiner": nest(replace(COPY, init=Const(1.0))),
     "dimension 'n' has two ranges": nest(
-        For(Axis("i", N), 1, (For(Axis("j", open_size(Dimension("n", 1, 8))), 1, (COPY,)),))
+        For(Axis("i", N), 1, (For(Axis("j", dynamic_size(Dimension("n", 1, 8))), 1, (COPY,)),))
     ),
     "axis 'j': n-2 may be below 0": nest(For(Axis("j", N - 2), 1, (COPY,))),
     "tensor 'x': n-2 may be below 0": nest(COPY, buffers=(replace(X, shape=(N - 2,)), Y)),

@@ -13,7 +13,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.control import STEP
 from tilewright.compiler.ops.trip_counts import State, TripCount, trip_count
-from tilewright.compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.sizes import Dimension, at, dynamic_size
 
 OPERATORS = {
     "less": np.less,
@@ -72,7 +72,7 @@ def test_as_many_steps_as_the_loop_takes() -> None:
 
 
 def test_a_size_says_how_many_through_casts() -> None:
-    body, n = Body(), open_size(Dimension("n", 1, 4096))
+    body, n = Body(), dynamic_size(Dimension("n", 1, 4096))
     time = body("cast", body.counter(0, 1, DType.INT32), to="float32")
     length = body("cast", body.number(n, DType.INT32), to="float32")
     steps = body("cast", body.step, to="int32")
@@ -82,7 +82,7 @@ def test_a_size_says_how_many_through_casts() -> None:
 
 
 def test_states_that_never_change_are_bounds() -> None:
-    body, n = Body(), open_size(Dimension("n", 4, 100))
+    body, n = Body(), dynamic_size(Dimension("n", 4, 100))
     kept = body.builder.input("kept", STEP)
     body.states[kept] = State(n, body("identity", kept))
     by = body.builder.input("by", STEP)
@@ -96,7 +96,7 @@ def test_states_that_never_change_are_bounds() -> None:
 
 def test_a_bound_where_the_range_decides_nothing() -> None:
     """From 1 to n, which may be 1: the loop that begins takes n - 1 steps."""
-    body, n = Body(), open_size(Dimension("n", 1, 100))
+    body, n = Body(), dynamic_size(Dimension("n", 1, 100))
     found = body.steps(body("less", body.counter(1, 1), body.number(n)))
     assert found == TripCount(n, False)
     body = Body()
@@ -113,7 +113,7 @@ def test_what_the_data_decide_too_is_a_bound() -> None:
 
 
 def test_sizes_without_a_bound_are_held_by_64_bits_alone() -> None:
-    n = open_size(Dimension("n", 1, None))
+    n = dynamic_size(Dimension("n", 1, None))
     for dtype, down in ((DType.INT64, False), (DType.INT64, True), (DType.UINT64, False)):
         body = Body()
         value = body.counter(n - 1, -1, dtype) if down else body.counter(0, 1, dtype)

@@ -20,7 +20,7 @@ from tilewright.compiler.passes.quantisation import ByteFactor, unsigned
 from tilewright.compiler.passes.quantised_pairs import quantised_pairs
 from tilewright.compiler.passes.quantised_products import quantised_products
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 
 Choices = dict[str, Any]
@@ -368,7 +368,7 @@ def test_bytes_of_another_sign_are_moved_where_they_are_computed() -> None:
 
 def test_a_sum_of_open_length_is_multiplied_in_bytes_if_it_is_one_of_whole_groups() -> None:
     for multiple, accumulator in ((1, None), (4, "int32")):
-        depth = open_size(Dimension("keys", multiple, 64, multiple))
+        depth = dynamic_size(Dimension("keys", multiple, 64, multiple))
         graph = quantised_pairs(pair(HALF, HALF, depth=depth))
         assert anchor(graph).attr("accumulator") == accumulator
 

@@ -12,10 +12,10 @@ from tilewright.compiler.graph.ir import Graph, Node
 from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.growing_caches import growing_caches
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
-PAST = open_size(Dimension("past", 0, 64))
-ADDED = open_size(Dimension("added", 1, 8))
+PAST = dynamic_size(Dimension("past", 0, 64))
+ADDED = dynamic_size(Dimension("added", 1, 8))
 
 
 def cache(axis: int = 1, added: int = ADDED, outputs: tuple[str, ...] = ("all", "sum")) -> Graph:

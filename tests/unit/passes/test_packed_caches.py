@@ -15,10 +15,10 @@ from tilewright.compiler.graph.verify import verify_graph
 from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.passes.growing_caches import growing_caches
 from tilewright.compiler.passes.packed_caches import packed_caches
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
-PAST = open_size(Dimension("past", 0, 64))
-NEW = open_size(Dimension("new", 1, 8))
+PAST = dynamic_size(Dimension("past", 0, 64))
+NEW = dynamic_size(Dimension("new", 1, 8))
 CACHE, ROWS = (2, 1, 3, PAST, 4), (1, 3, NEW, 4)
 
 

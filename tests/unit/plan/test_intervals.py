@@ -19,7 +19,7 @@ from tilewright.compiler.plan.intervals import (
     pieces,
 )
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.sizes import check_values, dimensions, open_size, open_sizes
+from tilewright.compiler.sizes import check_values, dimensions, dynamic_size, dynamic_sizes
 from tilewright.compiler.sizes.ranges import parse_range
 
 BORDERS = (1, 2, 15, 16, 17, 127, 128, 129)
@@ -28,7 +28,7 @@ BORDERS = (1, 2, 15, 16, 17, 127, 128, 129)
 def product(*ranges: str) -> Workload:
     """A product of matrices whose leading extents are open."""
     make = Maker()
-    shape = [open_size(parse_range(f"s{n}", text)) for n, text in enumerate(ranges)]
+    shape = [dynamic_size(parse_range(f"s{n}", text)) for n, text in enumerate(ranges)]
     return as_workload(
         make.graph(make("matmul", make.input("a", *shape, 64), make.input("b", 64, 32)))
     )
@@ -71,7 +71,7 @@ def test_the_longest_range_is_cut_most() -> None:
 
 def test_what_multiplies_nothing_stays_whole() -> None:
     make = Maker()
-    rows = open_size(parse_range("s0", "1..512"))
+    rows = dynamic_size(parse_range("s0", "1..512"))
     workload = as_workload(make.graph(make("relu", make.input("a", rows, 64))))
     (whole,) = pieces(workload)
     assert (whole.workload, whole.box) == (workload, workload.dimensions)
@@ -92,7 +92,7 @@ def test_pieces_are_workloads_of_their_own() -> None:
     assert len(shared & {each.workload.key for each in pieces(product("1..300"))}) == 3
     for piece in found:
         assert Workload.parse(piece.workload.text()) == piece.workload
-        assert set(dimensions(*open_sizes(piece.workload))) == set(piece.workload.dimensions)
+        assert set(dimensions(*dynamic_sizes(piece.workload))) == set(piece.workload.dimensions)
 
 
 def chosen(tree: object, sizes: tuple[int, ...]) -> object:

@@ -10,7 +10,7 @@ from tilewright.compiler.errors import InvalidModelError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.loops.layout import blocked
 from tilewright.compiler.plan.workload import Boundary, Workload, cut_workload, make_workload
-from tilewright.compiler.sizes import Dimension, WorkloadDimension, open_size
+from tilewright.compiler.sizes import Dimension, WorkloadDimension, dynamic_size
 
 CONV = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "group": 1}
 
@@ -92,7 +92,7 @@ def test_malformed_text(text: str) -> None:
 
 def rows(batch: Dimension, length: Dimension, prefix: str = "") -> Graph:
     g = Maker()
-    x = g.input(f"{prefix}x", open_size(batch), open_size(length), 8)
+    x = g.input(f"{prefix}x", dynamic_size(batch), dynamic_size(length), 8)
     y = g("matmul", x, g.weight(f"{prefix}w", 8, 4), name=f"{prefix}y")
     return g.graph(g("relu", y, name=f"{prefix}out"))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.runtime import open_programs
+from tests.unit.runtime import dynamic_programs
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ArtifactError, InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime import artifact as module
@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.artifact_writer import ArtifactWriter
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.kernel import BufferRole, KernelSpec
-from tilewright.compiler.runtime.ports import OpenPorts
+from tilewright.compiler.runtime.ports import ModelPorts
 from tilewright.compiler.runtime.program import BufferRef, BufferSpace, KernelCall, Port, Program
 from tilewright.compiler.runtime.weight_file import WeightFile
 from tilewright.compiler.targets.device import find_device
@@ -117,7 +117,7 @@ def test_the_sizes_of_the_inputs_select_a_program(
 ) -> None:
     (port,) = program.inputs
     programs = [SizedProgram((("n", n),), program) for n in port.shape]
-    ports = OpenPorts({port.name: ("n",)}, {program.outputs[0].name: ("n",)})
+    ports = ModelPorts({port.name: ("n",)}, {program.outputs[0].name: ("n",)})
     save(tmp_path / "a", programs=[*programs, SizedProgram((("n", 1),), program)], ports=ports)
     loaded = load_artifact(tmp_path / "a")
     assert isinstance(loaded, GuardedModel)
@@ -409,11 +409,11 @@ def test_a_path_without_an_artifact(tmp_path: Path) -> None:
 @pytest.fixture
 def ranged(tmp_path: Path, save: Callable[..., None]) -> Path:
     """All sizes of the ranges, and a program of its own for one of them."""
-    path, program = tmp_path / "ranged.tw", open_programs.open_program()
+    path, program = tmp_path / "ranged.tw", dynamic_programs.dynamic_program()
     special = replace(program.at({"past": 3, "chunk": 8}), name="special")
     sizes = (("all", 11), ("chunk", 8), ("past", 3))
     outputs = {port.name: (-1,) for port in program.outputs} | {"y": (-1, 8)}
-    ports = OpenPorts({"old": ("past", 8), "new": ("chunk", 8), "flags": ("all",)}, outputs)
+    ports = ModelPorts({"old": ("past", 8), "new": ("chunk", 8), "flags": ("all",)}, outputs)
     save(path, programs=[SizedProgram((), program), SizedProgram(sizes, special)], ports=ports)
     return path
 
@@ -425,7 +425,7 @@ import sys
 for name in ("llvmlite", "onnx", "xgboost", "sqlalchemy", "ml_dtypes"):
     sys.modules[name] = None
 import tilewright
-from tests.unit.runtime.open_programs import expect, feeds
+from tests.unit.runtime.dynamic_programs import expect, feeds
 loaded = tilewright.load_artifact({str(ranged)!r})
 draw = random.Random(1)
 for past in [0, 64, *(draw.randint(0, 64) for _ in range(40))]:
@@ -443,22 +443,22 @@ def test_a_manifest_states_its_ranges(ranged: Path) -> None:
     assert manifest["programs"][0]["program"]["dimensions"] == {"chunk": "4..32:4", "past": "0..64"}
     artifact = read_artifact(ranged)
     assert artifact.served_text == "chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
-    assert artifact.ranged == open_programs.open_program()
+    assert artifact.ranged == dynamic_programs.dynamic_program()
 
 
 def test_sizes_with_a_program_of_their_own_use_it(ranged: Path) -> None:
     loaded = load_artifact(ranged)
     assert isinstance(loaded, GuardedModel)
     for past, chunk in ((3, 8), (3, 4), (4, 8)):
-        given = open_programs.feeds(past, chunk)
-        open_programs.expect(loaded.run(given), given)
+        given = dynamic_programs.feeds(past, chunk)
+        dynamic_programs.expect(loaded.run(given), given)
     assert loaded.made == ((("all", 11), ("chunk", 8), ("past", 3)),)
     assert loaded.executable({"past": 3, "chunk": 8, "all": 11}).program.name == "special"
 
 
 def test_sizes_outside_of_an_artifacts_ranges_are_refused(ranged: Path) -> None:
     loaded = load_artifact(ranged)
-    given = open_programs.feeds(65, 4)
+    given = dynamic_programs.feeds(65, 4)
     with pytest.raises(
         InvalidInputError, match=r"'old': dimension 0 \('past'\) is 65, expected 0..64"
     ):
@@ -466,8 +466,8 @@ def test_sizes_outside_of_an_artifacts_ranges_are_refused(ranged: Path) -> None:
     one = load_artifact(ranged, sizes={"past": 5, "chunk": 4})
     assert isinstance(one, Executable)
     assert one.inputs[0].shape == (5, 8)
-    given = open_programs.feeds(5, 4)
-    open_programs.expect(one.run(given), given)
+    given = dynamic_programs.feeds(5, 4)
+    dynamic_programs.expect(one.run(given), given)
     assert load_artifact(ranged, sizes={"past": 5, "chunk": 4, "all": 9}).run(given)
     text = "the sizes chunk=3, past=5, only chunk 4..32:4, past 0..64; all=11, chunk=8, past=3"
     with pytest.raises(ArtifactError, match=text):
@@ -478,7 +478,7 @@ def test_sizes_outside_of_an_artifacts_ranges_are_refused(ranged: Path) -> None:
 
 
 def test_two_programs_with_ranges_are_refused(tmp_path: Path, save: Callable[..., None]) -> None:
-    program = open_programs.open_program()
+    program = dynamic_programs.dynamic_program()
     save(tmp_path / "two.tw", programs=[SizedProgram((), program), SizedProgram((), program)])
     with pytest.raises(ArtifactError, match="contains two programs with ranges"):
         read_artifact(tmp_path / "two.tw")

@@ -15,11 +15,11 @@ from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.inputs import arrays_in_order
-from tilewright.compiler.runtime.ports import OpenPorts, Sizes
-from tilewright.compiler.runtime.stages import DataStage, Facts
+from tilewright.compiler.runtime.ports import ModelPorts, Sizes
+from tilewright.compiler.runtime.segments import ModelSegment, SegmentGuard
 from tilewright.compiler.sizes import Dimension
 
-PORTS = OpenPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
+PORTS = ModelPorts({"x": ("batch", 3), "mask": ("batch", "sequence")}, {"y": ("batch", "sequence")})
 SERVED = tuple((("batch", b), ("sequence", s)) for b in (1, 2) for s in (4, 8))
 
 
@@ -97,7 +97,7 @@ def test_padding_takes_the_next_sizes_and_cuts_back() -> None:
 
 def test_padding_is_refused_where_it_cannot_be_undone() -> None:
     with pytest.raises(InvalidArgumentError, match="output 'y': dimension 1 depends"):
-        sized_model(OpenPorts(PORTS.inputs, {"y": ("batch", -1)}, pad=True), make, SERVED)
+        sized_model(ModelPorts(PORTS.inputs, {"y": ("batch", -1)}, pad=True), make, SERVED)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_what_are_no_arrays_or_sizes_is_said() -> None:
 
 
 def test_ports_read_back() -> None:
-    assert OpenPorts.from_json(PORTS.to_json()) == PORTS
+    assert ModelPorts.from_json(PORTS.to_json()) == PORTS
     with pytest.raises(ValueError, match="malformed ports"):
-        OpenPorts.from_json({"inputs": {"x": 3}, "outputs": {}, "pad": False})
+        ModelPorts.from_json({"inputs": {"x": 3}, "outputs": {}, "pad": False})
 
 
 def test_a_size_outside_of_its_range_is_refused_by_name() -> None:
@@ -202,8 +202,8 @@ def test_the_range_of_the_last_run_is_tried_first(monkeypatch: pytest.MonkeyPatc
     programs = Ranged(), Long()
     executable = sized_model(PORTS, make, ranged=cast(Executable, programs[0]))
     batch = Dimension("batch", 1, 4)
-    longer = Facts(open=(batch, Dimension("sequence", 9)))
-    stage = DataStage(cast(Executable, programs[1]), ("y",), None)
+    longer = SegmentGuard(open=(batch, Dimension("sequence", 9)))
+    stage = ModelSegment(cast(Executable, programs[1]), ("y",), None)
     executable._first.made[longer] = stage
     looked: list[object] = []
     checked = GuardedModel._values

@@ -16,7 +16,7 @@ from tilewright.compiler.errors import InvalidArgumentError, InvalidInputError
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.inputs import Placed
 from tilewright.compiler.runtime.packing import aligned_empty
-from tilewright.compiler.runtime.ports import OpenPorts, Sizes
+from tilewright.compiler.runtime.ports import ModelPorts, Sizes
 from tilewright.compiler.runtime.program import (
     Branch,
     BufferRef,
@@ -30,7 +30,7 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.session import STEPS, Session
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 
 ROWS, WIDTH = 6, 4
 NO_WEIGHTS = aligned_empty(0)
@@ -113,7 +113,7 @@ def test_what_would_be_read_after_it_was_overwritten_is_not_in_place(
 
 
 def test_a_state_takes_the_shape_of_its_output() -> None:
-    rows, width = (open_size(Dimension(name, 1, 8)) for name in ("rows", "width"))
+    rows, width = (dynamic_size(Dimension(name, 1, 8)) for name in ("rows", "width"))
     past, new = replace(CACHE, shape=(rows, width)), replace(NEW, shape=(1, width))
     update = replace(UPDATE, parameters=(rows, 4 * width, 1))
     turned = Port("present", DType.FLOAT32, (width, rows))  # as many bytes
@@ -371,7 +371,7 @@ def executable_with(made: Program, weights: np.ndarray) -> Executable:
     return Executable(made, weights, {}.__getitem__)
 
 
-GROWING = OpenPorts(
+GROWING = ModelPorts(
     {"past": ("past", WIDTH), "new": (1, WIDTH)}, {"present": (-1, WIDTH), "seen": (1, WIDTH)}
 )
 EMPTY = np.zeros((0, WIDTH), np.float32)
@@ -458,7 +458,7 @@ def test_a_closed_state_of_a_model_of_several_sizes() -> None:
         return executable(Program("cache", ports, (PRESENT, SEEN), (), (call, FIRST_ROW), 0, 0))
 
     dims = {"past": (ROWS, WIDTH), "place": ("new",), "new": ("new", WIDTH)}
-    ports = OpenPorts(dims, {"present": (ROWS, WIDTH), "seen": (1, WIDTH)})
+    ports = ModelPorts(dims, {"present": (ROWS, WIDTH), "seen": (1, WIDTH)})
     session = sized_model(ports, make).bind({"present": "past"})
     assert session.state("past").tolist() == [[0] * WIDTH] * ROWS
     places = np.arange(4)

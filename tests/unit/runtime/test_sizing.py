@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.test_sizes import VALUES, H, M, N, U, _sizes
 from tilewright.compiler.runtime.sizing import Rules, SizingStruct, sizing_functions
-from tilewright.compiler.sizes import Dimension, at, open_size
+from tilewright.compiler.sizes import Dimension, at, dynamic_size
 
 GIVEN = (H, M, N, U)
 
@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_sizes(sizes: list[int], values: dict[str, int]
 
 def test_equal_sizes_are_made_once() -> None:
     rules = Rules(GIVEN)
-    n, m = open_size(N), open_size(M)
+    n, m = dynamic_size(N), dynamic_size(M)
     assert rules.number(n // 8 + m) == rules.number(m + n // 8)
     count = rules.count
     assert rules.number(n + m - n) == rules.number(m)
@@ -49,11 +49,11 @@ def test_equal_sizes_are_made_once() -> None:
 def test_a_dimension_may_follow_from_others() -> None:
     rules = Rules(GIVEN)
     start = Dimension("start", 0, None, 64)
-    rules.define(start, rules.number(128 * open_size(N)))
-    place = rules.number(open_size(start) + 64)
+    rules.define(start, rules.number(128 * dynamic_size(N)))
+    place = rules.number(dynamic_size(start) + 64)
     assert made(rules, {"n": 5, "m": 0, "input height": 32, "u": 1})[place] == 128 * 5 + 64
 
 
 def test_an_unknown_dimension_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        Rules((N,)).number(open_size(M))
+        Rules((N,)).number(dynamic_size(M))

@@ -22,7 +22,7 @@ from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.program import Slices
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 
 V4 = resolve_target("x86-64-v4")
@@ -123,7 +123,7 @@ def test_weights_are_read_once_for_so_many_elements_that_nobody_waits() -> None:
 
 
 def test_other_sizes_say_how_many_elements_a_slice_has() -> None:
-    slices = Slices("n", 4 * open_size(Dimension("h", 1, 99)), 1000, 2)
+    slices = Slices("n", 4 * dynamic_size(Dimension("h", 1, 99)), 1000, 2)
     assert [slices.most({"h": h}) for h in (1, 25, 99)] == [250, 10, 2]
 
 
@@ -194,8 +194,8 @@ def test_an_artifact_keeps_them(executable: Executable) -> None:
     [
         {"slices": Slices("m", 1, 3, 1)},
         {"slices": Slices("n", 1, 3, 0)},
-        {"slices": Slices("n", open_size(BATCH), 3, 1)},
-        {"slices": Slices("n", open_size(Dimension("k", 1, 9)), 3, 1)},
+        {"slices": Slices("n", dynamic_size(BATCH), 3, 1)},
+        {"slices": Slices("n", dynamic_size(Dimension("k", 1, 9)), 3, 1)},
     ],
 )
 def test_absurd_slices_are_refused(executable: Executable, change: dict[str, Any]) -> None:

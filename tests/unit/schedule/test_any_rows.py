@@ -19,7 +19,7 @@ from tilewright.compiler.schedule import select
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
 from tilewright.compiler.schedule.space import SubSpace
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 
@@ -76,7 +76,7 @@ def test_threads_share_panels_where_the_rows_are_few() -> None:
 
 
 def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
-    workload = matmul(open_size(Dimension("s0", 1, 512)), 96, 64)
+    workload = matmul(dynamic_size(Dimension("s0", 1, 512)), 96, 64)
     space = schedule_space(workload, Mode(TARGET))
     default = space.default()
     assert default == untuned_schedule(workload, Mode(TARGET))
@@ -97,7 +97,7 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
 
 def test_open_rows_start_unsplit_where_more_of_them_could_be_split() -> None:
     mode = Mode(resolve_target("icelake-server"), threads=4)
-    workload = matmul(open_size(Dimension("s0", 2, 16)), 256, 1024)
+    workload = matmul(dynamic_size(Dimension("s0", 2, 16)), 256, 1024)
     untuned = untuned_schedule(workload, mode)
     space = schedule_space(workload, mode)
     default = space.default()
@@ -122,7 +122,7 @@ def test_templates_that_are_not_asked_for_make_no_space(monkeypatch: pytest.Monk
         return original(template, *arguments)
 
     monkeypatch.setattr(select, "_space", counted)
-    tried = untuned_schedules(matmul(open_size(Dimension("s0", 1, 512)), 96, 64), Mode(TARGET))
+    tried = untuned_schedules(matmul(dynamic_size(Dimension("s0", 1, 512)), 96, 64), Mode(TARGET))
     assert next(tried).algorithm == "gemm"
     few = len(asked)
     everything = list(tried)

@@ -12,7 +12,7 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedule, untuned_schedules
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.families import CoreModel
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
@@ -137,10 +137,10 @@ def test_products_with_several_rows_ask_for_weights_ahead(untuned: Untuned) -> N
 
 
 def test_open_rows_ask_for_weights_ahead() -> None:
-    workload = matmul(open_size(Dimension("rows", 1, 512)), 768, 384)
+    workload = matmul(dynamic_size(Dimension("rows", 1, 512)), 768, 384)
     (schedule, *_) = untuned_schedules(workload, Mode(resolve_target("znver5")))
     assert schedule["prefetch"] == "panel"
-    deep = matmul(open_size(Dimension("rows", 1, 512)), 3072, 8192)
+    deep = matmul(dynamic_size(Dimension("rows", 1, 512)), 3072, 8192)
     (schedule, *_) = untuned_schedules(deep, Mode(resolve_target("znver5")))
     assert schedule["prefetch"] == 8192, "no cache holds two panels"
     (schedule, *_) = untuned_schedules(deep, Mode(resolve_target("znver4")))
@@ -152,7 +152,7 @@ def test_open_rows_ask_for_weights_ahead() -> None:
 def test_a_range_is_offered_the_tiles_of_all_its_sizes() -> None:
     """The typical size of 2..16 is five."""
     for low, high, least in ((2, 16, 16), (1, 4, 4), (1, 512, 28)):
-        workload = matmul(open_size(Dimension("rows", low, high)), 384, 384)
+        workload = matmul(dynamic_size(Dimension("rows", low, high)), 384, 384)
         space = schedule_space(workload, Mode(V4))
         assert max(s.integer("tile") for s in space if s.algorithm == "gemm") >= least
         assert space.default() == untuned_schedule(workload, Mode(V4))

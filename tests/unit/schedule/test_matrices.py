@@ -16,7 +16,7 @@ from tests.nests.parse import parse_nest
 from tests.nests.verify import verify_nest
 from tests.unit.c_library.conftest import Loaded
 from tests.unit.codegen.test_dot import BRAINS, narrow
-from tests.unit.schedule.open_nests import open_workload
+from tests.unit.schedule.dynamic_nests import dynamic_workload
 from tests.unit.schedule.problems import byte_matmul, half_conv, half_matmul, requantised
 from tilewright.compiler.driver import load_program, make_plan
 from tilewright.compiler.dtypes import DType
@@ -190,7 +190,7 @@ _GIVEN = (Role.INPUT, Role.WEIGHT)
 def test_open_rows_in_registers_of_matrices() -> None:
     """One code for all sizes: full tiles, then halves of them, each with shapes of its own."""
     rows = Dimension("n", 1, 200)
-    workload = open_workload(rows_of_bytes, rows)
+    workload = dynamic_workload(rows_of_bytes, rows)
     random = np.random.default_rng(0)
     try:
         with emulated_amx():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.graphs import Maker
 from tests.kernels import WIDTHS, as_workload, run_workload, width
-from tests.unit.schedule.open_nests import assert_right, open_workload
+from tests.unit.schedule.dynamic_nests import assert_right, dynamic_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.graph.ir import AttrValue
 from tilewright.compiler.loops.layout import ROW_MAJOR, Layout, blocked
@@ -153,7 +153,7 @@ def image(make: Maker, height: int, width_: int, *, op: str, kernel: int, stride
 @pytest.mark.parametrize("op", ["max_pool", "average_pool"])
 def test_open_images(op: str, kernel: int, stride: int) -> None:
     build = partial(image, op=op, kernel=kernel, stride=stride)
-    workload = open_workload(build, H, W)
+    workload = dynamic_workload(build, H, W)
     schedule = Schedule.of("separable", lines=2, tile=2)
     sizes = [{"h": h, "w": w} for h, w in ((1, 1), (2, 40), (7, 3), (20, 17), (9, 33))]
     assert_right(workload, schedule, sizes)

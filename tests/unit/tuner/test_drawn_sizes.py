@@ -13,7 +13,7 @@ from tilewright.compiler.errors import InvalidArgumentError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.intervals import pieces
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.sizes import check_values, open_size
+from tilewright.compiler.sizes import check_values, dynamic_size
 from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner import random_sizes as drawn_sizes
@@ -39,7 +39,7 @@ from tilewright.tuner.tasks import Task, make_task
 
 def product(rows: str = "1..512") -> Workload:
     make = Maker()
-    m = open_size(parse_range("s0", rows))
+    m = dynamic_size(parse_range("s0", rows))
     return as_workload(make.graph(make("matmul", make.input("a", m, 64), make.input("b", 64, 32))))
 
 

@@ -21,7 +21,7 @@ from tilewright.compiler.runtime.kernel import (
     KernelSpec,
     StageSpec,
 )
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.tuner.cost_model.protocol import point_samples
 from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TimesAt
 from tilewright.tuner.measure.plain_form import PlainForms
@@ -178,7 +178,7 @@ def test_requests_travel_with_their_sizes() -> None:
 
 
 def spec(low: int = 1, high: int = 100, multiple: int = 1) -> KernelSpec:
-    n = open_size(Dimension("s0", low, high, multiple))
+    n = dynamic_size(Dimension("s0", low, high, multiple))
     buffers = (
         BufferSpec("x", BufferRole.INPUT, DType.FLOAT32, (n,), str(ROW_MAJOR), (), n * 4, 0),
         BufferSpec("y", BufferRole.OUTPUT, DType.FLOAT32, (n,), str(ROW_MAJOR), (), n * 4),

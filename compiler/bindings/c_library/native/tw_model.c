@@ -25,7 +25,7 @@ static bool misplaced(const void *pointer) {
 
 /* Code is copied where sizes change it. */
 static int64_t copied_words(const tw_model *model) {
-    return model->open_words.count ? model->words : 0;
+    return model->dynamic_words.count ? model->words : 0;
 }
 
 /* From one thread's scratch block to the next: no line is written by two threads, and blocks of whole
@@ -119,7 +119,7 @@ static int hold(tw_state *state, const int64_t *sizes) {
     if (status != TW_MODEL_OK) return status;
     int64_t needed = work_bytes(model, state->numbers, (int)state->program.threads);
     if (needed < 0 || needed > state->work_bytes) return TW_MODEL_MEMORY;
-    tw_fill(state->code, 0, model->open_words.words, model->open_words.count, state->numbers);
+    tw_fill(state->code, 0, model->dynamic_words.words, model->dynamic_words.count, state->numbers);
     for (int64_t i = 0; i < model->places.count; i++)
         state->pointers[model->places.words[2 * i]] =
             state->work + state->numbers[model->places.words[2 * i + 1]];

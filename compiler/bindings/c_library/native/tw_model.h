@@ -40,7 +40,7 @@ typedef struct {
     int64_t words;
     const tw_stage *functions;
     int64_t references; /* pointers that the code indexes */
-    tw_pairs open_words; /* (word, number): what sizes decide */
+    tw_pairs dynamic_words; /* (word, number): what sizes decide */
     tw_pairs places;     /* (reference, number): bytes into the arena */
     tw_pairs weights;    /* (reference, bytes into the weights) */
     tw_pairs inputs, outputs, counts; /* (reference, port) */

@@ -16,7 +16,7 @@ from tilewright.compiler import driver
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
-from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes import DynamicSizeError
 from tilewright.service.cli.bench import Peer
 from tilewright.service.jobs.report.comparison import (
     PEERS,
@@ -97,7 +97,7 @@ def test_bench_times_a_range_at_its_hints(
 
     def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         if graph.dimensions:
-            raise OpenSizeError("whether batch is even is known at run time only")
+            raise DynamicSizeError("whether batch is even is known at run time only")
         return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)

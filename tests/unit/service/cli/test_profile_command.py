@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.open_programs import open_program
+from tests.unit.runtime.dynamic_programs import dynamic_program
 from tests.unit.service.command_line import data_folder, model, run
 from tilewright.compiler.runtime.program import KernelCall
 from tilewright.service.jobs.report.profiling import (
@@ -46,7 +46,7 @@ def test_a_trace_lays_the_steps_end_to_end_in_microseconds() -> None:
 
 
 def test_instructions_are_named_by_what_they_do() -> None:
-    program = open_program().at({"past": 3, "chunk": 8})
+    program = dynamic_program().at({"past": 3, "chunk": 8})
     seconds = [1.0 * n for n in range(len(list(program.walk())))]
     named = steps_of(program, seconds, ["join", "twice"])
     assert [step.name for step in named[:2]] == ["join", "twice"]

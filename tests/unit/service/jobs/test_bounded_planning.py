@@ -29,7 +29,7 @@ from tilewright.service.jobs.pipeline.job_spec import JobSpec
 from tilewright.service.jobs.plan import bounded_planning
 from tilewright.service.jobs.plan.bounded_planning import plan_bounded, planning_limits
 from tilewright.service.jobs.plan.model_tasks import tasks_of
-from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_programs
 from tilewright.service.jobs.process import tuner_process
 from tilewright.service.jobs.process.interrupts import JobCancelled
 from tilewright.service.jobs.process.tuner_process import TunerProcess

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.integration.test_staged import chosen_rows
+from tests.integration.test_segments import chosen_rows
 from tests.unit.service.devices import FakeDevice
 from tests.unit.tuner.fakes import FakeQueue
 from tilewright.compiler.bindings.c_library import ToolchainError

@@ -23,7 +23,7 @@ from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.evidence.verification import _draw
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes
-from tilewright.service.jobs.plan.stage_planning import plan_first_program
+from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.jobs.report.comparison import onnxruntime_run
 from tilewright.service.option_texts import OptionError, parse_values
 from tilewright.service.quantize.errors import QuantizeError

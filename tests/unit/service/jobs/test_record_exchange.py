@@ -17,7 +17,7 @@ from tests.kernels import as_workload
 from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.sizes import open_size
+from tilewright.compiler.sizes import dynamic_size
 from tilewright.compiler.sizes.ranges import parse_range
 from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.review_state import ReviewState
@@ -406,7 +406,7 @@ def line_of_a_range(
     site: Site, distribution: SizeWeights, trial: str = "t", seconds: float = 1e-6
 ) -> str:
     make = Maker()
-    rows = open_size(parse_range("s0", "1..64"))
+    rows = dynamic_size(parse_range("s0", "1..64"))
     workload = as_workload(make.graph(make("relu", make.input("x", rows, 8))))
     at_sizes = tuple(TimesAt(sizes, weight, (seconds,)) for sizes, weight in distribution)
     total = sum(weight for _, weight in distribution) * seconds or seconds

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.schedule.open_nests import (
+from tests.unit.schedule.dynamic_nests import (
     SIZES,
     TARGET,
     Build,
     assert_right,
-    open_workload,
+    dynamic_workload,
     schedules,
 )
 from tilewright.compiler.errors import ScheduleError
@@ -114,7 +114,7 @@ def test_every_size_is_computed(case: str) -> None:
         "x": (BLOCKS if in_blocks else ROW_MAJOR, AROUND if in_blocks == "padded" else ()),
         "y": (BLOCKS, AROUND),
     }
-    workload = open_workload(build, *dimensions, places=places)
+    workload = dynamic_workload(build, *dimensions, places=places)
     tried = [s for s in schedules(workload) if s.algorithm == algorithm]
     assert tried
     for schedule in tried:
@@ -125,7 +125,7 @@ def test_tiles_of_a_batch_fill_blocks_and_part_of_the_last() -> None:
     """A window of three is transformed: 2 x 3 tiles of four outputs an image."""
     places = {"x": (BLOCKS, AROUND), "y": (BLOCKS, AROUND)}
     for stride, outputs, block in ((1, 4, 4), (2, 4, 2)):
-        workload = open_workload(partial(of_batch, stride=stride), B, places=places)
+        workload = dynamic_workload(partial(of_batch, stride=stride), B, places=places)
         schedule = Schedule.of(
             "winograd", outputs=outputs, block=block, tile=3, vectors=2, unroll=2
         )
@@ -138,10 +138,10 @@ def test_tiles_are_numbered_through_open_images() -> None:
     sizes = [{"b": b, "h": h, "w": w} for b, h, w in ((1, 7, 7), (2, 9, 20), (1, 20, 8))]
     places = {"x": (BLOCKS, AROUND), "y": (BLOCKS, AROUND)}
     for stride in (1, 2):
-        workload = open_workload(partial(conv, stride=stride), *dimensions, places=places)
+        workload = dynamic_workload(partial(conv, stride=stride), *dimensions, places=places)
         schedule = Schedule.of("winograd", outputs=4, block=5, tile=3, vectors=2, unroll=2)
         assert_right(workload, schedule, sizes, tolerance=1e-4)
-    small = open_workload(conv, B, H, W, places=places)
+    small = dynamic_workload(conv, B, H, W, places=places)
     with pytest.raises(ScheduleError, match="smaller than a tile"):
         lower_schedule(small, schedule, Mode(TARGET))
 
@@ -153,7 +153,7 @@ def test_the_last_block_is_whole_where_there_are_always_many_tiles() -> None:
     schedule = Schedule.of("winograd", outputs=4, block=13, tile=7, vectors=2, unroll=1)
     for low, is_whole in (((17, 21), True), ((17, 20), False), ((7, 7), False)):
         dimensions = [Dimension(n, least, 30) for n, least in zip("hw", low, strict=True)]
-        workload = open_workload(of_image, *dimensions, places=places)
+        workload = dynamic_workload(of_image, *dimensions, places=places)
         nest = lower_schedule(workload, schedule, Mode(TARGET)).nest
         assert any(axis.name == "tb" for axis in nest.axes) is is_whole
     fixed = lower_schedule(workload.at({"h": 23, "w": 25}), schedule, Mode(TARGET)).nest
@@ -167,7 +167,7 @@ def test_what_does_not_take_open_sizes_refuses_them(case: str) -> None:
         "x": (BLOCKS if in_blocks else ROW_MAJOR, AROUND if in_blocks == "padded" else ()),
         "y": (BLOCKS, AROUND),
     }
-    workload = open_workload(build, *dimensions, places=places)
+    workload = dynamic_workload(build, *dimensions, places=places)
     for schedule in schedule_space(workload, Mode(TARGET)).subspaces:
         with suppress(ScheduleError):
             assert_right(workload, schedule.default, sizes[:2], tolerance=1e-4)
@@ -202,7 +202,7 @@ PIECES: dict[str, tuple[Build, tuple[Dimension, ...]]] = {
 @pytest.mark.parametrize("case", PIECES)
 def test_pieces_are_put_together(case: str) -> None:
     build, dimensions = PIECES[case]
-    workload = open_workload(build, *dimensions)
+    workload = dynamic_workload(build, *dimensions)
     sizes = [{"n": n, "m": m} for n, m in zip(SIZES, (5, 1, 17, 8, 1, 20, 2, 9), strict=True)]
     names = {d.name for d in dimensions}
     values = [{name: n for name, n in each.items() if name in names} for each in sizes]

@@ -17,7 +17,7 @@ import pytest
 from tests.differential.test_schedules import seeded
 from tests.differential.workloads import FAMILIES
 from tests.examples import examples
-from tests.unit.schedule.open_nests import assert_right
+from tests.unit.schedule.dynamic_nests import assert_right
 from tilewright.compiler import ops
 from tilewright.compiler.errors import CompilerError, ScheduleError
 from tilewright.compiler.graph.ir import AttrValue, Graph
@@ -25,7 +25,7 @@ from tilewright.compiler.graph.types import TensorType
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.select import schedule_space, untuned_schedules
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
@@ -35,7 +35,7 @@ CASES = 2
 
 def opened(workload: Workload, extent: int, dimension: Dimension) -> Workload | None:
     """The workload with a size in place of an extent; None if its types do not follow."""
-    graph, size = workload.graph, open_size(dimension)
+    graph, size = workload.graph, dynamic_size(dimension)
 
     def swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size if n == extent else n for n in shape)

@@ -1,4 +1,4 @@
-"""Sizes never seen before: `python -m benchmarks.open_sizes --models minilm resnet50`.
+"""Sizes never seen before: `python -m benchmarks.dynamic_sizes --models minilm resnet50`.
 
 Each model with open dimensions is compiled once for its ranges, then run at random sizes, each of
 them new, in turns with ONNX Runtime on one thread. The total is a user's waiting time: all runs,
@@ -22,8 +22,8 @@ import numpy as np
 import onnxruntime
 
 from benchmarks.convolutional import yolo_nano
+from benchmarks.dynamic_models import dynamic_bert, opened
 from benchmarks.models import build
-from benchmarks.open_models import open_bert, opened
 from benchmarks.race import LARGEST_ERROR, RESULTS_FOLDER
 from benchmarks.report import Origin, geometric_mean, markdown_table, write_result
 from tilewright.compiler.api import compile_model
@@ -35,7 +35,7 @@ VOCABULARY = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCase:
+class DynamicCase:
     """A model, the ranges of its dimensions, and the sizes that are asked for.
 
     `compared` are those at which code of a fixed size is compiled as well.
@@ -49,7 +49,7 @@ class OpenCase:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenResult:
+class DynamicResult:
     """Seconds of CPU time. `runs` has for each size ours, and ONNX Runtime's; `apart` for each
     compared size the fastest of the range's program, of the size's own, and ONNX Runtime's."""
 
@@ -110,18 +110,18 @@ _TOKENS: Mapping[str, str | int] = {"batch": 1, "sequence": "1..512"}
 _RESNET_INPUT = "gpu_0/data_0"
 _SOME_LENGTHS = [{"batch": 1, "sequence": n} for n in (7, 37, 128, 200, 384)]
 
-CASES: Mapping[str, OpenCase] = {
-    "minilm": OpenCase(
-        lambda: open_bert(layers=6, hidden=384, heads=12, intermediate=1536),
+CASES: Mapping[str, DynamicCase] = {
+    "minilm": DynamicCase(
+        lambda: dynamic_bert(layers=6, hidden=384, heads=12, intermediate=1536),
         _TOKENS, tokens, _lengths, _SOME_LENGTHS,
     ),
-    "bert-base": OpenCase(open_bert, _TOKENS, tokens, _lengths, _SOME_LENGTHS),
-    "resnet50": OpenCase(
+    "bert-base": DynamicCase(dynamic_bert, _TOKENS, tokens, _lengths, _SOME_LENGTHS),
+    "resnet50": DynamicCase(
         lambda: opened(build("resnet50"), {_RESNET_INPUT: ("batch", 3, 224, 224)}),
         {"batch": "1..32"}, partial(_images, _RESNET_INPUT), _batches,
         [{"batch": n} for n in (1, 3, 8)],
     ),
-    "detector": OpenCase(
+    "detector": DynamicCase(
         lambda: opened(yolo_nano(), {"x": (1, 3, "height", "width")}),
         {"height": "160..640:32", "width": "160..640:32"}, partial(_images, "x"), _image_sizes,
         [{"height": h, "width": w} for h, w in ((320, 320), (192, 448), (480, 640))],
@@ -136,7 +136,7 @@ def seconds_of(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - before, made
 
 
-def measure(name: str, count: int, samples: int, seed: int = 0) -> OpenResult:
+def measure(name: str, count: int, samples: int, seed: int = 0) -> DynamicResult:
     """One case at its first `count` sizes; the fastest of `samples` turns at compared sizes."""
     case = CASES[name]
     model = case.build()
@@ -170,7 +170,7 @@ def measure(name: str, count: int, samples: int, seed: int = 0) -> OpenResult:
         ]
         apart.append(tuple(min(column) for column in zip(*turns, strict=True)))
     reason = str(getattr(ranged, "reason", "") or "")
-    return OpenResult(
+    return DynamicResult(
         name, reason, compiling, median(compilings), tuple(runs), tuple(apart), float(error)
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def _error(got: Any, expected: Any) -> float:
     return float(np.abs(got - expected).max()) / scale
 
 
-def report(origin: Origin, results: Sequence[OpenResult]) -> str:
+def report(origin: Origin, results: Sequence[DynamicResult]) -> str:
     """The results as Markdown."""
     header = [
         "model", "sizes", "total: times ONNX Runtime's speed", "beside a fixed size's code",

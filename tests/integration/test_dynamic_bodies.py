@@ -34,7 +34,7 @@ Shapes = Mapping[str, Sequence[int | str]]
 
 
 @dataclass(frozen=True)
-class OpenCase:
+class DynamicCase:
     """A model with named dimensions, and what it is made of."""
 
     build: Callable[[], onnx.ModelProto]
@@ -115,15 +115,15 @@ def reshaping() -> onnx.ModelProto:
 
 
 CASES = {
-    "branches": OpenCase(choosing_rows, {"x": ("rows", 32), "c": ()}, (Branch,)),
-    "branches that cost little": OpenCase(choosing_signs, {"x": ("rows", 6), "c": ()}, ()),
-    "until it converges": OpenCase(converging, {"x": ("rows", "width"), "tol": ()}, (Loop,)),
-    "a loop in an If in a loop": OpenCase(
+    "branches": DynamicCase(choosing_rows, {"x": ("rows", 32), "c": ()}, (Branch,)),
+    "branches that cost little": DynamicCase(choosing_signs, {"x": ("rows", 6), "c": ()}, ()),
+    "until it converges": DynamicCase(converging, {"x": ("rows", "width"), "tol": ()}, (Loop,)),
+    "a loop in an If in a loop": DynamicCase(
         nested, {"x": ("rows", 6), "flag": ()}, (Loop, Loop, Branch)
     ),
-    "steps for each column": OpenCase(as_often_as_columns, {"x": ("rows", "width")}, (Loop,)),
-    "sizes in the body": OpenCase(reshaping, {"x": ("rows", 7), "n": ()}, (Loop,)),
-    "scan": OpenCase(
+    "steps for each column": DynamicCase(as_often_as_columns, {"x": ("rows", "width")}, (Loop,)),
+    "sizes in the body": DynamicCase(reshaping, {"x": ("rows", 7), "n": ()}, (Loop,)),
+    "scan": DynamicCase(
         lambda: scanning(40, [0, 0], [0, 1]),
         {"a0": (2, 8), "b0": (2, 8), "us": ("time", 2, 8), "vs": ("time", 2, 8)},
         (Loop,),
@@ -138,7 +138,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def opened(case: OpenCase) -> onnx.ModelProto:
+def opened(case: DynamicCase) -> onnx.ModelProto:
     proto = case.build()
     for given in proto.graph.input:
         dims = given.type.tensor_type.shape.dim

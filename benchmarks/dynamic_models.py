@@ -79,7 +79,7 @@ class _Shapes:
         return writer.node("Slice", table, begin, stop, zero)
 
 
-class _OpenBlocks(Blocks):
+class _DynamicBlocks(Blocks):
     """As `Blocks`, of (batch, sequence, hidden) with both open."""
 
     def __init__(self, writer: OnnxWriter, hidden: int, heads: int) -> None:
@@ -103,7 +103,7 @@ class _OpenBlocks(Blocks):
         return self.writer.linear(hidden, inner, self.hidden)
 
 
-def open_bert(
+def dynamic_bert(
     seed: int = 0,
     layers: int = 12,
     hidden: int = 768,
@@ -115,8 +115,8 @@ def open_bert(
 
     input_ids, attention_mask: int64 (batch, sequence); output: (batch, sequence, hidden).
     """
-    writer = OnnxWriter("open_bert", seed)
-    blocks = _OpenBlocks(writer, hidden, heads)
+    writer = OnnxWriter("dynamic_bert", seed)
+    blocks = _DynamicBlocks(writer, hidden, heads)
     ids = writer.input("input_ids", ("batch", "sequence"), TensorProto.INT64)
     mask = writer.input("attention_mask", ("batch", "sequence"), TensorProto.INT64)
     words = writer.constant(writer.normal((vocabulary, hidden), 1.0), "words")
@@ -171,7 +171,7 @@ def open_gpt2(
     outputs present_key_0, ... are those of all tokens.
     """
     writer = OnnxWriter("open_gpt2", seed)
-    blocks = _OpenBlocks(writer, hidden, heads)
+    blocks = _DynamicBlocks(writer, hidden, heads)
     shapes = blocks.shapes
     cache = (1, heads, "past", hidden // heads)
     every = (1, heads, "past + sequence", hidden // heads)
@@ -225,7 +225,7 @@ def open_llama(
     Inputs and outputs are those of `open_gpt2`.
     """
     writer = OnnxWriter("open_llama", seed)
-    blocks = _OpenBlocks(writer, hidden, heads)
+    blocks = _DynamicBlocks(writer, hidden, heads)
     shapes, head = blocks.shapes, hidden // heads
     ids = writer.input("input_ids", (1, "sequence"), TensorProto.INT64)
     pasts = [

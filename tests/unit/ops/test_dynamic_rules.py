@@ -15,7 +15,7 @@ from tests.unit.ops.test_onnx_rules import CASES
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.ops.interpret import run_graph
-from tilewright.compiler.sizes import Dimension, OpenSizeError
+from tilewright.compiler.sizes import Dimension, DynamicSizeError
 from tilewright.compiler.sizes.ranges import narrowings
 
 UNDECIDED = {
@@ -40,7 +40,7 @@ UNDECIDED = {
 """Operators of which some form falls back to a compile for each size, and why."""
 
 
-def is_served_when_narrower(proto: ModelProto, extent: int, error: OpenSizeError) -> bool:
+def is_served_when_narrower(proto: ModelProto, extent: int, error: DynamicSizeError) -> bool:
     """Whether narrower ranges do, or only one extent means anything."""
     ranges = {"n": Dimension("n", min(extent, 1), 2 * extent + 1)}
     while narrower := narrowings(ranges, error):
@@ -50,7 +50,7 @@ def is_served_when_narrower(proto: ModelProto, extent: int, error: OpenSizeError
         try:
             import_model(proto, ranges)
             return True
-        except OpenSizeError as again:
+        except DynamicSizeError as again:
             error = again
         except CompilerError:
             return True
@@ -156,7 +156,7 @@ def test_a_rule_holds_for_all_sizes_or_refuses(case: Case) -> None:
     for proto, feeds, extent in open_forms(case):
         try:
             graph = import_model(proto, {"n": Dimension("n", min(extent, 1), 2 * extent + 1)})
-        except OpenSizeError as error:
+        except DynamicSizeError as error:
             assert case.op_type in str(error) or "'" in str(error)
             if case.op_type not in " ".join(UNDECIDED.values()).split():
                 assert is_served_when_narrower(proto, extent, error), error

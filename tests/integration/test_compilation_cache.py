@@ -27,8 +27,8 @@ from tilewright.compiler.runtime.artifact import Artifact, read_artifact
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.specialise import store as kept_models
-from tilewright.compiler.specialise.cache_folder import KeptFolder
-from tilewright.compiler.specialise.store import ARTIFACT, KeptModels, own_folder
+from tilewright.compiler.specialise.cache_folder import CacheFolder
+from tilewright.compiler.specialise.store import ARTIFACT, CompilationCache, own_folder
 from tilewright.compiler.targets.host import check_runs_here, resolve_target
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -48,17 +48,17 @@ def model(factor: float = 2.0, rows: int | str = 2) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> KeptFolder:
-    return KeptFolder(tmp_path / "kept", 1 << 20)
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / "kept", 1 << 20)
 
 
 @pytest.fixture
-def kept(folder: KeptFolder) -> KeptModels:
-    return KeptModels(folder)
+def kept(folder: CacheFolder) -> CompilationCache:
+    return CompilationCache(folder)
 
 
 def test_a_message_whose_tensors_are_apart_is_kept(
-    folder: KeptFolder, kept: KeptModels, compiles: list[str]
+    folder: CacheFolder, kept: CompilationCache, compiles: list[str]
 ) -> None:
     for factor, known in ((2.0, 1), (2.0, 1), (3.0, 2)):
         read = with_tensors(read_model(model(factor)))
@@ -100,11 +100,11 @@ class NothingKnown:
         return None
 
 
-def entries(folder: KeptFolder) -> list[Path]:
+def entries(folder: CacheFolder) -> list[Path]:
     return [entry for _, _, entry in folder.entries()]
 
 
-def test_the_second_compile_loads(kept: KeptModels, path: Path, compiles: list[str]) -> None:
+def test_the_second_compile_loads(kept: CompilationCache, path: Path, compiles: list[str]) -> None:
     for each in (path, str(path)):
         found = kept.compile(each, CompileOptions())
         assert isinstance(found, Executable)
@@ -125,7 +125,7 @@ def test_the_second_compile_loads(kept: KeptModels, path: Path, compiles: list[s
     ],
 )
 def test_other_options_are_another_model(
-    kept: KeptModels, path: Path, compiles: list[str], options: dict[str, Any]
+    kept: CompilationCache, path: Path, compiles: list[str], options: dict[str, Any]
 ) -> None:
     limit: Any = options.pop("weight_limit_bytes", None)
     other = CompileOptions(Mode(**options), weight_limit_bytes=limit)
@@ -140,7 +140,7 @@ def test_other_options_are_another_model(
 
 
 def test_another_release_compiles_again(
-    kept: KeptModels, path: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+    kept: CompilationCache, path: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files may be as long and as old as those of this one: wheels may give all one time."""
 
@@ -155,13 +155,13 @@ def test_another_release_compiles_again(
     assert len(compiles) == 2
 
 
-def test_other_bytes_are_another_model(kept: KeptModels, path: Path) -> None:
+def test_other_bytes_are_another_model(kept: CompilationCache, path: Path) -> None:
     kept.compile(path, CompileOptions())
     onnx.save(model(3.0), path)
     assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 3 * X)
 
 
-def test_one_program_serves_ranges(kept: KeptModels, path: Path, compiles: list[str]) -> None:
+def test_one_program_serves_ranges(kept: CompilationCache, path: Path, compiles: list[str]) -> None:
     onnx.save(model(rows="n"), path)
     options = CompileOptions(dims={"n": "1..8"})
     first = kept.compile(path, options)
@@ -176,7 +176,7 @@ def test_one_program_serves_ranges(kept: KeptModels, path: Path, compiles: list[
 
 
 def test_sizes_outside_of_a_default_range_compile(
-    kept: KeptModels, path: Path, compiles: list[str]
+    kept: CompilationCache, path: Path, compiles: list[str]
 ) -> None:
     onnx.save(model(rows="n"), path)
     kept.compile(path, CompileOptions())
@@ -190,7 +190,7 @@ def test_sizes_outside_of_a_default_range_compile(
 
 
 def test_the_part_of_a_range_that_holds_the_hint_is_kept(
-    kept: KeptModels, path: Path, compiles: list[str]
+    kept: CompilationCache, path: Path, compiles: list[str]
 ) -> None:
     onnx.save(part_of_a_table(), path)
     options = CompileOptions(dims={"n": "1..8@4"})
@@ -225,7 +225,7 @@ def part_of_a_table() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> None:
+def test_external_data_belongs_to_the_model(kept: CompilationCache, path: Path) -> None:
     for factor in (2.0, 3.0):
         path.with_suffix(".data").unlink(missing_ok=True)
         onnx.save(
@@ -239,7 +239,7 @@ def test_external_data_belongs_to_the_model(kept: KeptModels, path: Path) -> Non
 
 
 def test_external_data_lie_beside_the_file_that_a_link_names(
-    kept: KeptModels, path: Path, tmp_path: Path
+    kept: CompilationCache, path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "m.onnx"
@@ -253,7 +253,7 @@ def test_external_data_lie_beside_the_file_that_a_link_names(
 
 @pytest.mark.parametrize("location", ["/dev/zero", "pipe"])
 def test_external_data_without_an_end_are_refused(
-    kept: KeptModels, path: Path, location: str
+    kept: CompilationCache, path: Path, location: str
 ) -> None:
     os.mkfifo(path.with_name("pipe"))
     made = model()
@@ -266,7 +266,9 @@ def test_external_data_without_an_end_are_refused(
         kept.compile(path, CompileOptions())
 
 
-def test_programs_of_other_sizes_have_the_same_external_data(kept: KeptModels, path: Path) -> None:
+def test_programs_of_other_sizes_have_the_same_external_data(
+    kept: CompilationCache, path: Path
+) -> None:
     def save(factor: float) -> None:
         path.with_suffix(".data").unlink(missing_ok=True)
         there = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
@@ -287,8 +289,8 @@ def test_programs_of_other_sizes_have_the_same_external_data(kept: KeptModels, p
 @pytest.mark.parametrize("name", ["manifest.json", "kernels.so", "weights.bin", "../details.json"])
 @pytest.mark.parametrize("damage", [None, b"", b"[]", b"{}"])
 def test_what_is_damaged_is_compiled_again(
-    kept: KeptModels,
-    folder: KeptFolder,
+    kept: CompilationCache,
+    folder: CacheFolder,
     path: Path,
     compiles: list[str],
     name: str,
@@ -307,12 +309,12 @@ def test_what_is_damaged_is_compiled_again(
 
 def test_a_folder_that_cannot_be_written_does_not_hinder(path: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    kept = KeptModels(KeptFolder(tmp_path / "file", 1 << 20))
+    kept = CompilationCache(CacheFolder(tmp_path / "file", 1 << 20))
     assert np.array_equal(kept.compile(path, CompileOptions()).run([X])[0], 2 * X)
 
 
 def test_a_full_disk_does_not_hinder(
-    kept: KeptModels, folder: KeptFolder, path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: CompilationCache, folder: CacheFolder, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -324,8 +326,8 @@ def test_a_full_disk_does_not_hinder(
 
 @pytest.mark.parametrize("rows", [2, "n"])
 def test_a_machine_without_a_linker_compiles(
-    kept: KeptModels,
-    folder: KeptFolder,
+    kept: CompilationCache,
+    folder: CacheFolder,
     path: Path,
     monkeypatch: pytest.MonkeyPatch,
     rows: int | str,
@@ -337,7 +339,7 @@ def test_a_machine_without_a_linker_compiles(
     assert not getattr(found, "reason", "") and not entries(folder)
 
 
-def test_a_model_that_comes_through_a_pipe_is_read_once(kept: KeptModels, path: Path) -> None:
+def test_a_model_that_comes_through_a_pipe_is_read_once(kept: CompilationCache, path: Path) -> None:
     read, write = os.pipe()  # as a shell gives it: `/dev/fd/N`
     os.write(write, path.read_bytes())
     os.close(write)
@@ -347,7 +349,7 @@ def test_a_model_that_comes_through_a_pipe_is_read_once(kept: KeptModels, path: 
 
 
 def test_a_model_that_changes_while_it_compiles_is_not_kept(
-    kept: KeptModels, folder: KeptFolder, path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: CompilationCache, folder: CacheFolder, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tilewright.compiler import driver
 
@@ -360,7 +362,9 @@ def test_a_model_that_changes_while_it_compiles_is_not_kept(
     assert not entries(folder)
 
 
-def test_what_others_plan_is_not_kept(kept: KeptModels, folder: KeptFolder, path: Path) -> None:
+def test_what_others_plan_is_not_kept(
+    kept: CompilationCache, folder: CacheFolder, path: Path
+) -> None:
     kept.compile(model(), CompileOptions())  # a message in memory
     kept.compile(path, CompileOptions(planner=lambda graph, _: plan_of(graph)))
     assert not entries(folder)
@@ -371,7 +375,7 @@ def plan_of(graph: Graph) -> GraphPlan:
 
 
 def test_a_model_with_schedules_is_kept_while_they_are_the_same(
-    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+    kept: CompilationCache, folder: CacheFolder, path: Path, compiles: list[str]
 ) -> None:
     options = CompileOptions(schedules=NothingKnown())
     for _ in range(2):
@@ -390,7 +394,7 @@ def test_a_model_with_schedules_is_kept_while_they_are_the_same(
 
 
 def test_a_tuned_program_is_kept_beside_the_other(
-    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+    kept: CompilationCache, folder: CacheFolder, path: Path, compiles: list[str]
 ) -> None:
     options = CompileOptions()
     kept.compile(path, options)
@@ -403,12 +407,12 @@ def test_a_tuned_program_is_kept_beside_the_other(
         assert len(compiles) == count
         assert len(entries(folder)) == 2
     assert kept.tuned(path, CompileOptions(Mode(threads=2))) is None
-    nowhere = KeptModels(None)
+    nowhere = CompilationCache(None)
     assert nowhere.tuned(path, options) is None
     assert nowhere.keep_tuned(path, options, lambda into: made if into is None else None) is made
 
 
-def test_a_tuned_program_stays_until_there_is_another(kept: KeptModels, path: Path) -> None:
+def test_a_tuned_program_stays_until_there_is_another(kept: CompilationCache, path: Path) -> None:
     options = CompileOptions()
     kept.keep_tuned(path, options, lambda into: compile_with(path, options, into))
 
@@ -422,7 +426,7 @@ def test_a_tuned_program_stays_until_there_is_another(kept: KeptModels, path: Pa
 
 
 def test_what_is_replaced_while_it_is_read_is_read_again(
-    kept: KeptModels, path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: CompilationCache, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CompileOptions()
 
@@ -445,7 +449,7 @@ def test_what_is_replaced_while_it_is_read_is_read_again(
     assert len(looked) == 2 and kept.tuned(path, options) is not None
 
 
-def test_a_bad_model_is_refused_each_time(kept: KeptModels, path: Path) -> None:
+def test_a_bad_model_is_refused_each_time(kept: CompilationCache, path: Path) -> None:
     path.write_bytes(b"no model")
     for _ in range(2):
         with pytest.raises(InvalidModelError):
@@ -498,7 +502,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_details_that_lie_are_not_believed(
-    kept: KeptModels, folder: KeptFolder, path: Path, compiles: list[str]
+    kept: CompilationCache, folder: CacheFolder, path: Path, compiles: list[str]
 ) -> None:
     onnx.save(model(rows="n"), path)
     options = CompileOptions(dims={"n": "1..8"})

@@ -25,7 +25,7 @@ from tilewright.compiler.runtime.packing import make_weight
 from tilewright.compiler.schedule.kernel import Kernel
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
-from tilewright.compiler.sizes import Dimension, open_size
+from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 
@@ -41,14 +41,14 @@ ONE = [{"n": n} for n in SIZES]
 TWO = [{"n": n, "m": m} for n, m in zip(SIZES, (5, 1, 17, 8, 1, 20, 2, 9), strict=True)]
 
 
-def open_workload(
+def dynamic_workload(
     build: Build,
     *dimensions: Dimension,
     places: Mapping[str, tuple[Layout, Halo]] | None = None,
 ) -> Workload:
     """The workload that a function builds over open sizes."""
     make = Maker()
-    output = build(make, *map(open_size, dimensions))
+    output = build(make, *map(dynamic_size, dimensions))
     graph = make.graph(output)
     weights = [name for name in graph.inputs if name.startswith("w")]
     return as_workload(graph, weights, places)

@@ -11,7 +11,7 @@ import tilewright
 from tilewright.compiler.errors import UnsupportedOperatorError
 from tilewright.compiler.frontend.nodes import subgraph
 from tilewright.compiler.frontend.order import reads
-from tilewright.compiler.frontend.stages import unwrapped
+from tilewright.compiler.frontend.segments import unwrapped
 
 
 def test_values_of_a_body_that_are_called_as_some_of_its_branch_stay_its_own() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import open_sizes
+from benchmarks import dynamic_sizes
+from benchmarks.dynamic_models import dynamic_bert, opened
 from benchmarks.models import build
-from benchmarks.open_models import open_bert, opened
 from benchmarks.report import read_data
 from tilewright.compiler.driver import load_graph
 from tilewright.compiler.sizes import dimensions
@@ -20,14 +20,14 @@ def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(
-        open_sizes.CASES["minilm"],
-        build=partial(open_bert, layers=1, hidden=32, heads=2, intermediate=64, vocabulary=1000),
+        dynamic_sizes.CASES["minilm"],
+        build=partial(dynamic_bert, layers=1, hidden=32, heads=2, intermediate=64, vocabulary=1000),
         compared=[{"batch": 1, "sequence": 5}],
     )
-    monkeypatch.setitem(open_sizes.CASES, "minilm", small)
+    monkeypatch.setitem(dynamic_sizes.CASES, "minilm", small)
     output = tmp_path / "open"
     wanted = ["--models", "minilm", "--count", "4", "--samples", "2", "--output", str(output)]
-    assert open_sizes.main(wanted) == 0
+    assert dynamic_sizes.main(wanted) == 0
     (result,) = read_data(output.with_suffix(".json.gz"))["results"]
     assert result["reason"] == ""
     assert len(result["runs"]) == 4
@@ -36,15 +36,15 @@ def test_a_range_is_timed_beside_fixed_sizes_and_onnx_runtime(
 
 
 def test_a_wrong_answer_ends_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_sizes, "measure", lambda *_: open_sizes.OpenResult(
+    monkeypatch.setattr(dynamic_sizes, "measure", lambda *_: dynamic_sizes.DynamicResult(
         "minilm", "", 1.0, 1.0, ((1.0, 1.0),) * 2, ((1.0, 1.0, 1.0),), 0.5
     ))  # fmt: skip
     with pytest.raises(SystemExit, match="minilm: the answers differ"):
-        open_sizes.main(["--models", "minilm", "--output", str(tmp_path / "open")])
+        dynamic_sizes.main(["--models", "minilm", "--output", str(tmp_path / "open")])
 
 
 def test_the_batch_of_resnet_is_open() -> None:
-    case = open_sizes.CASES["resnet50"]
+    case = dynamic_sizes.CASES["resnet50"]
     graph = load_graph(case.build(), case.ranges)
     (name,) = case.feeds({"batch": 3})
     assert [str(d) for d in dimensions(*graph.types[name].shape)] == ["batch"]

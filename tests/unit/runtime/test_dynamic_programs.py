@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.unit.runtime.open_programs import (
+from tests.unit.runtime.dynamic_programs import (
     PAST,
     at,
     cut_program,
+    dynamic_program,
     expect,
     feeds,
-    open_program,
     past,
 )
 from tilewright.compiler.dtypes import DType
@@ -38,7 +38,7 @@ from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.compiler.runtime.session import Session
-from tilewright.compiler.sizes import Dimension, RoomDimension, WorkloadDimension, open_size
+from tilewright.compiler.sizes import Dimension, RoomDimension, WorkloadDimension, dynamic_size
 
 AddressOf = Callable[[str], int]
 
@@ -47,7 +47,7 @@ VECTORS = [(0, 4), (64, 32), (0, 32), (64, 4), (1, 4), (63, 28), (7, 8)]
 
 @pytest.fixture
 def executable(address_of: AddressOf) -> Executable:
-    return Executable(open_program(), aligned_empty(0), address_of)
+    return Executable(dynamic_program(), aligned_empty(0), address_of)
 
 
 def drawn(count: int, seed: int = 0) -> list[tuple[int, int]]:
@@ -67,7 +67,7 @@ def test_one_program_runs_with_all_sizes(executable: Executable, threads: int) -
 
 
 def test_a_program_at_given_sizes_is_the_same(address_of: AddressOf) -> None:
-    program = open_program()
+    program = dynamic_program()
     for old, new in [*VECTORS, *drawn(10)]:
         closed = program.at({"past": old, "chunk": new})
         check_program(closed)
@@ -154,7 +154,7 @@ def test_inputs_that_contradict_the_program_are_named(
 
 
 def test_two_inputs_that_disagree_about_a_dimension_are_named(address_of: AddressOf) -> None:
-    program = open_program()
+    program = dynamic_program()
     both = replace(program, inputs=(*program.inputs, replace(program.inputs[0], name="other")))
     executable = Executable(both, aligned_empty(0), address_of)
     given = feeds(2, 4) | {"other": np.zeros((3, 8), np.float32)}
@@ -164,7 +164,7 @@ def test_two_inputs_that_disagree_about_a_dimension_are_named(address_of: Addres
 
 
 def test_the_json_form_reads_back(address_of: AddressOf) -> None:
-    program = open_program()
+    program = dynamic_program()
     data = json.loads(json.dumps(program_to_json(program)))
     assert data["dimensions"] == {"chunk": "4..32:4", "past": "0..64"}
     again = program_from_json(data)
@@ -175,7 +175,7 @@ def test_the_json_form_reads_back(address_of: AddressOf) -> None:
 
 def test_without_a_bound_the_memory_is_the_bound(address_of: AddressOf) -> None:
     endless = Dimension("past", 0)
-    program = open_program()
+    program = dynamic_program()
     join, twice = program.kernels
     wide = WorkloadDimension("s0", 1, None, 8)
     first = replace(join, sizes=(WorkloadDimension("s0", 0), join.sizes[1]))
@@ -205,7 +205,7 @@ def test_more_than_any_memory_is_refused(executable: Executable) -> None:
 
 
 def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
-    left = open_size(RoomDimension("left", 0))
+    left = dynamic_size(RoomDimension("left", 0))
     x = Port("x", DType.FLOAT32, (past,), room=(0, past + left))
     y = Port("y", DType.FLOAT32, (past + left,))
     copied = Copy(at("output"), at("input"), 4 * (past + left))
@@ -215,7 +215,7 @@ def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
 
 def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
     """A program whose input and output have room, and are no state: a run has room for none."""
-    left = open_size(RoomDimension("left", 0))
+    left = dynamic_size(RoomDimension("left", 0))
     more = past + 2 + left
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, more))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, more))
@@ -237,7 +237,7 @@ def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
 
 def changed_in_place(more: int = 0) -> Program:
     """A row is put into a buffer that is longer by a room, and by so many rows `more`."""
-    whole = past + 1 + open_size(RoomDimension("left", 0)) + more
+    whole = past + 1 + dynamic_size(RoomDimension("left", 0)) + more
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, whole))
     y = Port("y", DType.FLOAT32, (past + 1, 4), room=(0, whole))
     others = Port("place", DType.INT64, (1,)), Port("new", DType.FLOAT32, (1, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.schedule.open_nests import (
+from tests.unit.schedule.dynamic_nests import (
     ONE,
     TARGET,
     TWO,
@@ -13,7 +13,7 @@ from tests.unit.schedule.open_nests import (
     M,
     N,
     assert_right,
-    open_workload,
+    dynamic_workload,
     schedules,
 )
 from tilewright.compiler.dtypes import DType
@@ -22,7 +22,7 @@ from tilewright.compiler.loops.expr import Role
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, untuned_schedules
-from tilewright.compiler.sizes import Dimension, is_open
+from tilewright.compiler.sizes import Dimension, is_dynamic
 from tilewright.compiler.targets.host import resolve_target
 
 
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Build, tuple[Dimension, ...], set[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_size_is_computed(case: str) -> None:
     build, dimensions, algorithms = CASES[case]
-    workload = open_workload(build, *dimensions)
+    workload = dynamic_workload(build, *dimensions)
     sizes = ONE if len(dimensions) == 1 else TWO
     tried = [s for s in schedules(workload) if s.algorithm in algorithms]
     assert {s.algorithm for s in tried} == algorithms
@@ -128,17 +128,17 @@ def test_every_size_is_computed(case: str) -> None:
 
 @pytest.mark.parametrize("build", [square, of_scores, transposed, sums])
 def test_a_packed_matrix_is_shared_and_open(build: Build) -> None:
-    workload = open_workload(build, N)
+    workload = dynamic_workload(build, N)
     schedule = Schedule.of(
         "gemm", tile=3, vectors=2, order="lanes-outer", unroll=2, pack=True, split=1, prefetch=0
     )
     nest = assert_right(workload, schedule, ONE)
     (panels,) = [tensor for tensor in nest.buffers if tensor.role is Role.SHARED]
-    assert is_open(panels.bytes)
+    assert is_dynamic(panels.bytes)
 
 
 def test_rows_of_bytes_are_multiplied_in_groups() -> None:
-    workload = open_workload(of_bytes, N)
+    workload = dynamic_workload(of_bytes, N)
     target = resolve_target("x86-64-v4")
     nest = assert_right(workload, next(untuned_schedules(workload, Mode(target))), ONE, target)
     assert any(compute.dot is not None for compute in nest.computes)
@@ -146,18 +146,18 @@ def test_rows_of_bytes_are_multiplied_in_groups() -> None:
 
 @pytest.mark.parametrize("order", ["products-inner", "products-outer"])
 def test_an_odd_row_of_quadrants_is_computed_where_there_is_one(order: str) -> None:
-    workload = open_workload(rows, Dimension("n", 2, 40))
+    workload = dynamic_workload(rows, Dimension("n", 2, 40))
     schedule = Schedule.of("strassen", tile=3, vectors=2, unroll=2, order=order, prefetch=0)
     assert_right(workload, schedule, [{"n": n} for n in (2, 3, 8, 9, 21, 40)], tolerance=1e-4)
-    even = open_workload(rows, Dimension("n", 1, 20, multiple=2))
+    even = dynamic_workload(rows, Dimension("n", 1, 20, multiple=2))
     nest = assert_right(even, schedule, [{"n": n} for n in (2, 6, 40)], tolerance=1e-4)
     assert not any(axis.name == "last" for axis in nest.axes)
     with pytest.raises(ScheduleError, match="does not apply"):
-        lower_schedule(open_workload(rows, N), schedule, Mode(TARGET))
+        lower_schedule(dynamic_workload(rows, N), schedule, Mode(TARGET))
 
 
 def test_open_rows_take_the_tile_of_any_rows_and_keep_panels_in_the_cache() -> None:
-    workload = open_workload(rows, Dimension("n", 1, 512))
+    workload = dynamic_workload(rows, Dimension("n", 1, 512))
     fixed = workload.at({"n": 128})
     schedule = next(untuned_schedules(workload, Mode(TARGET)))
     of_any = next(untuned_schedules(fixed, Mode(TARGET), any_rows=True))
@@ -167,7 +167,7 @@ def test_open_rows_take_the_tile_of_any_rows_and_keep_panels_in_the_cache() -> N
 
 
 def test_an_open_sum_is_not_cut_into_parts() -> None:
-    workload = open_workload(sums, Dimension("n", 1, 100_000))
+    workload = dynamic_workload(sums, Dimension("n", 1, 100_000))
     schedule = Schedule.of(
         "gemm", tile=2, vectors=1, order="lanes-inner", unroll=1, pack=False, split=2, prefetch=0
     )

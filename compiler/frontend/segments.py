@@ -31,9 +31,9 @@ from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.ops.builder import GraphBuilder
 from tilewright.compiler.ops.cast import ONNX_TYPES
 from tilewright.compiler.ops.onnx_node import OnnxTensor
-from tilewright.compiler.runtime.ports import OpenPorts
-from tilewright.compiler.runtime.stages import Crossing, Facts, Reads
-from tilewright.compiler.sizes import Dimension, bounds, is_open
+from tilewright.compiler.runtime.ports import ModelPorts
+from tilewright.compiler.runtime.segments import Crossing, Reads, SegmentGuard
+from tilewright.compiler.sizes import Dimension, bounds, is_dynamic
 
 DECIDING_ELEMENTS = 64
 """Values with more elements cannot determine shapes."""
@@ -113,7 +113,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str], prefix: str = "") -> Nod
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rest:
+class Continuation:
     """The continuation of a model behind a cut: nodes, and the values that they read.
 
     Attributes:
@@ -129,7 +129,7 @@ class Rest:
     reason: str
     spelled: int = 0
 
-    def at(self, facts: Facts, arrays: Mapping[str, np.ndarray]) -> ReadModel:
+    def at(self, facts: SegmentGuard, arrays: Mapping[str, np.ndarray]) -> ReadModel:
         """The continuation as a model for these facts. `arrays` holds the shape-determining
         values."""
         sizes = dict(facts.sizes)
@@ -196,7 +196,7 @@ def _spelled(
     ]
 
 
-def input_crossings(graph: GraphProto, ports: OpenPorts) -> tuple[Crossing, ...]:
+def input_crossings(graph: GraphProto, ports: ModelPorts) -> tuple[Crossing, ...]:
     """The inputs of a model as live-ins of its first segment, with the dimensions of `ports`.
 
     Raises:
@@ -220,8 +220,8 @@ def rest_of(
     waiting: Waiting,
     builder: GraphBuilder,
     values: MutableMapping[str, str | None],
-    before: Rest | None,
-) -> Rest:
+    before: Continuation | None,
+) -> Continuation:
     """The continuation of a model, whose nodes need values of `builder`.
 
     Args:
@@ -281,7 +281,7 @@ def rest_of(
         dims: list[int | str] = []
         for axis, extent in enumerate(kind.shape):
             counted = trim is not None and trim.axis == axis
-            if not counted and not is_open(extent):
+            if not counted and not is_dynamic(extent):
                 dims.append(extent)
                 continue
             same = f"count of {trim.count}" if trim is not None and counted else str(extent)
@@ -297,7 +297,7 @@ def rest_of(
         crossings.append(Crossing(name, label, kind.dtype, tuple(dims), decides, text))
     _check_progress(waiting, read, crossings, before)
     reads_ = Reads(tuple(crossings), ranges)
-    return Rest(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
+    return Continuation(_left(read, waiting, tensors, spelled), reads_, str(first), len(spelled))
 
 
 def _named(
@@ -320,7 +320,7 @@ def _listed(name: str, elements: Sequence[str]) -> NodeProto:
 
 def _are_extents(numbers: np.ndarray, extents: Mapping[str, tuple[str, int]]) -> bool:
     """Whether each dynamic size is an extent of a live-in."""
-    return all(not is_open(number) or str(number) in extents for number in numbers.flat)
+    return all(not is_dynamic(number) or str(number) in extents for number in numbers.flat)
 
 
 def _from_extents(
@@ -344,7 +344,7 @@ def _from_extents(
         if str(item) in whole:
             continue
         place = f"{name}//{len(whole)}"
-        if is_open(item):
+        if is_dynamic(item):
             source, axis = extents[str(item)]
             nodes.append(helper.make_node("Shape", [source], [f"{place}/shape"]))
             axes = constant(f"{place}/axis", np.array([axis], np.int64))
@@ -376,7 +376,7 @@ def _deciding(
         if value is None or value in builder.sequences or builder.trim(value) is not None:
             return False
         elements = builder.types[value].elements
-        return not is_open(elements) and elements <= DECIDING_ELEMENTS
+        return not is_dynamic(elements) and elements <= DECIDING_ELEMENTS
 
     named = set(values.values())
     found = {name for name, value in values.items() if value in waiting.asked and small(value)}
@@ -388,7 +388,7 @@ def _deciding(
 
 
 def _check_progress(
-    waiting: Waiting, read: ReadModel, crossings: Sequence[Crossing], before: Rest | None
+    waiting: Waiting, read: ReadModel, crossings: Sequence[Crossing], before: Continuation | None
 ) -> None:
     """Raise the first node's error if all nodes were deferred and no further value will be
     known."""

@@ -22,14 +22,14 @@ import onnxruntime
 import pytest
 
 import tilewright
-from benchmarks.open_models import open_bert, open_gpt2, open_llama
-from tests.unit.frontend.test_open_sizes import cache as cached_rows
+from benchmarks.dynamic_models import dynamic_bert, open_gpt2, open_llama
+from tests.unit.frontend.test_dynamic_sizes import cache as cached_rows
 from tilewright.compiler import driver
 from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.plan.plan import GraphPlan
 from tilewright.compiler.runtime.executable import Executable
 from tilewright.compiler.runtime.guarded import GuardedModel
-from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes import DynamicSizeError
 from tilewright.service import cli
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
@@ -79,7 +79,7 @@ def case(name: str) -> Case:
     past = {"sequence": "1..40", "past": "0..70"}
     match name:
         case "bert":
-            model = open_bert(**small, intermediate=64, vocabulary=VOCABULARY)
+            model = dynamic_bert(**small, intermediate=64, vocabulary=VOCABULARY)
             return Case(model, {"batch": "1..5", "sequence": "1..70"}, _bert)
         case "gpt2":
             model = open_gpt2(**small, vocabulary=VOCABULARY)
@@ -304,7 +304,7 @@ def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
 
     def refusing(graph: Graph, *rest: Any, **options: Any) -> GraphPlan:
         if graph.dimensions:
-            raise OpenSizeError("whether sequence is even is known at run time only")
+            raise DynamicSizeError("whether sequence is even is known at run time only")
         return make_plan(graph, *rest, **options)
 
     monkeypatch.setattr(driver, "make_plan", refusing)

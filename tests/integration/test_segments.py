@@ -24,7 +24,7 @@ from tilewright.compiler.errors import (
 )
 from tilewright.compiler.program import kernels
 from tilewright.compiler.runtime.guarded import GuardedModel
-from tilewright.compiler.specialise.jit import Stager
+from tilewright.compiler.specialise.jit import SegmentCompiler
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 Info = tuple[str, int, Sequence[int | str]]
@@ -412,14 +412,14 @@ def test_a_loop_whose_shapes_depend_on_the_step_runs_as_often_as_the_data_say() 
 
 
 def test_threads_that_wait_for_the_same_program_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Stager._compiled
+    compiled = SegmentCompiler._compiled
 
     def slowly(*given: Any) -> Any:
         time.sleep(0.02)
         return compiled(*given)
 
     made = staged(chosen_rows())
-    monkeypatch.setattr(Stager, "_compiled", slowly)
+    monkeypatch.setattr(SegmentCompiler, "_compiled", slowly)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(made.run, [marked(count) for count in (7, 40, 9, 23)]))
     assert made.reasons == ()

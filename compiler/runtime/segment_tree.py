@@ -16,14 +16,14 @@ from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.compiler.runtime.json_form import JsonForm, Via
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
-from tilewright.compiler.runtime.ports import OpenPorts
+from tilewright.compiler.runtime.ports import ModelPorts
 from tilewright.compiler.runtime.program import Port, Program
-from tilewright.compiler.runtime.stages import (
+from tilewright.compiler.runtime.segments import (
     Crossing,
-    DataCut,
-    DataStage,
-    Facts,
+    ModelSegment,
     Reads,
+    SegmentBoundary,
+    SegmentGuard,
 )
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.ranges import parse_range
@@ -44,7 +44,7 @@ _Hexadecimal = Annotated[bytes, Via(str, lambda text, _: bytes.fromhex(text), by
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredStage:
+class _StoredSegment:
     """The facts that a stage serves, and the stage."""
 
     sizes: tuple[tuple[str, int], ...]
@@ -52,11 +52,11 @@ class _StoredStage:
     open: _Ranges
     program: Natural | None
     makes: tuple[str, ...]
-    behind: _StoredCut | None
+    behind: _StoredBoundary | None
 
 
 @dataclass(frozen=True, slots=True)
-class _StoredCut:
+class _StoredBoundary:
     """A cut as it is stored."""
 
     json_form: ClassVar[JsonForm] = JsonForm("stages")
@@ -65,18 +65,18 @@ class _StoredCut:
     ranges: _Ranges
     ends: Mapping[str, tuple[Natural, ...]]
     reason: str
-    stages: tuple[_StoredStage, ...]
+    stages: tuple[_StoredSegment, ...]
 
 
-def stages_to_json(cut: DataCut[int]) -> dict[str, Any]:
-    """The JSON form that `stages_from_json` reads."""
+def segments_to_json(cut: SegmentBoundary[int]) -> dict[str, Any]:
+    """The JSON form that `segments_from_json` reads."""
     written: dict[str, Any] = encode(_stored(cut))
     return written
 
 
-def _stored(cut: DataCut[int]) -> _StoredCut:
+def _stored(cut: SegmentBoundary[int]) -> _StoredBoundary:
     stages = tuple(
-        _StoredStage(
+        _StoredSegment(
             facts.sizes,
             facts.known,
             facts.open,
@@ -88,31 +88,33 @@ def _stored(cut: DataCut[int]) -> _StoredCut:
     )
     ends = {name: tuple(found) for name, found in cut.ends.items()}
     ranges = tuple(cut.reads.ranges.values())
-    return _StoredCut(cut.reads.crossings, ranges, ends, cut.reason, stages)
+    return _StoredBoundary(cut.reads.crossings, ranges, ends, cut.reason, stages)
 
 
-def stages_from_json(data: object) -> DataCut[int]:
-    """Read the output of `stages_to_json`.
+def segments_from_json(data: object) -> SegmentBoundary[int]:
+    """Read the output of `segments_to_json`.
 
     Raises:
         ValueError: naming the field that is malformed.
     """
-    return _cut(decode(_StoredCut, data))
+    return _cut(decode(_StoredBoundary, data))
 
 
-def _cut(stored: _StoredCut) -> DataCut[int]:
+def _cut(stored: _StoredBoundary) -> SegmentBoundary[int]:
     reads = Reads(stored.reads, {each.name: each for each in stored.ranges})
     ends = {name: list(found) for name, found in stored.ends.items()}
     made = {
-        Facts(each.sizes, each.known, each.open): DataStage(
+        SegmentGuard(each.sizes, each.known, each.open): ModelSegment(
             each.program, each.makes, None if each.behind is None else _cut(each.behind)
         )
         for each in stored.stages
     }
-    return DataCut(reads, ends=ends, made=made, reason=stored.reason)
+    return SegmentBoundary(reads, ends=ends, made=made, reason=stored.reason)
 
 
-def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPorts) -> None:
+def check_segments(
+    first: SegmentBoundary[int], programs: Sequence[Program], ports: ModelPorts
+) -> None:
     """Check that on every path, the stages compute the values that later stages read, and all
     outputs.
 
@@ -127,7 +129,7 @@ def check_stages(first: DataCut[int], programs: Sequence[Program], ports: OpenPo
 
 
 def _check_cut(
-    cut: DataCut[int],
+    cut: SegmentBoundary[int],
     known: Mapping[str, ValueKind | None],
     programs: Sequence[Program],
     outputs: Sequence[str],
@@ -172,7 +174,7 @@ def _check_cut(
                 raise ValueError(f"a way through the stages does not make output '{name}'")
 
 
-def _check_inputs(program: Program, reads: Reads, facts: Facts) -> None:
+def _check_inputs(program: Program, reads: Reads, facts: SegmentGuard) -> None:
     """Raise ValueError unless a program's inputs are among the values that are read behind its
     cut."""
     names = [dimension.name for dimension in facts.open]
@@ -204,31 +206,31 @@ def _kind_text(kind: ValueKind | None) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _LoadedCut(DataCut[Executable]):
+class _LoadedBoundary(SegmentBoundary[Executable]):
     """A cut whose programs load when a run first needs them."""
 
-    listed: Mapping[Facts, DataStage[int]] = field(default_factory=dict)
+    listed: Mapping[SegmentGuard, ModelSegment[int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(cut: DataCut[int]) -> _LoadedCut:
-        return _LoadedCut(
+    def of(cut: SegmentBoundary[int]) -> _LoadedBoundary:
+        return _LoadedBoundary(
             cut.reads, cut.ends, reason=cut.reason, served=tuple(cut.made), listed=cut.made
         )
 
 
-def load_stages(
-    first: DataCut[int], ports: OpenPorts, load: Callable[[int], Executable]
+def load_segments(
+    first: SegmentBoundary[int], ports: ModelPorts, load: Callable[[int], Executable]
 ) -> GuardedModel:
     """The stages as a model; `load` returns a program by its number."""
 
     def make(
-        cut: DataCut[Executable], facts: Facts, values: Mapping[str, Array]
-    ) -> DataStage[Executable]:
-        assert isinstance(cut, _LoadedCut)
+        cut: SegmentBoundary[Executable], facts: SegmentGuard, values: Mapping[str, Array]
+    ) -> ModelSegment[Executable]:
+        assert isinstance(cut, _LoadedBoundary)
         found = cut.listed[facts]
         program = None if found.program is None else load(found.program)
-        behind = None if found.behind is None else _LoadedCut.of(found.behind)
-        stage = cut.made[facts] = DataStage(program, found.makes, behind)
+        behind = None if found.behind is None else _LoadedBoundary.of(found.behind)
+        stage = cut.made[facts] = ModelSegment(program, found.makes, behind)
         return stage
 
-    return GuardedModel(ports, _LoadedCut.of(first), make)
+    return GuardedModel(ports, _LoadedBoundary.of(first), make)

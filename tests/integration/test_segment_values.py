@@ -11,16 +11,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.integration.test_staged import BOOL, FLOAT, Info, agrees, model, staged
+from tests.integration.test_segments import BOOL, FLOAT, Info, agrees, model, staged
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.errors import InvalidInputError, ModelWarning, OutOfMemoryError
 from tilewright.compiler.runtime.artifact import load_artifact
 from tilewright.compiler.runtime.guarded import GuardedModel
-from tilewright.compiler.specialise.jit import Stager
+from tilewright.compiler.specialise.jit import SegmentCompiler
 from tilewright.service.jobs.evidence.end_to_end import FixedSchedules
 from tilewright.service.jobs.pipeline.tuning import build_artifact
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_programs
 
 
 def chosen(x: Info, mark: Info) -> onnx.ModelProto:
@@ -143,14 +143,14 @@ def test_a_run_that_contradicts_itself_costs_the_next_ones_nothing(tmp_path: Pat
 
 
 def test_no_program_is_left_out_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Stager._compiled
+    compiled = SegmentCompiler._compiled
 
     def scarce(self: Any, cut: Any, facts: Any, values: Any) -> Any:
         if facts.sizes:  # none of them is chosen, behind the cut
             raise OutOfMemoryError("there is not enough memory to compile the model")
         return compiled(self, cut, facts, values)
 
-    monkeypatch.setattr(Stager, "_compiled", scarce)
+    monkeypatch.setattr(SegmentCompiler, "_compiled", scarce)
     proto = chosen(("x", FLOAT, (4,)), ("mark", BOOL, (4,)))
     with pytest.raises(OutOfMemoryError):
         plan_programs(ModelRequest(proto.SerializeToString()), {})

@@ -16,7 +16,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import tilewright.compiler.bindings.ort as ort
-from tests.integration.test_staged import (
+from tests.integration.test_segments import (
     FLOAT,
     agrees,
     branches,
@@ -33,9 +33,9 @@ from tilewright.compiler.runtime.artifact import load_artifact, manifest_checksu
 from tilewright.compiler.runtime.guarded import GuardedModel
 from tilewright.service.cli import run as run_cli
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
-from tilewright.service.jobs.inputs.staged_inputs import staged_inputs
+from tilewright.service.jobs.inputs.segment_inputs import staged_inputs
 from tilewright.service.jobs.plan.planning import ModelRequest
-from tilewright.service.jobs.plan.stage_planning import plan_first_program, plan_programs
+from tilewright.service.jobs.plan.segment_planning import plan_first_program, plan_programs
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

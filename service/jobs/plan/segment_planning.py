@@ -17,17 +17,17 @@ from tilewright.compiler.graph.ir import Graph
 from tilewright.compiler.passes.pipeline import Observer
 from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
-from tilewright.compiler.runtime.stages import DataCut, DataStage
-from tilewright.compiler.sizes import OpenSizeError, open_size, typical
+from tilewright.compiler.runtime.segments import ModelSegment, SegmentBoundary
+from tilewright.compiler.sizes import DynamicSizeError, dynamic_size, typical
 from tilewright.compiler.sizes.hinted_ranges import as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import default_range, default_ranges
-from tilewright.compiler.specialise.enumerate import make_foreseen
-from tilewright.compiler.specialise.jit import RestCut, Stager
+from tilewright.compiler.specialise.enumerate import enumerate_segments
+from tilewright.compiler.specialise.jit import JitBoundary, SegmentCompiler
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.inputs.given_inputs import most_frequent
 from tilewright.service.jobs.plan.planning import (
+    DynamicPlan,
     ModelRequest,
-    OpenPlan,
     Planned,
     SizeChoice,
     plan_first_sizes,
@@ -45,7 +45,7 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """The plans of all programs of a model: `plan_sizes`, or `plan_stages` if it must be cut.
+    """The plans of all programs of a model: `plan_sizes`, or `plan_segments` if it must be cut.
 
     Raises:
         CompilerError: as those do.
@@ -55,7 +55,7 @@ def plan_programs(
     except CompilerError as error:
         if not _must_be_cut(request, dims, error):
             raise
-    return plan_stages(request, dims, timings, kernels)
+    return plan_segments(request, dims, timings, kernels)
 
 
 def plan_first_program(
@@ -78,11 +78,11 @@ def _must_be_cut(
     request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
 ) -> bool:
     """Whether a model was refused because the data decide sizes of it: no size says them then."""
-    if isinstance(error.__cause__, OpenSizeError):
+    if isinstance(error.__cause__, DynamicSizeError):
         names = free_dimensions(read_model(request.model).proto.graph)
         given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
         ranges = {n: given.get(n) or default_range(n) for n in names}
-        sizes = {n: typical(open_size(d)) for n, d in ranges.items()}
+        sizes = {n: typical(dynamic_size(d)) for n, d in ranges.items()}
         try:
             driver.load_graph(request.model, sizes)
         except CompilerError as found:
@@ -90,7 +90,7 @@ def _must_be_cut(
     return isinstance(error, UnsupportedOperatorError) and bool(error.waits_for)
 
 
-def plan_stages(
+def plan_segments(
     request: ModelRequest,
     dims: Mapping[str, Sequence[SizeChoice]],
     timings: Timings | None = None,
@@ -104,8 +104,8 @@ def plan_stages(
         CompilerError: if the model or the target is wrong or not supported, a dimension has several
             sizes, or the data-dependent stages cannot be enumerated ahead of time.
     """
-    stager, first = _beginning(request, dims, timings, kernels, build=True)
-    make_foreseen(stager, first)
+    segment_compiler, first = _beginning(request, dims, timings, kernels, build=True)
+    enumerate_segments(segment_compiler, first)
     plans: list[Planned] = []
     stages = _numbered(first, plans)
     return tuple(
@@ -115,13 +115,13 @@ def plan_stages(
 
 def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]]) -> Planned:
     """The plan of the first stage alone; no code is generated. Raises the same CompilerError as
-    `plan_stages` if an error occurs up to that stage."""
-    stager, first = _beginning(request, dims, None, None, build=False)
+    `plan_segments` if an error occurs up to that stage."""
+    segment_compiler, first = _beginning(request, dims, None, None, build=False)
     plans: list[Planned] = []
-    make_foreseen(stager, first, behind=False)
+    enumerate_segments(segment_compiler, first, behind=False)
     stages = _numbered(first, plans)
     if not plans:  # all that it computes is behind the cut
-        make_foreseen(stager, first)
+        enumerate_segments(segment_compiler, first)
         stages = _numbered(first, plans)
     return replace(plans[0], stages=stages)
 
@@ -133,7 +133,7 @@ def _beginning(
     kernels: KernelCache | None,
     *,
     build: bool,
-) -> tuple[Stager[Planned], RestCut[Planned]]:
+) -> tuple[SegmentCompiler[Planned], JitBoundary[Planned]]:
     """The planner of stages, and the whole model as its first continuation."""
     for name, listed in dims.items():
         if len(listed) > 1:
@@ -143,7 +143,7 @@ def _beginning(
             )
     source = read_model(request.model)
     ranges = check_dims(source.proto.graph, {name: listed[0] for name, listed in dims.items()})
-    given = {name: open_size(d) for name, d in ranges.items() if d.low == d.high}
+    given = {name: dynamic_size(d) for name, d in ranges.items() if d.low == d.high}
     ports = model_ports(source.proto.graph).fixed(given)
     shares = hinted_shares(dims)
     check_hinted(shares, ports.open)
@@ -168,23 +168,23 @@ def _beginning(
             known = {d.name for d in graph.dimensions}
             stated = {name: each for name, each in shares.items() if name in known}
             free = [d for d in graph.dimensions if d.name not in ranges]
-            open_plan = OpenPlan(plan, graph, graph.dimensions)
+            open_plan = DynamicPlan(plan, graph, graph.dimensions)
             return planned_for_ranges(request, profiled(open_plan, ports, free, stated))
 
         return planned
 
-    stager = Stager(compiling)
-    return stager, stager.first(source, ports, {**widened, **ranges})
+    segment_compiler = SegmentCompiler(compiling)
+    return segment_compiler, segment_compiler.first(source, ports, {**widened, **ranges})
 
 
-def _numbered(cut: DataCut[Planned], plans: list[Planned]) -> DataCut[int]:
+def _numbered(cut: SegmentBoundary[Planned], plans: list[Planned]) -> SegmentBoundary[int]:
     """The same stages with numbers in the places of plans, which go to `plans`."""
-    found = DataCut[int](cut.reads, cut.ends, reason=cut.reason)
+    found = SegmentBoundary[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():
         number = None
         if stage.program is not None:
             number = len(plans)
             plans.append(stage.program)
         behind = None if stage.behind is None else _numbered(stage.behind, plans)
-        found.made[facts] = DataStage(number, stage.makes, behind)
+        found.made[facts] = ModelSegment(number, stage.makes, behind)
     return found

@@ -27,11 +27,11 @@ from tilewright.compiler.runtime.program import (
     Slot,
     slot_start,
 )
-from tilewright.compiler.sizes import Dimension, WorkloadDimension, open_size
+from tilewright.compiler.sizes import Dimension, WorkloadDimension, dynamic_size
 
 PAST = Dimension("past", 0, 64)
 CHUNK = Dimension("chunk", 1, 8, multiple=4)
-past, chunk = open_size(PAST), open_size(CHUNK)
+past, chunk = dynamic_size(PAST), dynamic_size(CHUNK)
 rows = past + chunk
 
 S0 = WorkloadDimension("s0", 0, 64)
@@ -49,7 +49,7 @@ def buffer(name: str, role: BufferRole, elements: int, source: int = -1) -> Buff
 
 def kernels() -> tuple[KernelSpec, KernelSpec]:
     """Rows joined; all elements doubled."""
-    s0, s1, n = open_size(S0), open_size(S1), open_size(ELEMENTS)
+    s0, s1, n = dynamic_size(S0), dynamic_size(S1), dynamic_size(ELEMENTS)
     join = KernelSpec(
         ABI_VERSION,
         "join",
@@ -73,7 +73,7 @@ def kernels() -> tuple[KernelSpec, KernelSpec]:
     return join, twice
 
 
-def open_program() -> Program:
+def dynamic_program() -> Program:
     """y = 4 * (old, then new); third = a third of flags; found: where flags are true."""
     return Program(
         name="open",
@@ -105,19 +105,19 @@ def open_program() -> Program:
 
 
 def cut_program(last: int = 16) -> Program:
-    """The same as `open_program`, with one kernel for a `past` up to the last and one for more."""
-    program = open_program()
+    """The same as `dynamic_program`, with a kernel for a `past` up to the last and one for more."""
+    program = dynamic_program()
     _, twice = program.kernels
     small, large = replace(S0, high=last), replace(S0, low=last + 1)
     parts = []
     for part in (small, large):
-        n = open_size(part)
+        n = dynamic_size(part)
         buffers = (
             buffer("first", BufferRole.INPUT, 8 * n, 0),
-            buffer("second", BufferRole.INPUT, 8 * open_size(S1), 1),
-            buffer("out", BufferRole.OUTPUT, 8 * (n + open_size(S1))),
+            buffer("second", BufferRole.INPUT, 8 * dynamic_size(S1), 1),
+            buffer("out", BufferRole.OUTPUT, 8 * (n + dynamic_size(S1))),
         )
-        stages = (StageSpec("join_rows", n + open_size(S1)),)
+        stages = (StageSpec("join_rows", n + dynamic_size(S1)),)
         spec = KernelSpec(ABI_VERSION, "join", stages, buffers, 32 * n + 32, (part, S1))
         parts.append(spec)
     first, second, third, *others = program.instructions

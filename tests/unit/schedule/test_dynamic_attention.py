@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.schedule.open_nests import TARGET, Build, assert_right, open_workload
+from tests.unit.schedule.dynamic_nests import TARGET, Build, assert_right, dynamic_workload
 from tilewright.compiler.codegen.cpu.lower import lower_nest
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space, untuned_schedules
-from tilewright.compiler.sizes import Dimension, at, is_open
+from tilewright.compiler.sizes import Dimension, at, is_dynamic
 
 N = Dimension("n", 1, 40)
 PAST = Dimension("past", 0, 20)
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Build, tuple[Dimension, ...], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_size_is_computed(case: str) -> None:
     build, dimensions, sizes = CASES[case]
-    workload = open_workload(build, *dimensions)
+    workload = dynamic_workload(build, *dimensions)
     values = [dict(zip((d.name for d in dimensions), each, strict=True)) for each in sizes]
     points = [
         s for s in schedule_space(workload, Mode(TARGET)).points if s.algorithm == "attention"
@@ -83,14 +83,14 @@ def test_every_size_is_computed(case: str) -> None:
     assert first.algorithm == "attention"
     for schedule in (first, points[0], points[len(points) // 2], points[-1]):
         nest = assert_right(workload, schedule, values)
-        assert any(is_open(tensor.bytes) for tensor in nest.scratch)
+        assert any(is_dynamic(tensor.bytes) for tensor in nest.scratch)
 
 
 @pytest.mark.parametrize("case", ["causal", "with a past"])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_segments_of_open_rows_leave_out_keys(case: str, count: int) -> None:
     build, dimensions, sizes = CASES[case]
-    workload = open_workload(build, *dimensions)
+    workload = dynamic_workload(build, *dimensions)
     values = [dict(zip((d.name for d in dimensions), each, strict=True)) for each in sizes]
     schedule = Schedule.of(
         "attention", tile=3, vectors=2, rows=2, unroll=2, keys="packed", segments=count
@@ -106,14 +106,14 @@ def test_segments_of_open_rows_leave_out_keys(case: str, count: int) -> None:
 
 
 def test_open_rows_are_halved() -> None:
-    workload = open_workload(partial(of_itself, causal=1), N)
+    workload = dynamic_workload(partial(of_itself, causal=1), N)
     choices = {"tile": 3, "vectors": 2, "rows": 2, "unroll": 2, "keys": "packed"}
     with pytest.raises(ScheduleError, match="power of two"):
         lower_schedule(workload, Schedule.of("attention", **choices, segments=6), Mode(TARGET))
 
 
 def test_rows_of_scores_share_no_cache_sets() -> None:
-    workload = open_workload(of_itself, Dimension("n", 1, 2048))
+    workload = dynamic_workload(of_itself, Dimension("n", 1, 2048))
     schedule = next(untuned_schedules(workload, Mode(TARGET)))
     nest = assert_right(workload, schedule, [{"n": 1}])
     assert "masked.load" in lower_nest(nest, TARGET)  # the rows are seen to hold all keys

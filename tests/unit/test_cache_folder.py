@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.compiler.specialise import cache_folder as kept_folder
-from tilewright.compiler.specialise.cache_folder import KeptFolder
+from tilewright.compiler.specialise.cache_folder import CacheFolder
 
 DAY = 86_400.0
 
@@ -40,15 +40,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, clock: Clock) -> KeptFolder:
-    return KeptFolder(tmp_path / "kept", 100, clock)
+def kept(tmp_path: Path, clock: Clock) -> CacheFolder:
+    return CacheFolder(tmp_path / "kept", 100, clock)
 
 
-def names(kept: KeptFolder) -> set[str]:
+def names(kept: CacheFolder) -> set[str]:
     return {path.name for path in kept.path.iterdir()}
 
 
-def test_what_is_kept_is_found(kept: KeptFolder) -> None:
+def test_what_is_kept_is_found(kept: CacheFolder) -> None:
     assert kept.find(key("a")) is None
     made = kept.keep(key("a"), writes("text"))
     assert made is not None and made == kept.find(key("a"))
@@ -59,7 +59,7 @@ def test_what_is_kept_is_found(kept: KeptFolder) -> None:
     kept.remove(key("a"))  # another process was first
 
 
-def test_an_entry_that_is_there_stays(kept: KeptFolder) -> None:
+def test_an_entry_that_is_there_stays(kept: CacheFolder) -> None:
     kept.keep(key("a"), writes("first"))
     again = kept.keep(key("a"), writes("second"))
     assert again is not None and (again / "file").read_text() == "first"
@@ -68,7 +68,7 @@ def test_an_entry_that_is_there_stays(kept: KeptFolder) -> None:
 
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_an_entry_is_replaced_once_the_other_is_complete(
-    kept: KeptFolder, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+    kept: CacheFolder, exchanges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchanges:
         monkeypatch.setattr(kept_folder, "_exchange", lambda *_: False)
@@ -97,10 +97,10 @@ def test_an_entry_is_replaced_once_the_other_is_complete(
 
 def replace_often(path: Path, text: str) -> None:
     for _ in range(50):
-        KeptFolder(path, 1 << 20).keep(key("a"), writes(text), replacing=True)
+        CacheFolder(path, 1 << 20).keep(key("a"), writes(text), replacing=True)
 
 
-def test_readers_find_an_entry_that_processes_replace(kept: KeptFolder) -> None:
+def test_readers_find_an_entry_that_processes_replace(kept: CacheFolder) -> None:
     kept.keep(key("a"), writes("0"))
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=replace_often, args=(kept.path, text)) for text in "12"]
@@ -115,7 +115,7 @@ def test_readers_find_an_entry_that_processes_replace(kept: KeptFolder) -> None:
     assert names(kept) == {key("a")}
 
 
-def test_a_failure_leaves_nothing(kept: KeptFolder) -> None:
+def test_a_failure_leaves_nothing(kept: CacheFolder) -> None:
     def fails(folder: Path) -> None:
         (folder / "half").write_text("half")
         raise ValueError("no")
@@ -125,7 +125,7 @@ def test_a_failure_leaves_nothing(kept: KeptFolder) -> None:
     assert not names(kept)
 
 
-def test_a_full_disk_is_no_failure(kept: KeptFolder) -> None:
+def test_a_full_disk_is_no_failure(kept: CacheFolder) -> None:
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_no_failure(kept: KeptFolder) -> None:
     assert not names(kept)
 
 
-def test_the_entry_used_longest_ago_goes_first(kept: KeptFolder) -> None:
+def test_the_entry_used_longest_ago_goes_first(kept: CacheFolder) -> None:
     for name in "abc":
         kept.keep(key(name), writes("x" * 30))
     assert kept.find(key("a")) is not None  # used now
@@ -143,7 +143,7 @@ def test_the_entry_used_longest_ago_goes_first(kept: KeptFolder) -> None:
     assert names(kept) == {key("a"), key("c"), key("d")}
 
 
-def test_what_a_dead_process_left_goes_after_a_day(kept: KeptFolder, clock: Clock) -> None:
+def test_what_a_dead_process_left_goes_after_a_day(kept: CacheFolder, clock: Clock) -> None:
     kept.keep(key("a"), writes("text"))
     for name in (".new." + "0" * 16, ".old." + "1" * 16, "somebody's"):
         (kept.path / name).mkdir()
@@ -156,7 +156,7 @@ def test_what_a_dead_process_left_goes_after_a_day(kept: KeptFolder, clock: Cloc
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
-def test_a_folder_that_others_may_write_is_not_used(kept: KeptFolder, mode: int) -> None:
+def test_a_folder_that_others_may_write_is_not_used(kept: CacheFolder, mode: int) -> None:
     kept.keep(key("a"), writes("text"))
     kept.path.chmod(mode)
     assert kept.find(key("a")) is None
@@ -165,7 +165,7 @@ def test_a_folder_that_others_may_write_is_not_used(kept: KeptFolder, mode: int)
 
 
 def test_a_folder_of_another_user_is_not_used(
-    kept: KeptFolder, monkeypatch: pytest.MonkeyPatch
+    kept: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.keep(key("a"), writes("text"))
     other = os.getuid() + 1
@@ -175,7 +175,7 @@ def test_a_folder_of_another_user_is_not_used(
 
 
 def test_nothing_is_kept_where_no_folder_says_whose_it_is(
-    kept: KeptFolder, monkeypatch: pytest.MonkeyPatch
+    kept: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.keep(key("a"), writes("text"))
     monkeypatch.delattr(os, "getuid")
@@ -185,7 +185,7 @@ def test_nothing_is_kept_where_no_folder_says_whose_it_is(
 
 @pytest.mark.parametrize("planted", ["link", "writable", "file"])
 def test_what_others_put_into_the_folder_is_not_used(
-    kept: KeptFolder, tmp_path: Path, planted: str
+    kept: CacheFolder, tmp_path: Path, planted: str
 ) -> None:
     """While they could write into it, before its user shut them out."""
     kept.keep(key("a"), writes("text"))
@@ -208,19 +208,19 @@ def test_what_others_put_into_the_folder_is_not_used(
 
 def test_a_file_in_the_way_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("a file")
-    kept = KeptFolder(tmp_path / "kept", 100)
+    kept = CacheFolder(tmp_path / "kept", 100)
     assert kept.find(key("a")) is None
     assert kept.keep(key("a"), writes("text")) is None
 
 
 @pytest.mark.parametrize("bad", ["", "..", "a/b", key("a").upper(), key("a") + "\n"])
-def test_a_key_is_a_digest(kept: KeptFolder, bad: str) -> None:
+def test_a_key_is_a_digest(kept: CacheFolder, bad: str) -> None:
     with pytest.raises(ValueError, match="SHA-256"):
         kept.find(bad)
 
 
 def _many(path: Path, seed: int) -> None:
-    kept = KeptFolder(path, 40)
+    kept = CacheFolder(path, 40)
     for step in range(60):
         name = str((step * 7 + seed) % 5)
         made = kept.find(key(name)) or kept.keep(key(name), writes(name * 10))
@@ -238,6 +238,6 @@ def test_processes_share_it(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    kept = KeptFolder(tmp_path / "kept", 40)
+    kept = CacheFolder(tmp_path / "kept", 40)
     assert all((path / "file").read_text() for _, _, path in kept.entries())
     assert not [name for name in names(kept) if name.startswith(".")]

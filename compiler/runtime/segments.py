@@ -22,7 +22,7 @@ from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.runtime.kernel import Natural
 from tilewright.compiler.runtime.packing import Array
 from tilewright.compiler.runtime.ports import Dims, ranges_text
-from tilewright.compiler.sizes import Dimension, OpenSizeError
+from tilewright.compiler.sizes import Dimension, DynamicSizeError
 from tilewright.compiler.sizes.ranges import default_range
 
 P = TypeVar("P")
@@ -77,7 +77,7 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SegmentGuard:
     """The facts about the live-ins of a cut: the guard of a stage, and its specialisation key.
 
     `sizes` are dimensions and shape-determining elements with one value, `known` the bytes of
@@ -89,7 +89,7 @@ class Facts:
     known: tuple[tuple[str, bytes, tuple[int, ...]], ...] = ()
     open: tuple[Dimension, ...] = ()
 
-    def holds(self, exact: Facts) -> bool:
+    def holds(self, exact: SegmentGuard) -> bool:
         """Whether a program for these facts serves the exact facts of a run."""
         if self.known != exact.known:
             return False
@@ -127,7 +127,7 @@ class Reads:
     defaults: Mapping[str, Dimension] = field(default_factory=dict)
     derived: frozenset[str] = frozenset()
 
-    def exact(self, arrays: Mapping[str, Array]) -> Facts:
+    def exact(self, arrays: Mapping[str, Array]) -> SegmentGuard:
         """The facts of one run: each size is one number."""
         sizes: dict[str, int] = {}
         known: list[tuple[str, bytes, tuple[int, ...]]] = []
@@ -142,17 +142,17 @@ class Reads:
                 sizes |= dict(zip(crossing.elements(array), map(int, array.flat), strict=True))
             else:
                 known.append((crossing.name, array.tobytes(), array.shape))
-        return Facts(tuple(sizes.items()), tuple(known))
+        return SegmentGuard(tuple(sizes.items()), tuple(known))
 
-    def at(self, sizes: Mapping[str, int]) -> Facts:
+    def at(self, sizes: Mapping[str, int]) -> SegmentGuard:
         """Like `exact`, for these sizes of the dimensions, without shape-determining values."""
         names = (dim for c in self.crossings for dim in c.dims if isinstance(dim, str))
         ordered = dict.fromkeys(name for name in (*names, *sorted(sizes)) if name in sizes)
-        return Facts(tuple((name, sizes[name]) for name in ordered))
+        return SegmentGuard(tuple((name, sizes[name]) for name in ordered))
 
     def around(
-        self, exact: Facts, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
-    ) -> Facts:
+        self, exact: SegmentGuard, ends: Mapping[str, Sequence[int]], steps: Mapping[str, int]
+    ) -> SegmentGuard:
         """The facts of a program that also serves other sizes: all sizes above 0 stay dynamic.
 
         Args:
@@ -172,7 +172,7 @@ class Reads:
                 fixed.append((name, size))
             else:
                 ranges.append(whole)
-        return Facts(tuple(fixed), exact.known, tuple(ranges))
+        return SegmentGuard(tuple(fixed), exact.known, tuple(ranges))
 
     def parted(self, inputs: Mapping[str, Dims]) -> Reads:
         """The same values with other dimensions, which keep the ranges of the old ones."""
@@ -184,7 +184,7 @@ class Reads:
         crossings = tuple(replace(each, dims=inputs[each.name]) for each in self.crossings)
         return Reads(crossings, ranges)
 
-    def inputs(self, facts: Facts, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def inputs(self, facts: SegmentGuard, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs of a program for these facts: values, and for each shape-determining one an
         array without elements that has the value's elements as extents."""
         found: dict[str, Array] = {}
@@ -232,7 +232,7 @@ class Reads:
 
 
 @dataclass(frozen=True, slots=True)
-class DataStage(Generic[P]):
+class ModelSegment(Generic[P]):
     """A program between two cuts, None if there is nothing to compute, and the cut behind it.
 
     `makes` are the model's names of its outputs. The program's own names differ if an output is an
@@ -241,11 +241,11 @@ class DataStage(Generic[P]):
 
     program: P | None
     makes: tuple[str, ...]
-    behind: DataCut[P] | None
+    behind: SegmentBoundary[P] | None
 
 
 @dataclass(slots=True, eq=False)
-class DataCut(Generic[P]):
+class SegmentBoundary(Generic[P]):
     """The continuation of a model, with its compiled programs.
 
     Attributes:
@@ -268,12 +268,12 @@ class DataCut(Generic[P]):
     reads: Reads
     ends: dict[str, list[int]] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
-    made: dict[Facts, DataStage[P]] = field(default_factory=dict)
+    made: dict[SegmentGuard, ModelSegment[P]] = field(default_factory=dict)
     reason: str = ""
-    asked: dict[Facts, OpenSizeError] = field(default_factory=dict)
-    refused: dict[Facts, InvalidModelError] = field(default_factory=dict)
-    own: frozenset[Facts] = frozenset()
-    served: tuple[Facts, ...] | None = None
+    asked: dict[SegmentGuard, DynamicSizeError] = field(default_factory=dict)
+    refused: dict[SegmentGuard, InvalidModelError] = field(default_factory=dict)
+    own: frozenset[SegmentGuard] = frozenset()
+    served: tuple[SegmentGuard, ...] | None = None
     whole: bool = False
     ranged: bool = True
 
@@ -282,12 +282,12 @@ class DataCut(Generic[P]):
         """The reasons why accepted sizes have their own programs."""
         return [*filter(None, [self.reason]), *map(str, self.asked.values())]
 
-    def facts(self, values: Mapping[str, Array]) -> Facts:
+    def facts(self, values: Mapping[str, Array]) -> SegmentGuard:
         """The facts of the stage that serves these values, or of the stage to compile for them."""
         exact = self.reads.exact(values)
         return self.serving(exact) or self.wanted(exact)
 
-    def serving(self, exact: Facts) -> Facts | None:
+    def serving(self, exact: SegmentGuard) -> SegmentGuard | None:
         """The facts of the stage that serves one run: preferably a stage for its exact sizes, else
         a stage for ranges. None if no stage serves it."""
         if exact in self.made or exact in self.own or exact in (self.served or ()):
@@ -295,14 +295,14 @@ class DataCut(Generic[P]):
         known = tuple(self.made) if self.served is None else self.served
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
-    def wanted(self, exact: Facts) -> Facts:
+    def wanted(self, exact: SegmentGuard) -> SegmentGuard:
         """The facts of a new stage that serves one run."""
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)
         return exact if facts in self.asked or facts in self.refused else facts
 
-    def walk(self) -> Iterator[DataCut[P]]:
+    def walk(self) -> Iterator[SegmentBoundary[P]]:
         """This cut and all later ones, each before its successors."""
         waiting = [self]
         while waiting:
@@ -311,6 +311,6 @@ class DataCut(Generic[P]):
             waiting += [stage.behind for stage in list(cut.made.values()) if stage.behind]
 
 
-Make = Callable[[DataCut[P], Facts, Mapping[str, Array]], "DataStage[P] | None"]
+Make = Callable[[SegmentBoundary[P], SegmentGuard, Mapping[str, Array]], "ModelSegment[P] | None"]
 """Compiles the stage for these facts, which the values satisfy; None if no program serves these
 ranges: the cut then has new split points, or a reason."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks.convolutional import mobilenet_v2, yolo_nano
 from benchmarks.decoders import gpt2_decoder, llama_decoder
-from benchmarks.open_models import open_bert, open_gpt2, open_llama, opened
+from benchmarks.dynamic_models import dynamic_bert, open_gpt2, open_llama, opened
 from tests.integration import control_models
 from tests.plan_reader import read_plan
 from tilewright.compiler.driver import make_plan, optimise
@@ -30,7 +30,7 @@ from tilewright.compiler.plan.placement import Placement, distance, same_bytes
 from tilewright.compiler.plan.plan import GraphPlan, KernelStep, LoopStep, ViewStep, bodies_of
 from tilewright.compiler.plan.symbolic_memory import stack_memory
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.sizes import Dimension, at, open_size, typical_sizes
+from tilewright.compiler.sizes import Dimension, at, dynamic_size, typical_sizes
 from tilewright.compiler.targets.host import resolve_target
 
 TARGET = resolve_target("x86-64-v3")
@@ -50,7 +50,7 @@ class Case:
 
 CASES = {
     "bert": Case(
-        partial(open_bert, intermediate=64, **SMALL),
+        partial(dynamic_bert, intermediate=64, **SMALL),
         {"batch": "1..8", "sequence": "1..512"},
         ({"batch": 1, "sequence": 1}, {"batch": 3, "sequence": 17}, {"batch": 2, "sequence": 64}),
         more=1,  # the rows of a table of positions, which are a constant at a fixed size
@@ -277,7 +277,7 @@ def _check_bodies(plan: GraphPlan, memory: MemoryPlan) -> None:
 
 def test_where_sizes_are_typical_the_arena_is_as_planned(name: str) -> None:
     plan = planned(name)
-    values = typical_sizes(*map(open_size, plan.dimensions))
+    values = typical_sizes(*map(dynamic_size, plan.dimensions))
     assert stack_memory(plan).at(values).arena_bytes <= plan_memory(plan.at(values)).arena_bytes
 
 
@@ -291,7 +291,7 @@ PLACEMENTS = st.sampled_from(
         Placement(Layout.parse("0 2 3 1")),
     ]
 )
-n_open, m_open = open_size(N), open_size(M)
+n_open, m_open = dynamic_size(N), dynamic_size(M)
 EXTENTS = st.sampled_from([1, 2, 8, 16, n_open, n_open * 8, n_open + m_open])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.runtime.open_programs import (
+from tests.unit.runtime.dynamic_programs import (
     PAST,
     S0,
     S1,
@@ -14,7 +14,7 @@ from tests.unit.runtime.open_programs import (
     buffer,
     chunk,
     cut_program,
-    open_program,
+    dynamic_program,
     past,
     rows,
 )
@@ -32,7 +32,7 @@ from tilewright.compiler.runtime.program import (
 )
 from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
-from tilewright.compiler.sizes import Dimension, RoomDimension, open_size
+from tilewright.compiler.sizes import Dimension, RoomDimension, dynamic_size
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,13 @@ from tilewright.compiler.sizes import Dimension, RoomDimension, open_size
         ({"slots": (Slot(32 * rows), Slot(32 * rows, (-1,)), Slot(32 * rows))}, "slot 1 does not"),
         ({"slots": ()}, "is none of its own"),
         ({"arena_bytes": 64}, "has slots, and 64 bytes beside"),
-        ({"slots": (Slot(open_size(Dimension("x", 1, 9))),)}, "'x' is none of its own"),
+        ({"slots": (Slot(dynamic_size(Dimension("x", 1, 9))),)}, "'x' is none of its own"),
     ],
 )
 def test_a_program_that_reaches_outside_at_some_size_is_refused(
     change: dict[str, object], message: str
 ) -> None:
-    wrong = replace(open_program(), **change)  # type: ignore[arg-type]
+    wrong = replace(dynamic_program(), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         check_program(wrong)
 
@@ -68,8 +68,8 @@ def test_a_program_that_reaches_outside_at_some_size_is_refused(
     ],
 )
 def test_what_a_kernel_writes_lies_apart_at_all_sizes(places: tuple[int, int], apart: bool) -> None:
-    program = open_program()
-    s0, s1 = open_size(S0), open_size(S1)
+    program = dynamic_program()
+    s0, s1 = dynamic_size(S0), dynamic_size(S1)
     both = replace(
         program.kernels[0],
         buffers=(
@@ -117,7 +117,7 @@ def test_what_a_kernel_writes_lies_apart_at_all_sizes(places: tuple[int, int], a
     ],
 )
 def test_instructions_are_checked_for_all_sizes(call: Instruction, message: str) -> None:
-    program = open_program()
+    program = dynamic_program()
     wrong = replace(program, instructions=(*program.instructions, call))
     with pytest.raises(ValueError, match=message):
         check_program(wrong)
@@ -141,11 +141,11 @@ def test_instructions_are_checked_for_all_sizes(call: Instruction, message: str)
 )
 def test_malformed_sizes_are_refused(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"."):
-        program_from_json({**program_to_json(open_program()), key: value})
+        program_from_json({**program_to_json(dynamic_program()), key: value})
 
 
 def test_a_dimension_that_no_input_states_is_refused() -> None:
-    program = open_program()
+    program = dynamic_program()
     inputs = (replace(program.inputs[0], shape=(past + 1, 8)), *program.inputs[1:])
     with pytest.raises(ValueError, match="no input says what dimension 'past' is"):
         check_program(replace(program, inputs=inputs))
@@ -157,8 +157,8 @@ def test_a_dimension_that_no_input_states_is_refused() -> None:
         ((0, past), "'x' has no room of"),  # the array does not fit the buffer
         ((2, past + 9), "'x' has no room of"),
         ((-1, past + 9), "'x' has no room of"),
-        ((0, past + 1 + open_size(RoomDimension("left", 1, 8))), "a run of its own has no room"),
-        ((0, past + 1 + open_size(RoomDimension("@0", 0, 8))), "has the name of a slot"),
+        ((0, past + 1 + dynamic_size(RoomDimension("left", 1, 8))), "a run of its own has no room"),
+        ((0, past + 1 + dynamic_size(RoomDimension("@0", 0, 8))), "has the name of a slot"),
     ],
 )
 def test_rooms_that_make_no_sense_are_refused(room: tuple[int, int], message: str) -> None:
@@ -172,7 +172,7 @@ def test_rooms_that_make_no_sense_are_refused(room: tuple[int, int], message: st
 
 
 def refused_cuts() -> dict[str, tuple[Program, str]]:
-    program, whole = cut_program(), open_program()
+    program, whole = cut_program(), dynamic_program()
     branch, *others = program.instructions
     assert isinstance(branch, SizeBranch)
     *_, copy, third, found = whole.instructions
@@ -226,7 +226,7 @@ def test_choices_that_would_reach_outside_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["room", "slot"])
 def test_shapes_of_inputs_depend_on_no_room_and_no_slot(name: str) -> None:
-    own = slot_start(0) if name == "slot" else open_size(RoomDimension("left", 0))
+    own = slot_start(0) if name == "slot" else dynamic_size(RoomDimension("left", 0))
     made = Program("p", (Port("x", DType.FLOAT32, (own, 8)),), (), (), (), 0, 0)
     with pytest.raises(ValueError, match="depends on a room or a slot"):
         check_program(made)

@@ -25,7 +25,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program import kernels
 from tilewright.compiler.program.build import LoweredKernel
 from tilewright.compiler.runtime.guarded import GuardedModel
-from tilewright.compiler.sizes import OpenSizeError
+from tilewright.compiler.sizes import DynamicSizeError
 from tilewright.service import cli
 
 WIDTH = 24
@@ -112,7 +112,7 @@ def refusing_ranges(error: Exception) -> Callable[..., GraphPlan]:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OpenSizeError("whether rows are few"), "whether rows are few"),
+        (DynamicSizeError("whether rows are few"), "whether rows are few"),
         (ScheduleError("no schedule"), "no schedule"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.unit.schedule import (
     test_open_products,
     test_open_rows,
 )
-from tests.unit.schedule.open_nests import open_workload
+from tests.unit.schedule.dynamic_nests import dynamic_workload
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import ScheduleError
 from tilewright.compiler.loops.layout import ROW_MAJOR, blocked
@@ -76,14 +76,14 @@ def test_every_size_is_computed(case: str, bits: int) -> None:
     build, dimensions = _TWO[case]
     names = {d.name for d in dimensions}
     sizes = [{k: n for k, n in each.items() if k in names} for each in test_open_rows.TWO]
-    schedule = first_that_lowers(open_workload(build, *dimensions), width(bits), sizes)
+    schedule = first_that_lowers(dynamic_workload(build, *dimensions), width(bits), sizes)
     assert schedule.algorithm != "scalar"
 
 
 @pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_open_attention.CASES))
 def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
     build, dimensions, each = test_open_attention.CASES[case]
-    workload, target = open_workload(build, *dimensions), width(bits)
+    workload, target = dynamic_workload(build, *dimensions), width(bits)
     sizes = [dict(zip((d.name for d in dimensions), one, strict=True)) for one in each]
     first = first_that_lowers(workload, target, sizes)
     points = [s for s in schedule_space(workload, Mode(target)).points if s["keys"] == "packed"]
@@ -100,7 +100,7 @@ def test_every_size_of_windows_is_computed(case: str, bits: int) -> None:
         "x": (blocks if in_blocks else ROW_MAJOR, around if in_blocks == "padded" else ()),
         "y": (blocks, around),
     }
-    workload, target = open_workload(build, *dimensions, places=places), width(bits)
+    workload, target = dynamic_workload(build, *dimensions, places=places), width(bits)
     first = first_that_lowers(workload, target, sizes)
     assert first.algorithm != "scalar"
     (space,) = [
@@ -116,7 +116,7 @@ def test_tiles_of_open_images_are_transformed(bits: int) -> None:
     dimensions = (test_open_images.B, Dimension("h", 7, 20), Dimension("w", 7, 20))
     sizes = [{"b": b, "h": h, "w": w} for b, h, w in ((1, 7, 7), (5, 9, 20), (2, 20, 8))]
     for stride in (1, 2):
-        workload = open_workload(
+        workload = dynamic_workload(
             partial(test_open_images.conv, stride=stride), *dimensions, places=places
         )
         spaces = schedule_space(workload, Mode(target)).subspaces
@@ -130,14 +130,14 @@ def test_the_last_block_of_many_tiles_is_whole(bits: int) -> None:
     places = {"x": (blocks, test_open_images.AROUND), "y": (blocks, test_open_images.AROUND)}
     dimensions = (Dimension("h", 17, 40), Dimension("w", 21, 40))
     sizes = [{"h": h, "w": w} for h, w in ((17, 21), (18, 40), (29, 31))]
-    workload = open_workload(test_open_images.of_image, *dimensions, places=places)
+    workload = dynamic_workload(test_open_images.of_image, *dimensions, places=places)
     schedule = Schedule.of("winograd", outputs=4, block=13, tile=7, vectors=1, unroll=2)
     assert_right(workload, schedule, width(bits), sizes)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_quadrants_of_open_rows_are_multiplied(bits: int) -> None:
-    workload = open_workload(test_open_products.rows, Dimension("n", 2, 40))
+    workload = dynamic_workload(test_open_products.rows, Dimension("n", 2, 40))
     (space,) = [
         s
         for s in schedule_space(workload, Mode(width(bits))).subspaces

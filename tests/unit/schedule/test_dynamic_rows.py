@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import Maker
-from tests.unit.schedule.open_nests import (
+from tests.unit.schedule.dynamic_nests import (
     ONE,
     TARGET,
     TWO,
@@ -13,7 +13,7 @@ from tests.unit.schedule.open_nests import (
     M,
     N,
     assert_right,
-    open_workload,
+    dynamic_workload,
     schedules,
 )
 from tilewright.compiler.loops.layout import blocked
@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[Build, tuple[Dimension, ...]]] = {
 @pytest.mark.parametrize("case", [*MAPS, *ROWS])
 def test_every_size_is_computed(case: str) -> None:
     build, dimensions = (MAPS | ROWS)[case]
-    workload = open_workload(build, *dimensions)
+    workload = dynamic_workload(build, *dimensions)
     algorithm = "map" if case in MAPS else "row"
     tried = [s for s in schedules(workload) if s.algorithm == algorithm]
     sizes = ONE if len(dimensions) == 1 else TWO
@@ -114,13 +114,13 @@ def test_channels_in_blocks_stay_in_their_blocks() -> None:
 
     halo = ((0, 0), (0, 0), (1, 1), (1, 1))
     places = {"x": (blocked(4, 1, 8), ()), "relu_0": (blocked(4, 1, 8), halo)}
-    workload = open_workload(activation, N, M, places=places)
+    workload = dynamic_workload(activation, N, M, places=places)
     for schedule in schedules(workload):
         assert_right(workload, schedule, TWO)
 
 
 def test_a_workload_without_open_sizes_is_lowered_as_ever() -> None:
-    workload = open_workload(softmax, N)
+    workload = dynamic_workload(softmax, N)
     fixed = workload.at({"n": 6})
     first = next(untuned_schedules(fixed, Mode(TARGET)))
     assert next(untuned_schedules(workload, Mode(TARGET))) == first
