@@ -501,7 +501,7 @@ def test_values(module: Any) -> None:
 
 
 def test_values_of_a_type_that_does_not_fit_are_refused() -> None:
-    with pytest.raises(CompilerError, match="an array of float32 holds no int64"):
+    with pytest.raises(CompilerError, match="an array of float32 cannot hold int64"):
         ort.OrtValue.ortvalue_from_numpy_with_onnx_type(X, INT64)
 
 
