@@ -24,7 +24,8 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """What changes when a file's bytes do. The last part is the kernel's: no program sets it."""
+    """Inode, size and change time: they change with a file's bytes. The kernel alone sets the
+    change time, no program can."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_ctime_ns
 

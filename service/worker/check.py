@@ -31,7 +31,7 @@ ENOUGH_BYTES = 512 << 20
 
 PROBES = 40
 QUIET_LOAD = 0.5
-"""Processes that want to run beside the worker's, on average."""
+"""The average number of runnable processes, in addition to the worker's."""
 
 HOT_CELSIUS = 75.0
 """Many boards slow down from 80 degrees on."""
@@ -40,7 +40,7 @@ CPUS = "sys/devices/system/cpu"
 
 
 class Grade(StrEnum):
-    """What a finding means."""
+    """The severity of a finding."""
 
     FINE = "fine"
     UNKNOWN = "unknown"
@@ -53,12 +53,12 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFinding:
-    """What was found of one thing.
+    """The finding of one check.
 
     Attributes:
-        name: what was looked at.
-        found: how it is.
-        do: what to do about it, commands among it; "" if nothing is to be done.
+        name: the property that was checked.
+        found: its state.
+        do: the remedy, with commands; "" if none is needed.
     """
 
     name: str
@@ -68,8 +68,8 @@ class DeviceFinding:
 
 
 Probe = Callable[[int], Sequence[Speed]]
-"""Times the reference kernel so many times, where candidates run. Raises HarnessError, OSError,
-RuntimeError."""
+"""Times the reference kernel the given number of times, where candidates run. Raises HarnessError,
+OSError, RuntimeError."""
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:

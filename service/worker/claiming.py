@@ -197,7 +197,7 @@ class Claimer:
         return True
 
     def _dropped(self, work: HeldLease) -> bool:
-        """Whether nobody waits for this lease any more."""
+        """Whether this lease is lost or the worker is stopping."""
         return work.lost.is_set() or self._hand.stopping.is_set()
 
 

@@ -15,11 +15,11 @@ LONGEST_GOVERNOR = 100
 
 
 def device_condition(root: Path = Path("/")) -> dict[str, Any]:
-    """Temperature, load, clock and governor; None or "" for what the system does not say.
+    """Temperature, load, clock and governor; None or "" for values that the system does not report.
 
-    `temperature_celsius` is that of the hottest sensor, `load` the processes that wanted to run in
-    the last minute on average, `clock_ratio` the clock of the fastest core as a share of its
-    highest.
+    `temperature_celsius` is the reading of the hottest sensor, `load` the average number of
+    runnable processes in the last minute, `clock_ratio` the clock of the fastest core as a share of
+    its highest.
 
     Args:
         root: the folder that holds `proc` and `sys`.

@@ -1,4 +1,4 @@
-"""What a worker tells of its device, found without LLVM."""
+"""The device facts that a worker reports, found without LLVM."""
 
 from __future__ import annotations
 

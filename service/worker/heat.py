@@ -1,6 +1,6 @@
-"""Whether heat or a weak power supply slows the device down, as its operating system says it.
+"""Detects throttling by heat or a weak power supply, as the operating system reports it.
 
-The harness looks for the same reasons before each request, and waits until they are over (heat.c).
+The harness checks for the same causes before each request, and waits until they end (heat.c).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from tilewright.compiler.targets.core_kinds import read_integer, read_text
 
 FULL_CLOCK = 0.95
-"""Below this share of its highest clock, a processor that is told to run at that is slowed down."""
+"""A processor set to its highest clock is throttled if it runs below this share of it."""
 
 _COOLING = re.compile(r"^(thermal-cpufreq|cpufreq-|thermal-idle)|^Processor$")
 """Kinds of cooling that slow a processor down, by the names that Linux's drivers give them."""
@@ -22,7 +22,7 @@ _OWN_CLOCK = ("pstate", "cppc")
 whatever the governor is."""
 
 _FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
-"""Of a Raspberry Pi: bits of what is so now, and from the 16th on of what has been so."""
+"""The throttling bits of a Raspberry Pi: the present state, and from bit 16 on past events."""
 
 _FIRMWARE_BITS = (
     "its power supply is too weak",
@@ -33,11 +33,11 @@ _FIRMWARE_BITS = (
 
 
 class Heat:
-    """What slows a device down just now.
+    """The causes that throttle a device at the moment.
 
     Args:
         root: the folder that holds `sys`.
-        cores: those that candidates run on; none: all.
+        cores: the cores that candidates run on; empty for all.
     """
 
     def __init__(self, root: Path = Path("/"), cores: Collection[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What the threads of a worker share: the leases in hand, and what is to be done with them."""
+"""State shared by the threads of a worker: its in-flight leases, and the next step of each."""
 
 from __future__ import annotations
 

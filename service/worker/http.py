@@ -22,7 +22,7 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 
 
 PROBLEM_TYPE, PROBLEM_PREFIX = "application/problem+json", "urn:tilewright:problem:"
-"""As in `service.api.errors`: by these a refusal of the service is told from a proxy's."""
+"""As in `service.api.errors`: they distinguish a refusal of the service from a proxy's."""
 
 TRY_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -30,7 +30,7 @@ MOST_ANSWER_BYTES = 1 << 30
 """Of a JSON answer: the payloads of a few leases."""
 
 LONGEST_SECONDS = 3600.0
-"""What is believed of an interval that the service sets."""
+"""The upper limit of an interval that the service sets."""
 
 
 class Unreachable(Exception):
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 
 class Distrusted(Exception):
-    """Whoever answers is not the service that this worker knows: nothing of it is run."""
+    """The answering server is not the service that this worker knows; its code is not run."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -117,12 +117,12 @@ class Api:
     ) -> None:
         """Fetch a file and check that its SHA-256 is `digest` before it appears at `target`.
 
-        What arrived stays beside it when the download breaks off, or is `stopped`: the next one
-        goes on there. What turns out to be damaged is thrown away.
+        If the download breaks off or is `stopped`, the received part stays next to the target, and
+        the next download resumes there. A damaged file is deleted.
 
         Raises:
-            Unreachable: if it is not there yet; it may be tried again.
-            Damaged: if it arrived, and is another; it may be tried again now and then.
+            Unreachable: if the download is incomplete; it may be tried again.
+            Damaged: if the file arrived with another digest; it may be tried again now and then.
             Refused: if the service has no such file, or one of more than `most_bytes`.
         """
         partial = partial_file(target)
@@ -226,7 +226,7 @@ _Kind = TypeVar("_Kind", str, int, list[Any], dict[str, Any])
 
 
 def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
-    """What an answer holds under a name. Raises Unreachable if that is not of the kind."""
+    """The field of an answer with this name. Raises Unreachable if it is not of the kind."""
     found = answer.get(name) if isinstance(answer, dict) else None
     if type(found) is not kind:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")
@@ -234,7 +234,7 @@ def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
 
 
 def seconds_of(answer: Mapping[str, Any], name: str) -> float:
-    """An interval that an answer holds, within reason. Raises Unreachable if it is no number."""
+    """An interval from an answer, within limits. Raises Unreachable if it is not a number."""
     found = answer.get(name)
     if not isinstance(found, int | float) or isinstance(found, bool) or found != found:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")

@@ -90,8 +90,8 @@ class Measuring:
         self._hand.put_down(request_id)
 
     def _blame(self, together: Sequence[HeldLease]) -> None:
-        """Give back what was in hand when the device was lost. The first time that is nobody's
-        fault; what it is lost with again may be what brings it down."""
+        """Return the in-flight leases when the device was lost. The first loss is not blamed on a
+        request; a request in flight at a second loss may be the cause."""
         for work in together:
             request_id = work.request.request_id
             if request_id in self._lost_with:

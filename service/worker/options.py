@@ -181,7 +181,7 @@ def parse_arguments(
 
 
 def of_base64(text: str) -> bytes:
-    """The bytes of a key or a signature; none for what is no base64."""
+    """The bytes of a key or a signature; empty for invalid base64."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
@@ -204,7 +204,7 @@ def _cores(text: str, root: Path) -> tuple[int, ...]:
     Raises ValueError.
     """
     usable = available_cores()
-    # a container may be told of other cores than those that it may use
+    # a container may see cores that it may not use
     kinds = [kind for kind in core_kinds(root) if usable.issuperset(kind.cores)]
     if not text:
         return kinds[0].cores if len(kinds) > 1 else ()

@@ -4,7 +4,7 @@
 
 Three threads: one claims leases and fetches what they need (`claiming`), so that the device never
 waits for the network; the main one has a harness measure them (`measuring`); one reports results
-and renews leases (`reporting`). What they share is in `hand`. The harness
+and renews leases (`reporting`). Their shared state is in `held_lease`. The harness
 (`tuner.measure.harness`) runs on this machine, or on a device that a command reaches. It needs the
 standard library and NumPy alone.
 """
@@ -147,7 +147,7 @@ class Worker:
 
 
 def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
-    """What reaches the device; neither of them sees a token. Raises ViaError."""
+    """The command that reaches the device; it gets no token. Raises ViaError."""
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
     own = options.spool.absolute() / "harness"
     built = harness_folder(os.environ, own)

@@ -76,7 +76,7 @@ class Registration:
         """
         backoff = Backoff(self._stopping)
         said = False
-        # drawn here: a registration that is sent twice, or again, makes one worker
+        # generated here, so that a repeated registration creates only one worker
         drawn = self._files.worker_id or uuid.uuid4().hex
         while not self._stopping.is_set():
             body = {
@@ -104,7 +104,7 @@ class Registration:
                 raise
 
     def _take(self, answer: dict[str, Any]) -> None:
-        """Go by what the service answered. Raises Unreachable if it makes no sense, Distrusted."""
+        """Adopt the service's answer. Raises Distrusted, or Unreachable if it is malformed."""
         worker = field(answer, "worker", dict)
         worker_id, keys = field(worker, "id", str), field(worker, "target_keys", list)
         self._check_key(field(answer, "service_key", str))
@@ -121,7 +121,7 @@ class Registration:
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:
-        """Raises Unreachable for what is no key, Distrusted for another one than was known."""
+        """Raises Unreachable for a malformed key, Distrusted if it differs from the known one."""
         data = of_base64(key)
         if len(data) != KEY_BYTES:
             raise Unreachable(f"the answer is not the service's: {key[:100]!r} is no public key")

@@ -15,7 +15,7 @@ from tilewright.tuner.measure.run_result import RunResult
 from tilewright.tuner.measure.wire import MeasureResult
 
 KILLED, WORKER, SERVICE = "killed", "worker", "service"
-"""Why a lease is not worked on: the worker died with it, this device cannot, or nobody could."""
+"""Why a lease failed: the worker died with it, this device cannot run it, or no device could."""
 
 
 class Reporter:
@@ -115,14 +115,14 @@ class Reporter:
             self._log(f"lease {lease_id} is not ours any more: {refusal}")
 
     def fail_quietly(self, lease_id: str, cause: str, error: str) -> None:
-        """As `fail`; if the service is away, the lease runs out by itself."""
+        """As `fail`; if the service is unreachable, the lease expires."""
         try:
             self.fail(lease_id, cause, error)
         except Unreachable as unreachable:
             self._log(str(unreachable))
 
     def release_quietly(self, leases: list[str]) -> None:
-        """As `release`; if the service is away or forgot them, they run out by themselves."""
+        """As `release`; if the service is unreachable or forgot the leases, they expire."""
         try:
             self.release(leases)
         except Unreachable as error:
@@ -150,7 +150,7 @@ class Reporter:
         """Send a result; returns whether the service takes it.
 
         Raises:
-            Unreachable: if nobody knows. Refused: if the service wants nothing of this worker.
+            Unreachable: if the outcome is unknown. Refused: if the service rejects this worker.
         """
         worker_id = self._registration.worker_id
         body = {
@@ -164,7 +164,7 @@ class Reporter:
             if error.ends_worker:
                 raise
             if error.worker_unknown:
-                # while results wait, nothing is claimed: nobody else would find this out
+                # while results wait, nothing is claimed, so no other thread would notice this
                 self._registration.register_again(worker_id)
                 raise Unreachable(str(error)) from error
             self._log(f"result of {entry.request_id} is not wanted: {error}")

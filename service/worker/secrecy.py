@@ -25,7 +25,7 @@ def hide_secrets(token: str, log: Log) -> None:
 
 
 def hide_process() -> None:
-    """Let nobody but root read this process's memory, environment and files in /proc.
+    """Allow only root to read this process's memory, environment and files in /proc.
 
     Raises OSError.
     """

@@ -1,8 +1,8 @@
-"""What a worker keeps on disk: its id, the leases it holds, finished results, and blobs.
+"""The state that a worker keeps on disk: its id, its leases, finished results, and blobs.
 
-    STATE/SERVER-DIGEST/service-key   the public key of the service, when it was first met
-                        0/lock        one worker process a folder
-                          id          the id that the worker drew when it first came
+    STATE/SERVER-DIGEST/service-key   the public key of the service, from the first contact
+                        0/lock        one worker process per folder
+                          id          the id that the worker generated at its first start
                           leases/     leases that are not measured yet
                           spool/      results that the service has not acknowledged
                           aside/      the last results that it does not take, for people to look at
@@ -45,7 +45,7 @@ class Spooled:
 class StateFolder:
     """A folder that belongs to this process until it ends, however it ends.
 
-    `number` tells it from the folders of other workers on this machine.
+    `number` distinguishes it from the folders of other workers on this machine.
     """
 
     def __init__(self, base: Path, server: str) -> None:
@@ -78,7 +78,7 @@ class StateFolder:
 
     @property
     def worker_id(self) -> str | None:
-        """The id from an earlier life; None for what is none."""
+        """The id from an earlier process; None if the file has no valid id."""
         try:
             text = (self.path / "id").read_text(errors="replace").strip()
         except OSError:
@@ -105,7 +105,7 @@ class StateFolder:
     def blobs(self) -> Path:
         return self.path / "blobs"
 
-    # leases: request id -> lease id, of what is not measured yet
+    # leases: request id -> lease id, of the requests that are not measured yet
 
     def hold(self, request_id: str, lease_id: str) -> None:
         """Remember a lease, so that it is given back after a crash instead of running out."""
@@ -115,8 +115,8 @@ class StateFolder:
         (self.path / "leases" / request_id).unlink(missing_ok=True)
 
     def held(self) -> dict[str, str]:
-        """Leases of an earlier life. A file that was cut short by a crash names none that the
-        service knows: that lease runs out by itself."""
+        """Leases of an earlier process. A file truncated by a crash names a lease unknown to the
+        service; the real lease expires."""
         return {path.name: path.read_text() for path in (self.path / "leases").iterdir()}
 
     # the spool
