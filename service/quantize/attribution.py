@@ -1,13 +1,14 @@
-"""Whose time a kernel is: layers that kernels compute together are parts of a model.
+"""Attributes kernel times to layers. Layers that kernels compute together are parts of a model.
 
-A plan still has the names of the model's values. A kernel belongs to the layers whose values it
-computes between its inputs and its output, rounded or not; if there are none, to those that it
-computes for (the integers of a product, an input's rounding). One that computes no value of the
-model at all (a relayout, a padding) belongs to the layers of the kernels that read it.
+A plan keeps the names of the model's values. A kernel belongs to the layers whose values it
+computes between its inputs and its output, rounded or not. If it computes no layer's value, it
+belongs to the layers that it prepares data for (the integers of a product, an input's rounding). A
+kernel that computes no value of the model at all (a relayout, a padding) belongs to the layers of
+the kernels that read it.
 
-Layers that share a kernel, in the float32 model or in the quantised one, have no time of their own:
-they are one part. So is a layer without any kernel (a Reshape in place) with the one that it reads
-from.
+Layers that share a kernel, in the float32 model or in the quantised one, have no separate times:
+they form one part. A layer without a kernel (a Reshape in place) joins the part of the layer that
+it reads from.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ModelPart:
 
     @property
     def saved_seconds(self) -> float | None:
-        """What quantising it saves; below zero where the quantised part takes longer."""
+        """The seconds that quantising it saves; negative if the quantised part takes longer."""
         if self.float_seconds is None or self.quantised_seconds is None:
             return None
         return self.float_seconds - self.quantised_seconds
@@ -71,7 +72,7 @@ def attribute(
 ) -> Attribution:
     """The parts of a model by the kernels of its float32 and its quantised form.
 
-    Without timed plans each layer is a part, with times that nobody knows.
+    Without timed plans each layer is a part, with unknown times.
     """
     if before is None or after is None:
         return Attribution(

@@ -1,4 +1,4 @@
-"""Random samples of a model, at the size hints of what it leaves open."""
+"""Random samples of a model, at the size hints of its dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     """
     graph = read_model(model).proto.graph
     ports = model_ports(graph).fixed(given)
-    model_inputs(graph, ports.inputs)  # refuses what cannot be drawn before anything is planned
+    model_inputs(graph, ports.inputs)  # refuses unsupported inputs before planning
     planned = plan_first_program(ModelRequest(model), {n: (size,) for n, size in given.items()})
     types = planned.graph.types
     sizes = {

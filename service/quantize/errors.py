@@ -1,4 +1,4 @@
-"""What a user can do wrong here."""
+"""Errors of quantisation for users."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from tilewright.service.units import finite
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Sums over elements. A value that is equal on both sides, NaN and infinities too, adds no
-    noise; one that is finite on one side only makes the noise infinite.
+    """Sums over elements. A value that is equal on both sides, including NaN and infinities, adds
+    no noise. A value that is finite on only one side makes the noise infinite.
 
     Attributes:
-        signal: of the squares of what was expected.
-        noise: of the squares of the differences.
-        power: of the squares of what came.
-        product: of expected values times those that came.
+        signal: the sum of the squares of the expected values.
+        noise: the sum of the squares of the differences.
+        power: the sum of the squares of the actual values.
+        product: the sum of the products of expected and actual values.
     """
 
     signal: float = 0.0
@@ -122,7 +122,7 @@ class TopOne:
 
 @dataclass(frozen=True, slots=True)
 class OutputFidelity:
-    """One output of a model; `top_one` is None where it is no classification."""
+    """One output of a model; `top_one` is None if it is not a classification."""
 
     name: str
     fidelity: Fidelity

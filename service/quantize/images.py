@@ -23,7 +23,8 @@ class ImageLayout(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """What a network was trained with: `(pixel / 255 - mean) / std`, one number or one a channel.
+    """The normalisation of a network's training: `(pixel / 255 - mean) / std`, with one number for
+    all channels or one per channel.
 
     Raises:
         QuantizeError: if a number is not finite, or a deviation is not above 0.
@@ -54,7 +55,7 @@ def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
     Its shorter side is scaled to cover the network's size, and the middle is cut out.
 
     Raises:
-        QuantizeError: if it is no image, or the input takes none.
+        QuantizeError: if the file is not an image, or the input does not take images.
     """
     require("PIL")
     from PIL import Image, ImageOps, UnidentifiedImageError

@@ -1,12 +1,12 @@
 """Layers: the nodes of a float32 model that were quantised, and their values in both models.
 
-The quantiser keeps the names of the values that it keeps. A value that it quantises goes through
-QuantizeLinear and DequantizeLinear on its way to those that read it:
+The quantiser does not rename the values that remain. A quantised value passes through
+QuantizeLinear and DequantizeLinear on its way to its readers:
 
     Conv -> x              Conv -> x -> QuantizeLinear -> DequantizeLinear -> x'
 
-Where it takes a Relu away (the range cuts at 0 as well), the Conv makes the value of the Relu.
-Nodes in bodies of If, Loop and Scan are no layers: they stay in float32.
+If the quantiser removes a Relu (the range clips at 0 as well), the Conv writes the value of the
+Relu. Nodes in bodies of If, Loop and Scan are not layers: they stay in float32.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Layer:
     """A node of the float32 model that the quantiser changed.
 
     Attributes:
-        name: of the node.
+        name: the name of the node.
         operator: its ONNX operator.
         inputs: the values that it reads.
-        outputs: the values that it makes.
-        value: what is compared: its first output, or that of what follows, where the quantised
-            model has no such value; "" where it has none of them.
+        outputs: the values that it writes.
+        value: the value that is compared: its first output, or a following node's output if the
+            quantised model lacks the first; "" if it has none of them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Who makes and who reads each value of a graph."""
+    """The producer and the consumers of each value of a graph."""
 
     producers: Mapping[str, onnx.NodeProto]
     consumers: Mapping[str, list[onnx.NodeProto]]

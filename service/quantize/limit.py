@@ -71,10 +71,10 @@ def keeps(limit: Limit, outputs: Outputs) -> bool:
 
 
 def check_limit(limit: Limit, outputs: Outputs) -> tuple[str, ...]:
-    """What a limit leaves open, as sentences: outputs without one, and too few samples for it.
+    """Remarks on a limit, as sentences: outputs without a limit, and too few samples for it.
 
     Raises:
-        QuantizeError: if a share of answers is asked for, and no output is a classification.
+        QuantizeError: if the limit is a share of answers, and no output is a classification.
     """
     if isinstance(limit, LeastSqnr):
         return ()

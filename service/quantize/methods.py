@@ -25,7 +25,7 @@ LEAST_OPSET = 13
 """The first one with a scale for each channel."""
 
 LARGEST_BYTES = 1 << 31
-"""What one message of protobuf holds: the quantiser passes models around as messages."""
+"""The limit of one protobuf message: the quantiser passes models around as messages."""
 
 QUANTISED = frozenset(
     {
@@ -223,11 +223,12 @@ class Quantiser:
 
 
 def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
-    """A float32 model as the method takes it: opset, constants folded, Gemm spelled out, named.
+    """Prepare a float32 model for the method: set the opset, fold constants, expand Gemm, and name
+    all nodes.
 
     Raises:
-        NothingToQuantizeError: if it is quantised already, or has no operator of ONNX's own.
-        QuantizeError: if it is too large, or what onnxruntime cannot read.
+        NothingToQuantizeError: if it is quantised already, or has no standard ONNX operator.
+        QuantizeError: if it is too large, or onnxruntime cannot read it.
     """
     check_installed(method)
     from onnxruntime.quantization.onnx_model import ONNXModel
@@ -257,10 +258,10 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
 
 
 def load_whole(path: Path) -> onnx.ModelProto:
-    """A model with the weights that lie in files beside it.
+    """A model with its external weights from files next to it.
 
     Raises:
-        QuantizeError: if they are missing, or too much for one message.
+        QuantizeError: if the weights are missing, or too large for one message.
     """
     try:
         plain = onnx.load(path, load_external_data=False)
@@ -346,9 +347,9 @@ def _untyped(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def _wild(graph: onnx.GraphProto, ranges: Path) -> frozenset[str]:
-    """The nodes that read or make a value whose range is no number.
+    """The nodes that read or write a value whose range is NaN.
 
-    Such ranges are taken out of those that onnxruntime wrote, if it did.
+    Such ranges are removed from the file of ranges that onnxruntime wrote, if it exists.
     """
     if not ranges.is_file():
         return frozenset()
@@ -439,7 +440,7 @@ def _border(failure: str, hint: str = "") -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """What an error says to somebody who has not written the code that raised it."""
+    """The text of an error, reworded for users who do not know the code that raised it."""
     if "truth value of an array" in str(error):
         return "its code takes an array for a single number"
     return ": ".join(each for each in (type(error).__name__, str(error)) if each)

@@ -1,9 +1,9 @@
-"""Names that the quantiser may derive others from without meeting one that the model has.
+"""Temporary names that prevent collisions with the names that the quantiser derives.
 
-onnxruntime derives the names of what it adds: `x` gets `x_scale`, `x_quantized` and
-`x_QuantizeLinear`, and a bias of several nodes gets `x1`, `x2` and so on. A model that has both
-`x` and `x_scale` would become an invalid one. So a name that is the beginning of another has a
-stand-in while the model is quantised:
+onnxruntime derives the names of added values: from `x` it derives `x_scale`, `x_quantized` and
+`x_QuantizeLinear`, and for a bias of several nodes `x1`, `x2` and so on. A model that has both
+`x` and `x_scale` would become invalid. So a name that is a prefix of another is replaced while the
+model is quantised:
 
     x, x_scale -> x.0, x_scale -> quantised -> x, x_scale, x.0_scale
 """

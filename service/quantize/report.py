@@ -1,4 +1,4 @@
-"""What came of quantising a model, as values."""
+"""The report of quantising a model, as values."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Times:
     """Seconds of the kernels of one run on the device; None where it does not run the code.
 
     Attributes:
-        device: where.
-        threads: of a run.
-        float_seconds: of the float32 model.
-        quantised_seconds: of the model that was made.
-        parts: their times in the float32 model, and with all parts quantised, those too that were
-            kept in float32 then.
-        elsewhere: of the kernels that belong to no layer, in these two.
-        tuned: how many kernels have a schedule of the tuner, and how many there are: of the float32
-            model and of the one that was made; empty where there are no times.
+        device: the device of the runs.
+        threads: the threads of a run.
+        float_seconds: the seconds of the float32 model.
+        quantised_seconds: the seconds of the resulting model.
+        parts: the times of each part in the float32 model and in the model with all parts
+            quantised, including parts that the result keeps in float32.
+        elsewhere: the seconds of the kernels that belong to no layer, in these two models.
+        tuned: the number of kernels with a tuned schedule and of all kernels, for the float32 model
+            and for the resulting one; empty without times.
     """
 
     device: str
@@ -90,21 +90,22 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """A quantised model against the float32 model that it was made of.
+    """A comparison of a quantised model with its float32 model.
 
     Attributes:
-        method: what was done, for people.
-        origin: of the samples: a path, or "drawn".
-        samples: how many calibration saw; 0 where the method takes none.
-        measured: how many the report is of.
-        seen: whether these are those that calibration saw.
-        outputs: of the models as a whole.
-        all_quantised: the same with every layer quantised, which the loss may forbid.
+        method: the method, as text for users.
+        origin: the origin of the samples: a path, or "drawn" for random ones.
+        samples: the number of samples for calibration; 0 if the method needs no calibration.
+        measured: the number of samples that the report is computed on.
+        seen: whether the report uses the samples of the calibration.
+        outputs: the fidelity of the whole model's outputs.
+        all_quantised: the same with every layer quantised, which may exceed the limit.
         layers: every layer that the method quantises, in order.
-        times: by the device.
-        limit: the loss that was allowed, for people; "" where none was stated.
-        selection: what keeping it took; None where all could be quantised, or none was stated.
-        notes: sentences that the reader must know.
+        times: the times on the device.
+        limit: the allowed loss, as text for users; "" if none was stated.
+        selection: the search for the parts to keep in float32; None if all parts could be quantised
+            or no limit was stated.
+        notes: remarks for the reader.
     """
 
     method: str

@@ -41,7 +41,7 @@ Settle: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
 """The plan and the schedules that a model is served with."""
 
 Tell: TypeAlias = Callable[[str], None]
-"""Is told what goes on, in a few words."""
+"""Reports the current step in a few words."""
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
@@ -59,13 +59,13 @@ class QuantizeWork:
 
     Attributes:
         model: the file of the float32 model.
-        method: what it becomes.
-        samples: of its inputs.
-        device: where the kernels are timed.
-        mode: in which models are compiled for it.
-        limit: the loss that is allowed, if one is stated.
-        settle: what the models are timed with.
-        tell: hears of each step.
+        method: the method of quantising.
+        samples: the samples of its inputs.
+        device: the device on which the kernels are timed.
+        mode: the mode in which models are compiled for it.
+        limit: the allowed loss, if one is stated.
+        settle: chooses the schedules with which the models are timed.
+        tell: receives each step.
     """
 
     model: Path
@@ -92,7 +92,7 @@ def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
 
 
 class _Run:
-    """What the steps of one run share."""
+    """The state shared by the steps of one run."""
 
     def __init__(self, work: QuantizeWork, folder: Path) -> None:
         self._work = work

@@ -23,9 +23,9 @@ from tilewright.service.quantize.switched import with_outputs
 
 @dataclass(frozen=True, slots=True)
 class CompiledFor:
-    """What every compilation here is for: sizes of named dimensions, and threads.
+    """The sizes of named dimensions and the threads of every compilation here.
 
-    `kernels` are those that the models here share: most of a model is as it was.
+    `kernels` caches kernels across the models: quantised variants share most of them.
     """
 
     dims: Mapping[str, int]
@@ -67,7 +67,7 @@ class FloatOutputs:
 
 
 def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
-    """What a model gives, with the same random numbers each time."""
+    """The outputs of a model, with the same random numbers each time."""
     with pinned_random_keys():
         found: Sequence[Array] = executable.run(sample, labels=False)
         return found

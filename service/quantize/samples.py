@@ -45,10 +45,10 @@ class Samples:
     """Samples of one size.
 
     Attributes:
-        calibration: what value ranges are taken from.
-        held_out: what the report is of.
+        calibration: the samples that determine value ranges.
+        held_out: the samples that the report is computed on.
         dims: the sizes of the model's named dimensions.
-        origin: where they come from: a path, or "drawn".
+        origin: the origin of the samples: a path, or "drawn" for random ones.
     """
 
     calibration: tuple[InputArrays, ...]
@@ -58,15 +58,15 @@ class Samples:
 
     @property
     def seen(self) -> bool:
-        """Whether the report is of what calibration saw: there is one sample alone."""
+        """Whether the report uses the samples of the calibration, because only one exists."""
         return self.held_out is self.calibration
 
 
 def model_inputs(graph: onnx.GraphProto, ports: Mapping[str, Dims]) -> tuple[Input, ...]:
-    """The inputs that a run gives, with the dimensions that `ports` says.
+    """The inputs that a run must give, with the dimensions from `ports`.
 
     Raises:
-        QuantizeError: if one is no tensor of numbers or texts.
+        QuantizeError: if an input is not a tensor of numbers or texts.
     """
     found = []
     for info in graph.input:
@@ -261,7 +261,7 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
 
 
 def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]:
-    """A sample as it is, or cut where each array has so many times the rows of its input."""
+    """A sample as it is, or split if each array has the same multiple of its input's rows."""
     counts = set()
     for one in inputs:
         rows, shape = (one.dims or (None,))[0], sample[one.name].shape

@@ -1,11 +1,11 @@
-"""Which parts of a model stay in float32 so that it loses no more than is allowed.
+"""Selects the parts of a model that stay in float32 so that its loss does not exceed the limit.
 
-Each part is quantised alone, which tells the noise that it brings to the outputs. Parts are kept
-in float32 in the order of the noise that they bring for each second that they save, worst first:
-as few of them as it takes. That is asked of a model that computes every part in both ways
-(`switched.py`), and then of the real thing, quantised anew without these parts. Where the real one
-loses more, more parts are kept, in steps that double; once one keeps the loss, fewer are tried
-between it and the last that did not: at most `ROUNDS` models in all.
+Each part is quantised alone, to measure the noise that it adds to the outputs. Parts are kept in
+float32 in the order of noise per second saved, highest first, and as few of them as possible. A
+model that computes every part both ways (`switched.py`) gives a first estimate. Then the real model
+is quantised anew without these parts. If it exceeds the limit, more parts are kept, in steps that
+double. Once a model meets the limit, fewer parts are tried, between it and the last model that did
+not. At most `ROUNDS` models are quantised in all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PartNoise:
 
     Attributes:
         part: its position.
-        noise: noise over signal at the output that has most of it, with this part alone quantised.
-        saved_seconds: by quantising it; None where nobody knows.
+        noise: noise over signal at the output with the most noise, if only this part is quantised.
+        saved_seconds: the seconds that quantising it saves; None if unknown.
     """
 
     part: int
@@ -38,13 +38,13 @@ class PartNoise:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a search did and found.
+    """The steps and the result of a search.
 
     Attributes:
         candidates: all parts, in the order in which they are kept.
         kept: the parts that stay in float32.
-        runs: combinations of parts that were run, each on its samples.
-        rounds: how many parts each model kept that was quantised anew, in order.
+        runs: the number of combinations of parts that were run, each on its samples.
+        rounds: the number of parts that each newly quantised model kept, in order.
     """
 
     candidates: tuple[PartNoise, ...]
@@ -65,10 +65,10 @@ class Selection:
 
 
 def by_noise_for_time(candidates: Sequence[PartNoise]) -> tuple[PartNoise, ...]:
-    """The order in which parts are kept: most noise for each second first.
+    """Sort parts into the order in which they are kept: most noise per second saved first.
 
-    A part that saves nothing comes before all that save something. One of which nobody knows what
-    it saves counts as if it saved what the middle one of the others does.
+    Parts that save no time come first. A part with unknown savings counts with the median of the
+    positive savings.
     """
     known = [c.saved_seconds for c in candidates if c.saved_seconds is not None]
     usual = median([s for s in known if s > 0] or [1.0])

@@ -41,7 +41,7 @@ def switched_model(
     layers: Sequence[Layer],
     parts: Sequence[ModelPart],
 ) -> onnx.ModelProto:
-    """The quantised model with each layer of the float32 model beside its quantised form."""
+    """The quantised model with each float32 layer next to its quantised form."""
     result = onnx.ModelProto()
     result.CopyFrom(quantised)
     graph = result.graph
@@ -63,7 +63,7 @@ def switched_model(
 
 
 class _Switches:
-    """What is added to a quantised graph, and the values in it that get other names."""
+    """The nodes added to a quantised graph, and the values in it that are renamed."""
 
     def __init__(
         self, layers: Sequence[Layer], parts: Sequence[ModelPart], graph: onnx.GraphProto
@@ -125,7 +125,7 @@ class _Switches:
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))
 
     def _of_float(self, value: str) -> str:
-        """What a layer in float32 reads for a value of the float32 model."""
+        """The value that a float32 layer reads in place of a value of the float32 model."""
         if not value or value in self._there:
             return self._read.get(value, value)
         return f"{value}.float"
