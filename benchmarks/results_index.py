@@ -45,6 +45,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "open-sizes": "programs of a range of lengths beside programs of one length",
         "open-sizes-images": "programs of a range of batches and image sizes",
         "c-latency": "one program called from C and from Python",
+        "harnesses": "kernels and programs measured by two harnesses",
     },
     "Tuning": {
         "tuned": "what tuning gains, and candidates measured per second",
