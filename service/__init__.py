@@ -1,5 +1,5 @@
-"""The service: models in over HTTP, tuning jobs, measurements leased to workers, artifacts out.
+"""The service: HTTP interface, tuning jobs, measurement leases for workers, artifacts.
 
-`service.worker` runs on a device and needs the standard library and NumPy alone, so importing this
-package loads nothing.
+Importing this package imports no other module, because `service.worker` runs on devices that have
+only the standard library and NumPy.
 """

@@ -1,6 +1,6 @@
-"""Unpacking an artifact's tar file without trusting it.
+"""Safe unpacking of an artifact's tar file from an untrusted source.
 
-`tarfile`'s own filters came with Python 3.11.4, and 3.11 is enough for everything else here.
+The filters of `tarfile` need Python 3.11.4, and the rest of the project runs on 3.11.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path, PurePosixPath
 
 
 class ArchiveError(Exception):
-    """An archive holds what no artifact holds; the message names it."""
+    """An archive contains an entry that no artifact contains; the message names it."""
 
 
 def free(folder: Path) -> Path:
-    """The folder, if nothing is there. Raises FileExistsError."""
+    """Return the path if it does not exist. Raises FileExistsError otherwise."""
     if folder.exists() or folder.is_symlink():
         raise FileExistsError(errno.EEXIST, "is there already", str(folder))
     return folder
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Write the files of a tar file below `folder`, which is made.
+    """Create `folder`, and unpack a tar file into it.
 
     Raises:
-        ArchiveError: if an entry is neither file nor folder, or would land elsewhere.
-        tarfile.TarError: if it is no tar file.
+        ArchiveError: if an entry is neither file nor folder, or lies outside the folder.
+        tarfile.TarError: if `archive` is not a tar file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as opened:

@@ -1,4 +1,4 @@
-"""Arrays by name in .npz files."""
+"""Reading and writing named arrays in .npz files."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tilewright.service.files import replacing
 
 
 class ArraysError(Exception):
-    """A file does not hold arrays by name; the message is one sentence."""
+    """A file does not contain named arrays; the message is one sentence."""
 
 
 def load_arrays(
     path: Path, name: str | None = None, most_bytes: int | None = None
 ) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name.
+    """Return the arrays of an .npz file by name.
 
     Args:
         path: the file.
-        name: what errors call it; its path if there is none.
-        most_bytes: of all arrays together.
+        name: the file's name in errors; its path by default.
+        most_bytes: the limit of the size of all arrays together.
 
     Raises:
-        ArraysError: if it is no such file, holds too much, or does not fit into memory.
-        OSError: if it cannot be read.
+        ArraysError: if the file is not an .npz file, exceeds the limit, or does not fit into
+            memory.
+        OSError: if the file cannot be read.
     """
     name = name or str(path)
     if not zipfile.is_zipfile(path):
@@ -58,12 +59,12 @@ def load_arrays(
 
 
 def save_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write an .npz file. A file that was there is replaced once the new one is complete.
+    """Write an .npz file. It replaces an existing file once it is complete.
 
-    `numpy.savez` takes the arrays as keywords: it would refuse an array called 'file'.
+    `numpy.savez` takes arrays as keyword arguments, and therefore rejects an array named 'file'.
 
     Raises:
-        OSError: if it cannot be written; its filename is `path`.
+        OSError: if the file cannot be written; its `filename` is `path`.
     """
     with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in arrays:

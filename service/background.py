@@ -1,4 +1,4 @@
-"""Tuning beside a program that serves already: what the backend of `torch.compile` is given.
+"""Background tuning for a running program, as an option of the `torch.compile` backend.
 
 from tilewright.service.background import BackgroundTuner
 
@@ -40,15 +40,16 @@ log = structlog.get_logger("tilewright.background")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundTuner:
-    """Tunes a model with `tilewright tune` in a process of its own, and compiles what is served
-    then: the tuned program, if its race was not lost.
+    """Tunes a model with `tilewright tune` in a child process, and compiles the served program.
+
+    That is the tuned program unless it lost the end-to-end comparison.
 
     Attributes:
-        seconds: of tuning, at most.
-        trials: at most.
-        settings: which database; that of the environment by itself.
-        niceness: of the process, so that who serves goes first.
-        keep: whether other processes load what was tuned, and do not tune it again.
+        seconds: the limit of tuning time.
+        trials: the limit of trials.
+        settings: select the database; by default the settings of the environment.
+        niceness: of the child process, so that the running program has priority.
+        keep: whether to share the tuned model with other processes, in the compilation cache.
     """
 
     seconds: float = 60.0
@@ -58,14 +59,14 @@ class BackgroundTuner:
     keep: bool = True
 
     def kept(self, model: ReadModel, options: CompileOptions) -> Model | None:
-        """What was tuned for this model and these options before, in whichever process."""
+        """Return the model that any process tuned before with these options, or None."""
         return self._models().tuned(model, options)
 
     def _models(self) -> CompilationCache:
         return CompilationCache(own_folder() if self.keep else None)
 
     def __call__(self, model: ReadModel, options: CompileOptions) -> Model | None:
-        """The tuned model; None, and a line in the log, if it could not be tuned."""
+        """Tune and return the model. If that fails, write a line to the log and return None."""
         with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
             path = Path(folder) / "model.onnx"
             write_model(model, path)
@@ -78,11 +79,11 @@ class BackgroundTuner:
                 text=True,
                 errors="replace",
             )
-            atexit.register(process.terminate)  # nobody waits for it any more
+            atexit.register(process.terminate)  # this process's end makes tuning useless
             said = process.communicate()[1]
             atexit.unregister(process.terminate)
             if process.returncode == -signal.SIGTERM:
-                return None  # this process ends
+                return None  # this process is ending
             if process.returncode:
                 log.warning("a model was not tuned", error=said.strip()[-400:])
                 return None
@@ -99,7 +100,10 @@ class BackgroundTuner:
                 storage.close()
 
     def command(self, path: Path, options: CompileOptions) -> Sequence[str]:
-        """What tunes the model of a file, alone in its folder, as the options have it."""
+        """Return the command that tunes a model file with the options.
+
+        The file must be the only one in its folder.
+        """
         words = [*run_module("service.tuning_child"), str(os.getpid()), str(path.parent)]
         budget = {"seconds": self.seconds, "trials": self.trials}
         dims = {name: as_hinted(name, size).text for name, size in options.dims.items()}

@@ -1,4 +1,4 @@
-"""The program `tilewright`, also where the package was installed without its extras."""
+"""Entry point of the program `tilewright`. It also works without the package's extras."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what it needs."""
+    """Run the command line, or name the extra that it needs."""
     try:
         from tilewright.service.cli import main as run
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-r"""Consoles that obey nobody but us.
+r"""Console output that is safe for untrusted text.
 
-Names of workers, models and tokens, errors and answers were written by others. What a terminal
-would obey in them is shown, as `\x1b`, and done by no terminal.
+Names of workers, models and tokens, errors and answers may contain control sequences of terminals.
+The console prints these escaped, such as `\x1b`, so that no terminal executes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def visible(text: str) -> str:
-    """The text with every character that is no print written out, but for line feeds and tabs."""
+    """Return the text with non-printable characters escaped, except line feeds and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -23,8 +23,10 @@ def visible(text: str) -> str:
 
 
 def console(stderr: bool = False) -> Console:
-    """Standard output or standard error; tables are as wide as the terminal, or 160 columns into a
-    pipe."""
+    """Return a console on standard output or standard error.
+
+    Tables are as wide as the terminal, or 160 columns in a pipe.
+    """
     made = _console_class()
     found = made(stderr=stderr)
     return found if found.is_terminal else made(width=160, stderr=stderr)
@@ -32,14 +34,14 @@ def console(stderr: bool = False) -> Console:
 
 @cache
 def _console_class() -> type[Console]:
-    """Made when the first command needs it: rich takes a while to import."""
+    """Return the class of safe consoles. Built at first use, because rich is slow to import."""
     from collections.abc import Iterable
 
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class SafeConsole(Console):
-        """Colours and cursor movements are rich's own; no text brings any along."""
+        """A console on which only rich itself sets colours and moves the cursor."""
 
         def __init__(self, width: int | None = None, stderr: bool = False) -> None:
             super().__init__(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)

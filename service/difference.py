@@ -1,4 +1,4 @@
-"""Two artifacts or jobs side by side: which kernels both have, and what became of each."""
+"""Comparison of two artifacts or jobs: their common kernels, schedules and times."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class ComparedKernel:
     """One workload of a side.
 
     Attributes:
-        name: for people; "" in artifacts, where `told` stands in for it: operators and a shape.
-        seconds: of one run of it, None if nothing measured it.
+        name: a readable name. It is "" in artifacts, where `told` has operators and a shape.
+        seconds: the time of one run of the workload, or None without a measurement.
         macs: the multiply-adds of its definition.
-        runs: how often a run of the model runs it, which with open sizes is not its count alone.
+        runs: how often a run of the model executes it. With dynamic sizes this differs from
+            `count`.
     """
 
     key: str
@@ -39,36 +40,36 @@ class ComparedKernel:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """An artifact or a job; `facts` are what it was made for and how large it is, in words."""
+    """An artifact or a job. `facts` describe its target, options and size."""
 
     name: str
     facts: Mapping[str, Any]
     kernels: Mapping[str, ComparedKernel]
-    seconds: float | None  # all kernels of a run of the model
+    seconds: float | None  # of all kernels in one run of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A workload that at least one side has, or one of each that are alike."""
+    """A workload of one side or of both, or two workloads that are alike."""
 
     a: ComparedKernel | None
     b: ComparedKernel | None
 
     @property
     def alike(self) -> bool:
-        """Whether they are two workloads of one name: of other types, or in other layouts."""
+        """Whether the sides have different workloads, which differ in types or layouts only."""
         return self.a is not None and self.b is not None and self.a.key != self.b.key
 
     @property
     def counts(self) -> str:
-        """How often a run of the model runs it: `4`, or `4 > 2` where that is not the same."""
+        """How often the model has the workload: `4`, or `4 > 2` if the sides differ."""
         counts = [None if kernel is None else kernel.count for kernel in (self.a, self.b)]
         said = ["-" if count is None else str(count) for count in counts]
         return said[0] if counts[0] == counts[1] else " > ".join(said)
 
     @property
     def schedules(self) -> str:
-        """What became of the schedule: the knobs that differ, all of one that is new."""
+        """The difference of the schedules: changed knobs, or the schedule of the only side."""
         a, b = self.a, self.b
         if a is None or b is None:
             only, kernel = ("only in B", b) if a is None else ("only in A", a)
@@ -83,8 +84,11 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether nothing is known to differ: artifacts are timed on the spot, so that times of one
-        schedule differ by chance."""
+        """Whether no difference is known.
+
+        The times of artifacts come from a new measurement. They differ by chance and do not count
+        if the schedules are equal.
+        """
         timed_here = bool(self.a and self.b and self.a.told and self.b.told)
         return bool(self.same_schedule) and (timed_here or self.ratio in (None, 1))
 
@@ -96,28 +100,28 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Of whichever side has one: artifacts know operators and shapes alone."""
+        """The name from a side that has one, else operators and a shape, else the key's start."""
         sides = [kernel for kernel in (self.a, self.b) if kernel]
         names = (*(k.name for k in sides), *(k.told for k in sides), self.either.key[:12])
         return next(filter(None, names))
 
     @property
     def ratio(self) -> float | None:
-        """The time of B over that of A."""
+        """The time of B divided by the time of A, or None without both."""
         if self.a is None or self.b is None or not self.a.seconds or not self.b.seconds:
             return None
         return self.b.seconds / self.a.seconds
 
     @property
     def gained(self) -> float | None:
-        """Seconds that a run of the model takes less in B for it; negative if more."""
+        """Seconds that B saves on this workload per run of the model; negative if B is slower."""
         if self.ratio is None or self.a is None or self.b is None:
             return None
         return _cost(self.a) - _cost(self.b)
 
     @property
     def same_schedule(self) -> bool | None:
-        """None where a side does not have it, or does not know its schedule."""
+        """Whether the schedules are equal; None if a side lacks the workload or its schedule."""
         if self.a is None or self.b is None or None in (self.a.schedule, self.b.schedule):
             return None
         return self.a.schedule == self.b.schedule
@@ -125,7 +129,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """Both sides, and their kernels: first those whose time differs most."""
+    """Both sides, and the pairs of their kernels, the largest time difference first."""
 
     a: ComparedSide
     b: ComparedSide
@@ -133,13 +137,13 @@ class ModelDifference:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """Facts that are not the same on both sides, by name."""
+        """The facts that differ between the sides, by name."""
         names = [*self.a.facts, *(name for name in self.b.facts if name not in self.a.facts)]
         both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
         return {name: values for name, values in both.items() if values[0] != values[1]}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`."""
+        """Return the difference as plain data for `json`."""
         return {
             "a": _side(self.a),
             "b": _side(self.b),
@@ -161,8 +165,11 @@ class ModelDifference:
 
 
 def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
-    """Kernels are matched by their workloads, whatever the sides are; of the others, those that are
-    alike: of the same name, as many of them on both sides, in their order."""
+    """Compare two sides.
+
+    Kernels with the same workload match. Of the others, kernels with the same name match in their
+    order, if both sides have equally many of that name.
+    """
     keys = dict.fromkeys([*a.kernels, *b.kernels])
     pairs = [Pair(a.kernels.get(key), b.kernels.get(key)) for key in keys]
     pairs = _matched(_matched(pairs, lambda k: (_plain(k), k.macs)), _plain)
@@ -170,7 +177,7 @@ def difference(a: ComparedSide, b: ComparedSide) -> ModelDifference:
 
 
 def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashable]) -> list[Pair]:
-    """Pairs, with those that have one side joined where they are alike."""
+    """Return the pairs, after joining one-sided pairs with the same identity."""
     sides: tuple[dict[Hashable, list[ComparedKernel]], ...] = {}, {}
     for pair in pairs:
         if (pair.a is None) != (pair.b is None) and pair.either.name:
@@ -190,14 +197,14 @@ def _matched(pairs: Sequence[Pair], identity: Callable[[ComparedKernel], Hashabl
 
 
 def _plain(kernel: ComparedKernel) -> str:
-    """Its name without conversions, of which narrower types have more."""
+    """Return a kernel's name without its casts, of which narrower types have more."""
     return kernel.name.replace(" +cast", "")
 
 
 def knob_changes(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> list[tuple[str, object, object]]:
-    """The knobs of two schedules that differ, with both values; `-` where one has it not."""
+    """Return the differing knobs of two schedules with both values; `-` for a missing knob."""
     before, after = (
         {name: "-" if value is None else value for name, value in each.get("choices", {}).items()}
         for each in (one, other)
@@ -207,7 +214,7 @@ def knob_changes(
 
 
 def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
-    """A job, with the best that it knows of each task."""
+    """Return the side of a job, with the best known time and schedule of each task."""
     known = {
         task.workload_key: ComparedKernel(
             task.workload_key,
@@ -235,7 +242,7 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
 
 
 def runs_of(task: TaskView) -> float:
-    """How often an inference runs a task, at the sizes that it counts at."""
+    """Return how often one inference runs a task, from its weight and its operations."""
     runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
     return runs if math.isfinite(runs) and runs > 0.0 else 0.0
 
@@ -243,12 +250,12 @@ def runs_of(task: TaskView) -> float:
 def side_of_artifact(
     artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
 ) -> ComparedSide:
-    """An artifact.
+    """Return the side of an artifact.
 
     Args:
-        artifact: as `read_artifact` read it.
-        timed: by the names of kernels, how often a run calls each, and the seconds of these calls;
-            by "", the seconds of all other instructions. None if it was not timed.
+        artifact: the result of `read_artifact`.
+        timed: maps the name of each kernel to its calls per run and the seconds of these calls.
+            The key "" has the seconds of all other instructions. None without a measurement.
     """
     program = artifact.programs[0].program
     specs = {spec.name: spec for spec in program.kernels}
@@ -303,7 +310,7 @@ def _mapping(said: object) -> dict[str, Any] | None:
 
 
 def _schedule(said: object) -> dict[str, Any] | None:
-    """A schedule as it is written; None for what a file may hold instead."""
+    """Return the schedule in JSON data, or None if the data is not a schedule."""
     found = _mapping(said) or {}
     known = "algorithm" in found and isinstance(found.get("choices", {}), dict)
     return found if known else None

@@ -1,6 +1,6 @@
-"""What is wrong with an installation, and what to type: LLVM, linkers, cores, disks, the database.
+"""Checks of an installation, with remedies: LLVM, linkers, cores, disks, the database.
 
-What is wrong with the machine as a device, `service.worker.check` says.
+`service.worker.check` checks the machine as a measurement device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tilewright.service.settings import Settings
 from tilewright.service.worker.check import DeviceFinding, Grade
 
 LEAST_FREE_BYTES = 64 << 20
-"""Below this, databases and artifacts cannot be written."""
+"""Free disk space below which databases and artifacts cannot be written, in bytes."""
 
 ENOUGH_FREE_BYTES = 2 << 30
-"""A large model, its artifact and its trials."""
+"""Free disk space that suffices for a large model, its artifact and its trials, in bytes."""
 
 
 def check_installation(settings: Settings, root: Path = Path("/")) -> list[DeviceFinding]:
-    """All findings but those of the device itself.
+    """Return all findings, except findings about the machine as a measurement device.
 
     Args:
-        settings: say where the database and the blobs are.
-        root: the folder that holds `proc` and `sys`.
+        settings: state the locations of the database and the blobs.
+        root: the folder that contains `proc` and `sys`.
     """
     return [
         _python(),
@@ -50,7 +50,7 @@ def _python() -> DeviceFinding:
 
 
 def _compiler() -> DeviceFinding:
-    """Compile a model and compare what it gives with NumPy."""
+    """Compile a model, and compare its output with NumPy."""
     try:
         from llvmlite import __version__ as llvmlite
         from llvmlite.binding import llvm_version_info
@@ -77,7 +77,7 @@ def _compiler() -> DeviceFinding:
     seconds = time.perf_counter() - started
     llvm = ".".join(map(str, llvm_version_info))
     named = f"llvmlite {llvmlite}, LLVM {llvm}, target '{options.mode.target.name}'"
-    if not np.array_equal(found, x @ y):  # small integers: exact in every order
+    if not np.array_equal(found, x @ y):  # sums of small integers are exact in any order
         do = "compile with --numerics strict, and report it: it is a bug of LLVM or ours"
         return DeviceFinding("compiler", Grade.WRONG, f"{named}: a product is wrong", do)
     return DeviceFinding("compiler", Grade.FINE, f"{named}; a product took {seconds:.2f} s")
@@ -123,7 +123,7 @@ def _disk(folder: Path) -> DeviceFinding:
 
 
 def _kept() -> DeviceFinding:
-    """The compiled models that this user's processes share."""
+    """Check the compilation cache that this user's processes share."""
     from tilewright.compiler.specialise.store import FOLDER, LIMIT, own_folder
 
     try:

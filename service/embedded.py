@@ -1,4 +1,4 @@
-"""The embedded mode: one machine, one owner, everything in one folder."""
+"""Tokens of the embedded mode, in which one owner runs the service from one data folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ log = structlog.get_logger("tilewright.embedded")
 
 
 def owner_token(settings: Settings, storage: Storage) -> str:
-    """The owner's token: read from the data folder, or made and kept there for its owner alone.
+    """Return the owner's token from the data folder, or create it in a file with mode 0600.
 
-    A token that was revoked stays revoked, and a secret that was rotated away stays away: a new one
-    takes its place, and the log says so.
+    If the token in the file was revoked or rotated, a new token replaces it, with a log entry.
 
     Raises:
         StorageError: if the folder cannot be written, or its token file cannot be used.
@@ -31,7 +30,10 @@ def owner_token(settings: Settings, storage: Storage) -> str:
 
 
 def worker_token(settings: Settings, storage: Storage) -> str:
-    """The token of the worker that the service starts, as `owner_token`; it may only measure."""
+    """Return the token of the service's own worker, as `owner_token` does.
+
+    Its only scope is `measure`.
+    """
     return _kept_token(settings.worker_token_file, "local-worker", Scope.MEASURE, storage)
 
 
@@ -50,14 +52,14 @@ def _kept_token(file: Path, name: str, scope: Scope, storage: Storage) -> str:
 
 
 def is_owner_token(settings: Settings, storage: Storage, token_id: str) -> bool:
-    """Whether the token of this id is the one in the data folder. Raises StorageError."""
+    """Whether the data folder contains the token with this id. Raises StorageError."""
     secret = read_token(settings)
     known = storage.tokens.find(secret) if secret else None
     return known is not None and known.id == token_id
 
 
 def keep_owner_token(settings: Settings, secret: str) -> None:
-    """Put another secret into the data folder in place of the one there. Raises StorageError."""
+    """Replace the secret in the data folder. Raises StorageError."""
     with _alone(settings.data_folder):
         settings.token_file.unlink(missing_ok=True)
         _make(settings.token_file, secret)
@@ -65,7 +67,7 @@ def keep_owner_token(settings: Settings, secret: str) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of processes that start together, one after the other looks at the token file."""
+    """Lock the folder, so that processes that start together read the token file in turn."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -81,10 +83,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def read_token(settings: Settings) -> str:
-    """The token in the data folder, or "" where there is none.
+    """Return the token in the data folder, or "" without a token file.
 
     Raises:
-        StorageError: if the file cannot be read, or holds no token.
+        StorageError: if the file cannot be read, or does not contain a token.
     """
     return _read(settings.token_file)
 
@@ -101,7 +103,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError:
         secret = ""
     if not secret or not secret.isprintable() or " " in secret:
-        # never taken for a token: an empty one would let everybody in
+        # an empty token would give access to everybody
         raise StorageError(
             f"the token file '{path}' holds no token: remove it, and a new one is made",
             StorageKind.CORRUPT,
@@ -110,10 +112,10 @@ def _read(path: Path) -> str:
 
 
 def client_token(settings: Settings) -> str:
-    """What a client command sends: the setting, else the data folder's token.
+    """Return the token that client commands send: the setting, or else the data folder's token.
 
     Raises:
-        StorageError: if there is a token file that cannot be used.
+        StorageError: if the token file exists and cannot be used.
     """
     return settings.token or read_token(settings)
 
@@ -123,13 +125,13 @@ def _make(path: Path, secret: str | None = None) -> str:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # created with its final mode: there is no moment in which others can read it
+        # created with its final mode, so that other users can never read it
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secret + "\n")
         try:
             os.link(temporary, path)
-        except FileExistsError:  # another process was first: its token holds
+        except FileExistsError:  # another process was first: use its token
             secret = path.read_text(encoding="ascii").strip()
         finally:
             temporary.unlink()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write. One that was there is replaced once the new one is complete.
+    """Open a file for writing that replaces `path` once it is complete.
 
-    A link stays, and the file that it leads to is replaced. A device or a pipe is written into.
+    If `path` is a link, the link's target is replaced. A device or a pipe is written directly.
 
     Raises:
-        OSError: if it cannot be written; its filename is `path`.
+        OSError: if the file cannot be written; its `filename` is `path`.
     """
     try:
         if path.exists() and not path.is_file():
-            with path.open("wb") as file:  # a device or a pipe; a folder is refused
+            with path.open("wb") as file:  # a device or a pipe; fails for a folder
                 yield file
             return
         place = Path(os.path.realpath(path))

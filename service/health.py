@@ -1,7 +1,7 @@
-"""`python -m tilewright.service.health`: whether the service of this machine is well.
+"""`python -m tilewright.service.health`: the health check of the container image.
 
-The check of the container image: it asks at the port of the settings, over TLS where these have a
-certificate. Whose certificate it is says nothing here, it is this machine's own.
+The check queries the service of this machine at the port of the settings, over TLS if the settings
+name a certificate. It does not verify the certificate, because it connects to this machine only.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import urllib.request
 from tilewright.service.settings import Settings
 
 SECONDS = 4.0
-"""Less than the check's own limit, so that it ends with a sentence."""
+"""Timeout, shorter than the container's, so that the check can report its failure."""
 
 
 def main() -> int:
-    """0 if the service answers that its database works; else 1, with a sentence."""
+    """Return 0 if the service and its database answer, and otherwise print why and return 1."""
     settings = Settings()
     scheme = "https" if settings.tls_certificate else "http"
     url = f"{scheme}://127.0.0.1:{settings.port}/v1/health"
@@ -26,7 +26,7 @@ def main() -> int:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     own = urllib.request.HTTPSHandler(context=context)
-    # no proxy of the environment lies between a machine and itself
+    # a connection to this machine must not use a proxy of the environment
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), own)
     try:
         with opener.open(url, timeout=SECONDS):

@@ -1,4 +1,4 @@
-"""`tilewright.tune`: a model tuned on this machine from Python, with no service."""
+"""`tilewright.tune`: local tuning from Python, without a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured logs to standard error, as text or JSON; warnings of the compiler among them."""
+"""Structured logs on standard error, as text or JSON, including the compiler's warnings."""
 
 from __future__ import annotations
 

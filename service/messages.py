@@ -1,7 +1,7 @@
-"""What is said of jobs, devices and their results, in plain words.
+"""Messages about jobs, devices and their results, which the command line and the dashboard share.
 
-The command line and the dashboard say the same. What others chose (names, reasons) is not escaped
-here for where it is shown.
+Names and reasons that come from outside are not escaped here. The caller escapes them for its
+medium.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.tuner.forecast import Forecast
 
 
 def schedule_text(schedule: Mapping[str, Any] | None) -> str:
-    """The algorithm and its knobs on one line."""
+    """Return a schedule's algorithm and knobs on one line."""
     if not schedule:
         return "-"
     choices = schedule.get("choices", {})
@@ -28,7 +28,7 @@ def schedule_text(schedule: Mapping[str, Any] | None) -> str:
 
 
 def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """The speed-up over the incumbent with its interval; the incumbent itself has none."""
+    """Return the speed-up over the incumbent with its interval, for all but the incumbent."""
     if comparison is None:
         return "kept"
     ratio, low, high = (speedup(comparison[name]) for name in ("ratio", "high", "low"))
@@ -36,7 +36,7 @@ def comparison_text(comparison: Mapping[str, Any] | None) -> str:
 
 
 def condition_text(condition: WorkerCondition | None) -> str:
-    """`61 °C, load 3.2, clock 85 %, powersave`: what the system of a device says of it."""
+    """Return a device's condition: `61 °C, load 3.2, clock 85 %, powersave`."""
     if condition is None:
         return "-"
     parts = []
@@ -50,7 +50,7 @@ def condition_text(condition: WorkerCondition | None) -> str:
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """What an event of a job says: "running", "failed: no memory", "conv 3x3: tuned, 12.3 us"."""
+    """Return an event's text: "running", "failed: no memory", "conv 3x3: tuned, 12.3 us"."""
     if kind == "task":
         seconds = microseconds(data.get("best_seconds"))
         return f"{data.get('name', 'a task')}: {data.get('status', 'done')}, {seconds} us"
@@ -60,25 +60,25 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def failures_text(failures: Mapping[str, int]) -> str:
-    """Trials that failed, by kind: "2 crash, 1 build error"; "none" where none did."""
+    """Return the numbers of failed trials by kind: "2 crash, 1 build error", or "none"."""
     kinds = (f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
     return ", ".join(kinds) or "none"
 
 
 def failed_text(trials: Mapping[str, int]) -> str:
-    """How many of a worker's trials failed: "3 of 1,204"; "-" where it measured none."""
+    """Return how many of a worker's trials failed: "3 of 1,204", or "-" without trials."""
     whole = sum(trials.values())
     return f"{whole - trials.get('ok', 0):,} of {whole:,}" if whole else "-"
 
 
 def failed_kinds(trials: Mapping[str, int]) -> str:
-    """Those of a worker's trials that failed, by kind, the most frequent first."""
+    """Return the numbers of a worker's failed trials by kind, the most frequent first."""
     failed = {kind: count for kind, count in trials.items() if count and kind != "ok"}
     return failures_text(dict(sorted(failed.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """What is served, and how the tuned program did against the untuned one."""
+    """Return which schedules are served, and the tuned program's speed-up over the untuned."""
     served = {
         "tuned": "the tuned schedules are served",
         "partly": _fallen_back(len(verdict["dropped"])),
@@ -105,7 +105,7 @@ def _fallen_back(tasks: int) -> str:
 
 
 def known_text(known: int, workloads: int, related: int) -> str:
-    """How many workloads have a record, of their own or of a relative."""
+    """Return how many workloads have a record, and how many have one of a related workload."""
     return f"{known} of {workloads} workloads known" + (
         f", {related} by relatives" if related else ""
     )
@@ -114,7 +114,7 @@ def known_text(known: int, workloads: int, related: int) -> str:
 def ending_text(
     ended: str, forecast: Mapping[str, Any] | None, error: Mapping[str, Any] | None
 ) -> str:
-    """Why a run ended, what going on was expected to gain, and how well forecasts came true."""
+    """Return why a run ended, the forecast gain of continuing, and the accuracy of forecasts."""
     line = {
         Ended.KNOWN: "everything was known",
         Ended.TRIALS: "the trials are spent",
@@ -137,11 +137,12 @@ def ending_text(
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """Lines for a job's report (`JobOutcome.report`); what an older release left out is left out.
+    """Return the lines of a job's report (`JobOutcome.report`).
 
-    They say which ranges of sizes it serves, why it ended and on which device, what is served and
-    why, why nothing was tuned, and where the time went. The last lines are what a user wants: the
-    latency before and after, that of another engine, and whether the artifact was verified.
+    The lines state the served ranges of sizes, why the job ended, its device, the served schedules
+    with the reason, why nothing was tuned, and the time per phase. The last lines matter most to a
+    user: the latency before and after, the latency of another engine, and the verification of the
+    artifact. Fields that the report of an older release lacks are left out.
     """
     lines = [*result.get("ranges", ())]
     if "ended" in result:
@@ -169,19 +170,19 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"not verified: {result['not_verified']}")
     elif result.get("verified") or result.get("unverified"):
         lines.append(f"verified: {_certificate(result)}")
-    # a worker chooses its name, and says what its device is
+    # the device's name and model come from the worker, and are not trusted
     return [one_sentence(line) for line in lines]
 
 
 def kernels_text(untuned: float | None, tuned: float | None) -> str:
-    """What all kernels take, to be followed by more; "" while one was never measured."""
+    """Return the total time of all kernels as the start of a line; "" without a measurement."""
     if tuned is None:
         return ""
     return f"kernels {milliseconds(untuned)} untuned, {milliseconds(tuned)} tuned; "
 
 
 def latency_text(latency: Mapping[str, Any]) -> str:
-    """One run at some sizes: "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1"."""
+    """Return "latency: 2.1 ms before, 1.9 ms after (1.8 to 2.0) at batch=1" for one run."""
     before, low = milliseconds(latency["before_seconds"]), latency.get("low_seconds")
     at = _at(latency)
     if low is None:
@@ -193,7 +194,10 @@ def latency_text(latency: Mapping[str, Any]) -> str:
 
 
 def peer_text(peer: Mapping[str, Any]) -> str:
-    """Another engine's run, and the speed-up of ours, in turns with it; or why it was not timed."""
+    """Return another engine's latency and our speed-up over it, or why it was not timed.
+
+    Both engines ran in turns.
+    """
     if "reason" in peer:
         return f"{peer['engine']} was not timed: {peer['reason']}"
     return (
@@ -203,7 +207,7 @@ def peer_text(peer: Mapping[str, Any]) -> str:
 
 
 def run_text(artifact: Path) -> str:
-    """How to run an artifact, to be copied."""
+    """Return a command line that runs an artifact."""
     return f"run it: tilewright run {shlex.quote(str(artifact))} --inputs IN.npz --outputs OUT.npz"
 
 
@@ -213,7 +217,7 @@ def _at(sized: Mapping[str, Any]) -> str:
 
 
 def phases_text(phases: Mapping[str, float]) -> str:
-    """Where a job's time went: "time: import 0.4 s, tuning 10.0 s"; what took none is left out."""
+    """Return the time of each phase of at least 0.05 s: "time: import 0.4 s, tuning 10.0 s"."""
     parts = (f"{name} {seconds:.1f} s" for name, seconds in phases.items() if seconds >= 0.05)
     return "time: " + (", ".join(parts) or "less than 0.1 s")
 

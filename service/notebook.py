@@ -1,7 +1,7 @@
-"""What notebooks show of results: small tables and curves in HTML.
+"""HTML tables and curves that show results in notebooks.
 
-Names of models, workloads and devices were written by others: every text is escaped, and nothing
-that is shown runs, loads or links.
+Names of models, workloads and devices are not trusted. Every text is escaped, and the HTML
+contains no scripts, no links and no external resources.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from html import escape
 from tilewright.service.sentences import one_sentence
 
 MOST_LINES = 400
-"""Of a listing; the rest is counted."""
+"""Limit of the lines of a listing. A last line counts the rest."""
 
 MOST_ROWS = 50
-"""Of a table; the line below it says how many more there are."""
+"""Limit of the rows of a table. A line below the table counts the rest."""
 
 MOST_INDENTED = 80
 
 WIDTH, HEIGHT, MARGIN = 420, 120, 4
-"""Of a curve, in pixels."""
+"""Size of a curve, in pixels."""
 
 SQUARE = 260
-"""Pixels of a side of a picture with dots."""
+"""Side length of a scatter plot, in pixels."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """A table whose columns are to the right but for those that start with '<'."""
+    """Return a table. Columns are right-aligned, except columns whose names begin with '<'."""
     left = [name.startswith("<") for name in columns]
     head = "".join(_cell("th", n.lstrip("<"), s) for n, s in zip(columns, left, strict=True))
     lines = [
@@ -43,7 +43,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
 
 
 def bar(share: float, text: str) -> str:
-    """A bar of progress, 0 to 1, over a line of text."""
+    """Return a progress bar, for a share from 0 to 1, above a line of text."""
     filled = 100 * min(max(share if math.isfinite(share) else 0.0, 0.0), 1.0)
     return (
         "<div style='max-width:32em'><div style='background:#8884;border-radius:3px'>"
@@ -53,7 +53,7 @@ def bar(share: float, text: str) -> str:
 
 
 def curve(points: Iterable[tuple[float, float]], label: str) -> str:
-    """A falling line of steps: times of a model over the moments at which they were reached."""
+    """Return a step curve of points (time of tuning, latency reached by then), both in seconds."""
     known = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(known) < 2:
         return f"<p>{_text(label)}</p>"
@@ -79,8 +79,10 @@ def curve(points: Iterable[tuple[float, float]], label: str) -> str:
 
 
 def dots(points: Iterable[tuple[float, float]], across: str, up: str) -> str:
-    """Points of two positive quantities in logarithmic scales, with the line on which both are the
-    same. `across` and `up` say what they are."""
+    """Return a scatter plot of two positive quantities, with logarithmic scales and the diagonal.
+
+    `across` and `up` name the quantities.
+    """
     known = [(x, y) for x, y in points if 0.0 < x < math.inf and 0.0 < y < math.inf]
     said = _text(f"{len(known)} points: {across} to the right, {up} upwards")
     if not known:
@@ -101,7 +103,7 @@ def dots(points: Iterable[tuple[float, float]], across: str, up: str) -> str:
 
 
 def listing(title: str, text: str) -> str:
-    """Code, folded behind its title."""
+    """Return a listing that is folded below its title."""
     lines = text.splitlines()
     shown = [_text_of_line(line) for line in lines[:MOST_LINES]]
     more = len(lines) - MOST_LINES
@@ -112,7 +114,7 @@ def listing(title: str, text: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """HTML below a line in bold."""
+    """Return HTML parts below a title in bold."""
     return f"<div><b>{_text(title)}</b>{''.join(parts)}</div>"
 
 
@@ -126,11 +128,11 @@ def _cell(tag: str, content: object, left: bool) -> str:
 
 
 def _text_of_line(line: str) -> str:
-    """A line as `_text` has it, with its indentation."""
+    """Escape a line as `_text` does, and keep its indentation."""
     body = line.lstrip(" ")
     return " " * min(len(line) - len(body), MOST_INDENTED) + _text(body)
 
 
 def _text(said: object) -> str:
-    """On one line, with what is no print written out and nothing that HTML would obey."""
+    """Return a value as one line of HTML text, with markup and non-printable characters escaped."""
     return escape(one_sentence(str(said)), quote=True)

@@ -1,4 +1,4 @@
-"""Values of options as command lines write them: shares, sizes of dimensions, numbers of inputs."""
+"""Parsing and formatting of command-line values: shares, dimension sizes, values of inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OptionError(ValueError):
 
 
 def parse_share(option: str, text: str) -> float:
-    """0.005 from "0.5%" or "0.005". Raises OptionError."""
+    """Return 0.005 for "0.5%" or "0.005". Raises OptionError."""
     number = text.removesuffix("%")
     try:
         share = float(number) / (100 if text.endswith("%") else 1)
@@ -24,13 +24,13 @@ def parse_share(option: str, text: str) -> float:
 
 
 def share_text(share: float) -> str:
-    """ "0.5%" from 0.005; a share that no percentage reads back to is written as a number."""
+    """Return "0.5%" for 0.005, or a plain number if the percentage would not round-trip."""
     percent = f"{100 * share:g}%"
     return percent if parse_share("", percent) == share else str(share)
 
 
 def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
-    """{"batch": 1} from ["batch=1"]. Raises OptionError."""
+    """Return {"batch": 1} for ["batch=1"]. Raises OptionError."""
     dims: dict[str, int] = {}
     for text in given or ():
         name, equals, size = text.rpartition("=")
@@ -46,7 +46,7 @@ def parse_dims(given: Iterable[str] | None) -> dict[str, int]:
 
 
 def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]:
-    """{"sequence": ("1..512", 128)} from ["sequence=1..512,128"]. Raises OptionError."""
+    """Return {"sequence": ("1..512", 128)} for ["sequence=1..512,128"]. Raises OptionError."""
     from tilewright.compiler.errors import InvalidArgumentError
     from tilewright.compiler.sizes.hinted_ranges import size_choices
 
@@ -70,7 +70,10 @@ def parse_sizes(given: Iterable[str] | None) -> dict[str, tuple[int | str, ...]]
 
 
 def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str]:
-    """["sequence=128,1..512@8"] from {"sequence": ("1..512@8", 128)}: hints end a text."""
+    """Return ["sequence=128,1..512@8"] for {"sequence": ("1..512@8", 128)}.
+
+    A range with hints is last, because hints end a text.
+    """
     found = []
     for name, choices in sizes.items():
         listed = [choices] if isinstance(choices, int | str) else choices
@@ -80,7 +83,7 @@ def size_texts(sizes: Mapping[str, int | str | Sequence[int | str]]) -> list[str
 
 
 def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
-    """{"sequence": "1..512"} from ["sequence=1..512"]. Raises OptionError."""
+    """Return {"sequence": "1..512"} for ["sequence=1..512"]. Raises OptionError."""
     ranges: dict[str, int | str] = {}
     for name, choices in parse_sizes(given).items():
         if len(choices) != 1:
@@ -90,7 +93,7 @@ def parse_ranges(given: Iterable[str] | None) -> dict[str, int | str]:
 
 
 def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
-    """{"sr": 16000} from ["sr=16000"]. Raises OptionError."""
+    """Return {"sr": 16000} for ["sr=16000"]. Raises OptionError."""
     found: dict[str, int | float] = {}
     for text in given or ():
         name, _, number = text.rpartition("=")
@@ -105,5 +108,5 @@ def parse_values(given: Iterable[str] | None) -> dict[str, int | float]:
 
 
 def value_texts(values: Mapping[str, float]) -> list[str]:
-    """["sr=16000"] from {"sr": 16000}."""
+    """Return ["sr=16000"] for {"sr": 16000}."""
     return [f"{name}={number}" for name, number in values.items()]

@@ -1,4 +1,4 @@
-"""How a job goes, while somebody waits for it: on a terminal, in a pipe, in a notebook."""
+"""Progress displays of a job: on a terminal, in a pipe, in a notebook."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Shows the events of one job. A context from the first event to the last."""
+    """Context manager that displays the events of one job."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def event(self, event: JobEventView) -> None:
-        """Something happened to the job."""
+        """Display one event of the job."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Displays nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -41,7 +41,7 @@ class Silent:
 
 
 class OnConsole:
-    """A bar and a line that are rewritten on a terminal; into a pipe, a line for each phase."""
+    """Updates a bar and a line on a terminal; prints one line per phase into a pipe."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -76,7 +76,7 @@ class OnConsole:
 
 
 class InNotebook:
-    """A bar of HTML in the output of a cell, which is rewritten."""
+    """Updates an HTML progress bar in the output of a notebook cell."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -110,7 +110,7 @@ class InNotebook:
 
 
 def display_for_here() -> Display:
-    """What suits where this process talks to somebody: a notebook, a terminal, or nobody."""
+    """Return the display for this process: for a notebook, for a terminal, or a silent one."""
     if _in_notebook():
         return InNotebook()
     if sys.stderr is not None and sys.stderr.isatty():
@@ -121,7 +121,7 @@ def display_for_here() -> Display:
 
 
 def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """The phase alone, which changes a few times in a job, and how much there is to tune."""
+    """Return the phase, and the number of tasks during tuning. It changes a few times per job."""
     line = progress.phase or "waiting"
     if line == "tuning":
         line += f" {progress.tasks_total} tasks"
@@ -129,7 +129,7 @@ def phase_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
-    """Phase, tasks, trials, best latency so far, time left."""
+    """Return phase, tasks, trials, best latency so far and remaining time on one line."""
     parts = [
         f"{progress.phase or 'waiting'}",
         f"tasks {progress.tasks_done}/{progress.tasks_total}",
@@ -150,13 +150,13 @@ def progress_line(progress: ProgressView, more: Mapping[str, Any]) -> str:
 
 
 def share_done(progress: ProgressView) -> float:
-    """How much of a job's trials is done, from 0 to 1."""
+    """Return the finished share of a job's trials, from 0 to 1."""
     budget = progress.trials_budget
     return min(progress.trials_done / budget, 1.0) if budget > 0 else 0.0
 
 
 def why(event: JobEventView) -> str | None:
-    """ "waiting for worker: nobody runs ..." of an event that says why the job is where it is."""
+    """Return the state with its reason, "waiting for worker: ...", or None for other events."""
     if event.kind != "state" or "reason" not in event.data:
         return None
     state = str(event.data.get("state", "state")).replace("_", " ")
@@ -172,7 +172,7 @@ def _bar(share: float, line: str) -> Any:
 
 
 def _in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this process; a terminal's IPython is a terminal."""
+    """Whether this process is a Jupyter kernel. IPython in a terminal does not count."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     return getattr(shell, "kernel", None) is not None

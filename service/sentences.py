@@ -1,16 +1,16 @@
-"""Messages of errors as one line that is safe to show: on a terminal, in a log, in a document."""
+"""Error messages as one line that is safe to print on a terminal, in a log, in a document."""
 
 from __future__ import annotations
 
 LIMIT = 1000
-"""Characters. A name in a model can be a megabyte long."""
+"""Limit of a message, in characters. A name in a model can be a megabyte long."""
 
 
 def one_sentence(text: str, limit: int = LIMIT) -> str:
-    r"""White space becomes single spaces, what a terminal would obey is written as `\x1b`.
+    r"""Return the text on one line, with single spaces and control characters escaped (`\x1b`).
 
-    A text over the limit loses its middle: the offender's name stands at the start, what is wrong
-    with it often at the end.
+    A text that exceeds the limit loses its middle. The start usually names the offender, and the
+    end often states the error.
     """
     line = " ".join(text.split())
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -21,6 +21,8 @@ def one_sentence(text: str, limit: int = LIMIT) -> str:
 
 
 def with_reason(what: str, reason: str | None) -> str:
-    """`cancelled: out of time`; what happened alone if nobody gave a reason. A reason may hold
-    names that workers chose."""
+    """Return an event with its reason, `cancelled: out of time`, or the event alone without one.
+
+    The reason is escaped, because it may contain a worker's name.
+    """
     return f"{what}: {one_sentence(reason)}" if reason else what

@@ -1,4 +1,4 @@
-"""The key with which a service signs what it hands out: Ed25519 (RFC 8032)."""
+"""The key with which a service signs exported records: Ed25519 (RFC 8032)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key. `public` names the service: 32 bytes in base64."""
+    """A private key. `public` is its public key, 32 bytes in base64, and identifies the service."""
 
     private: Ed25519PrivateKey
 
@@ -31,15 +31,15 @@ class SigningKey:
         return base64.b64encode(self.private.public_key().public_bytes_raw()).decode()
 
     def sign(self, message: bytes) -> str:
-        """The signature of a message, in base64."""
+        """Return the signature of a message, in base64."""
         return base64.b64encode(self.private.sign(message)).decode()
 
 
 def signing_key(path: Path) -> SigningKey:
-    """The key in a file, which is made where there is none, for its owner alone.
+    """Return the key in a file. A missing file is created with a new key and mode 0600.
 
     Raises:
-        StorageError: if the file cannot be read or written, or holds no Ed25519 key.
+        StorageError: if the file cannot be read or written, or does not contain an Ed25519 key.
     """
     try:
         _make(path)
@@ -56,7 +56,7 @@ def signing_key(path: Path) -> SigningKey:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether a text is the base64 of a public key."""
+    """Whether a text is a public key in base64."""
     try:
         return len(base64.b64decode(text, validate=True)) == KEY_BYTES
     except (binascii.Error, ValueError):
@@ -64,7 +64,7 @@ def is_public_key(text: str) -> bool:
 
 
 def is_signed(message: bytes, signature: str, public: str) -> bool:
-    """Whether the holder of a key signed a message; False for what is no key or no signature."""
+    """Whether a signature of a message is valid; False for a malformed key or signature."""
     try:
         key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
         key.verify(base64.b64decode(signature, validate=True), message)
@@ -74,7 +74,7 @@ def is_signed(message: bytes, signature: str, public: str) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Make a key unless the file is there. Of several processes, one file wins."""
+    """Create the file with a new key unless it exists. Of concurrent processes, the first wins."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,6 +91,6 @@ def _make(path: Path) -> None:
     try:
         os.link(made, path)
     except FileExistsError:
-        pass  # another process was faster: its key is the one
+        pass  # another process was first: use its key
     finally:
         made.unlink()

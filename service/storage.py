@@ -1,4 +1,4 @@
-"""The stores that the settings name."""
+"""Opening of the database and the stores that the settings name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tilewright.service.settings import Settings
 
 
 def open_storage(settings: Settings, clock: Clock | None = None) -> Storage:
-    """Open the database of the settings, and bring it to this release's schema.
+    """Open the database of the settings, and upgrade it to this release's schema.
 
     Raises:
-        DatabaseError: if it cannot be opened, or is of a newer release.
+        DatabaseError: if the database cannot be opened, or has the schema of a newer release.
     """
     return Storage.open(
         settings.effective_database_url,

@@ -1,8 +1,8 @@
-"""A command that ends when the process ends that started it, even if that was killed.
+"""Runs a command that ends with its parent process, even if the parent is killed.
 
 python -m tilewright.service.tuning_child PARENT FOLDER tune model.onnx ...
 
-`PARENT` is the process, and `FOLDER` what it cannot remove any more then.
+`PARENT` is the parent's process id. The child removes `FOLDER` for a parent that was killed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command and exit with its status."""
+    """Watch the parent, run the command, and exit with its status."""
     parent, folder, *words = arguments
     watch = threading.Thread(target=_watch, args=(int(parent), Path(folder)), daemon=True)
     watch.start()
-    from tilewright.service.cli import main as tilewright  # takes long enough for the parent to end
+    from tilewright.service.cli import main as tilewright  # slow: the parent may end meanwhile
 
     tilewright(words)
 
 
 def _watch(parent: int, folder: Path) -> None:
-    """Ends this process when it is no child of that process."""
+    """Remove the folder and end this process as soon as the parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     shutil.rmtree(folder, ignore_errors=True)

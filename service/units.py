@@ -1,6 +1,6 @@
-"""Times and counts as people read them. What is no number, or no finite one, is not known: `-`.
+"""Formatting of times and counts. A value that is not a finite number is unknown: `-`.
 
-A store keeps infinities in JSON as text.
+The database stores infinities in JSON as text.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 
 def finite(value: object) -> float | None:
-    """The number that a value is; None of anything else."""
+    """Return a value as a float, or None if it is not a finite number."""
     try:
         number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:  # an integer of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return None
     return number if math.isfinite(number) else None
 
 
 def milliseconds(seconds: float | None) -> str:
-    """To a microsecond, and below ten of them to three digits: no model takes no time."""
+    """Format a time in ms, to 1 us; below 10 us to three digits, so that it is never zero."""
     known = finite(seconds)
     if known is None:
         return "-"
@@ -30,7 +30,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def microseconds(seconds: float | None) -> str:
-    """To a tenth, and below a microsecond to a nanosecond: no kernel takes no time."""
+    """Format a time in us, to 0.1 us; below 1 us to 1 ns, so that it is never zero."""
     known = finite(seconds)
     if known is None:
         return "-"
@@ -45,22 +45,23 @@ def threads_text(count: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Minutes and seconds."""
+    """Format a time in minutes and seconds."""
     known = finite(seconds)
     return "-" if known is None else f"{int(known) // 60}:{int(known) % 60:02d}"
 
 
 def speedup(ratio: float | None) -> str:
-    """`1.05x`: how many times as fast as a baseline something is that takes `ratio` of its time."""
+    """Return the speed-up over a baseline, `1.05x`, from the ratio of our time to its time."""
     known = finite(ratio)
     return "-" if not known or not math.isfinite(1 / known) else f"{1 / known:.2f}x"
 
 
 def speedups(comparison: Mapping[str, Any], baseline: str) -> str:
-    """`1.05x untuned (1.02x to 1.08x)`: the speed-up over a baseline, with its interval.
+    """Return the speed-up over a baseline with its interval: `1.05x untuned (1.02x to 1.08x)`.
 
     Args:
-        comparison: `ratio`, `low` and `high`: our time over that of the baseline.
+        comparison: `ratio`, `low` and `high` of our time divided by the baseline's time.
+        baseline: the baseline's name.
     """
     low, high = speedup(comparison["high"]), speedup(comparison["low"])
     return f"{speedup(comparison['ratio'])} {baseline} ({low} to {high})"

@@ -8,7 +8,7 @@ from importlib import metadata
 
 @cache
 def version() -> str:
-    """The distribution's version, or "0" when it runs from a source tree that is not installed."""
+    """Return the distribution's version, or "0" in a source tree that is not installed."""
     try:
         return metadata.version("tilewright")
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""The routes under /v1, one group a file; each module's `router` is found by itself."""
+"""The routes under /v1, one group per module; each `router` is discovered automatically."""

@@ -1,4 +1,4 @@
-"""Cost models: what there is, and which version tuning runs start from."""
+"""Routes of cost models: list versions, and select the version that tuning runs start from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A job's progress as server-sent events, from anywhere: `Last-Event-ID` says where to go on."""
+"""Routes of a job's progress: server-sent events, log and tuning curve.
+
+A stream resumes after the event that `Last-Event-ID` names.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _PROGRESS = "progress"
 
 
 def existing_job(job_id: str, storage: StorageDep, token: Reader) -> Job:
-    """Found before the stream starts, so that a wrong id is a 404 and no broken stream."""
+    """Return the job before its stream starts: an unknown id gives a 404, not a broken stream."""
     return storage.jobs.get(job_id, token.sees)
 
 
@@ -84,13 +87,13 @@ def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDe
 
 
 def _number(last_event_id: str, default: int) -> int:
-    """The event that a client saw last. What no stream of ours has sent is as if nothing was."""
+    """Return the sequence number of the client's last event, or `default` for an invalid id."""
     known = last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 20
     return min(int(last_event_id), LAST_EVENT) if known else default
 
 
 def _look(storage: Storage, job_id: str, sequence: int) -> tuple[list[JobEvent], bool]:
-    # the state is read first: an event that came in between is sent before the stream ends
+    # the state is read first, so that the stream sends all events before it ends
     final = storage.jobs.get(job_id).state.final
     return list(storage.events.since(job_id, sequence)), final
 

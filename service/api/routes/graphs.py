@@ -1,4 +1,4 @@
-"""How the model of a job is cut into kernels."""
+"""Route of a job's model graph: its partition into kernels."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ async def get_graph(
     question = await run_in_threadpool(graph_question, job_id, storage, token)
     graph = await counted_answer(question, planning, limiter)
 
-    def said() -> Response:  # of a large one it takes a second, which no other request waits for
+    def said() -> Response:  # in a thread: a large graph takes a second to serialise
         return Response(graph_view(graph).model_dump_json(), media_type="application/json")
 
     return await run_in_threadpool(said)
 
 
 def graph_question(job_id: str, storage: Storage, token: Token) -> GraphQuestion:
-    """What the drawing of a job's model is made by. Raises NotFoundError for the job."""
+    """Return the question for the graph of a job's model. Raises NotFoundError for the job."""
     job = storage.jobs.get(job_id, token.sees)
     return GraphQuestion(JobCheck(job.model_digest, mode_of(job, storage), dict(job.options)))
 

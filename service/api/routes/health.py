@@ -1,4 +1,4 @@
-"""Whether the service works, and how busy it is."""
+"""Routes of the service's health and metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ router = APIRouter(tags=["health"], route_class=GatedRoute)
 @router.get("/health")
 async def health(request: Request, storage: StorageDep) -> HealthView:
     """Answers once the database does; needs no token."""
-    limiter = request.app.state.health_limiter  # never behind other requests
+    limiter = request.app.state.health_limiter  # threads that other requests do not use
     await anyio.to_thread.run_sync(ping, storage.engine, limiter=limiter)
     return HealthView(status="ok", version=version())
 

@@ -1,4 +1,4 @@
-"""Tuning jobs: create, look at, pause, resume, cancel, fetch what came out."""
+"""Routes of tuning jobs: create, inspect, pause, resume and cancel; download the artifact."""
 
 from __future__ import annotations
 
@@ -44,19 +44,21 @@ async def checked_job(
     limiter: LimiterDep,
     token: Submitter,
 ) -> JobTarget:
-    """Whom a job is for, once its model was found to be one that can be tuned so. It is planned in
-    another process, and no thread waits for that."""
+    """Return the target of a job, after a check that its model can be tuned with its options.
+
+    The check plans the model in a child process, without holding a thread.
+    """
 
     def found() -> tuple[JobCheck, JobTarget]:
         limiter.take(Limited.JOBS)
         model = storage.models.get(body.model, token.sees)
-        # touched: a sweep must not remove them before the job holds them
+        # touched, so that no sweep removes the blobs before the job refers to them
         options = body.job_options
         touched = storage.models.touch_samples(options.samples, token.sees)
         for digest in set(options.samples) - set(touched):
             raise NotFoundError("samples", digest)
         job_target = resolve_job_target(body.target, storage)
-        tune_options(options)  # what is wrong without a look at the model
+        tune_options(options)  # errors that are visible without the model
         check = JobCheck(model.digest, body.mode(job_target.target), body.stored())
         return check, job_target
 
@@ -80,7 +82,7 @@ def create_job(
     While no worker that could measure it is alive the job waits for one: `reason` says what helps.
     """
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
-    # "host" and a worker's name are resolved here, and nowhere else
+    # only this route resolves "host" and the names of workers
     storage.workloads.put_target(target.key, target.name, target.to_json())
     workforce = Workforce.of(storage)
     served = workforce.serves(target.key, job_target.worker_id)
@@ -98,7 +100,7 @@ def create_job(
         waits=None if served else workforce.reason(target.key, job_target.worker_id),
         owner=token.id,
         max_open=settings.max_open_jobs,
-        # with the job itself: a process that dies before it has answered makes no second one
+        # stored with the job: a repetition after a crash creates no second job
         idempotency_key=request.headers.get(HEADER),
     )
     return shown_job(storage, job)
@@ -155,7 +157,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
         job = _own_job(job_id, storage, token)
         cancelled = storage.jobs.cancel(job.id)
         audit(Action.JOB_CANCELLED, job.id, owner=job.owner, state=job.state.value)
-    store_orphaned_results(storage)  # no tuner may be there to do it
+    store_orphaned_results(storage)  # possibly no tuner is running that would
     return shown_job(storage, cancelled)
 
 
@@ -181,14 +183,14 @@ def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 
 def shown_job(storage: Storage, job: Job, counts: Mapping[Status, int] | None = None) -> JobView:
-    """A job with the names of its model and its owner; `counts` are its trials by outcome."""
+    """Return a job with the names of its model and owner. `counts` are its trials by outcome."""
     return _shown(storage, [job], counts)[0]
 
 
 def _shown(
     storage: Storage, jobs: Sequence[Job], counts: Mapping[Status, int] | None = None
 ) -> list[JobView]:
-    """Jobs, each with its owner's name and with the name that this owner gave the model."""
+    """Return jobs, each with the name of its owner and that owner's name for the model."""
     owners = storage.tokens.names([job.owner for job in jobs if job.owner])
     whose = [(job, owners.get(job.owner or "", "")) for job in jobs]
     models = storage.models.names({(job.model_digest, owner) for job, owner in whose})
@@ -204,7 +206,7 @@ def _shown(
 
 
 def _own_job(job_id: str, storage: Storage, token: Token) -> Job:
-    """The job. Raises NotFoundError, or a 403 problem if it is another owner's."""
+    """Return the job. Raises NotFoundError, or a 403 problem for another owner's job."""
     job = storage.jobs.get(job_id, token.sees)
     if job.owner is None or token.allows(Scope.ADMIN):
         return job

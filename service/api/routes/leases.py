@@ -1,4 +1,4 @@
-"""Leasing batches of candidates and runs: claim (a long poll), report, give back."""
+"""Routes of leases on measurement requests: claim (a long poll), expand, report, release."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ async def claim(
     """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
     worker = await traffic.own(body.worker_id, token)
     if worker.health is Health.GONE:
-        raise NotFoundError("worker", worker.id)  # it left: it introduces itself again first
-    # one that was registered by the release before, and has not been started again since
+        raise NotFoundError("worker", worker.id)  # a worker that left has to register again
+    # the worker may have registered with the previous release, and still run since then
     check_version(worker.name, worker.protocol)
     asked = Claim(worker.id, worker.target_keys, body.limit, token.id, body.claim_id)
     seconds = min(body.wait_seconds, settings.long_poll_seconds)

@@ -1,4 +1,4 @@
-"""Uploading models. A model is named by the SHA-256 of its bytes."""
+"""Routes of models: upload, list, download. The SHA-256 of a model's bytes identifies it."""
 
 from __future__ import annotations
 

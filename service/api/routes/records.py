@@ -1,4 +1,4 @@
-"""Records: every one with what became of it; taking back, handing out, taking in."""
+"""Routes of tuning records: list, coverage, withdraw, export, import, explain; the signing key."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def get_record(record_id: str, request: Request, storage: StorageDep, token: Rea
 
 
 def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecordView:
-    """A record with the name of its workload. Raises NotFoundError."""
+    """Return a record with the name of its workload. Raises NotFoundError."""
     stored = storage.ledger.get(record_id)
     name_workloads(storage)
     key = stored.record.key.workload_key
@@ -189,7 +189,7 @@ async def import_(
 
 
 def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor) -> ImportView:
-    """Take in signed lines, and say what became of them."""
+    """Import signed lines, and return the counts and reasons of accepted and rejected lines."""
 
     def note(done: Imported) -> None:
         audit(Action.RECORDS_IMPORTED, "records", **done.counts)

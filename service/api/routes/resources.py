@@ -1,4 +1,4 @@
-"""What the service knows besides jobs and records: tasks, trials, workloads, targets."""
+"""Routes of tasks, trials, workloads and targets."""
 
 from __future__ import annotations
 
@@ -40,9 +40,13 @@ JobQuery = Annotated[str | None, Query(max_length=64, description="A job's id, o
 
 
 def whole_job_id(storage: Storage, job: str, token: Token) -> str:
-    """The id that `job` begins; as it is for a run of `tilewright tune`, which is no job.
+    """Return the full id of a job that `job` abbreviates.
 
-    Raises NotFoundError for a job that the token does not see, AmbiguousIdError.
+    The id of a local run of `tilewright tune`, which is not a job, is returned unchanged.
+
+    Raises:
+        NotFoundError: for a job that the token may not see.
+        AmbiguousIdError: if several ids begin with `job`.
     """
     try:
         return storage.jobs.get(job, token.sees).id

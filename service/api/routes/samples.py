@@ -1,4 +1,4 @@
-"""Uploading samples: real inputs of a model, for jobs that name them by their SHA-256."""
+"""Upload of samples: real inputs of a model. Jobs refer to them by their SHA-256."""
 
 from __future__ import annotations
 

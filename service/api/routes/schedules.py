@@ -1,4 +1,4 @@
-"""The best schedules known, one at a time or for a whole model."""
+"""Routes that return the best known schedules, of one workload, of several, or of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def get_schedule(
     numerics: Numerics = "fast",
 ) -> Response:
     """The best schedule of a workload on a target, with the measurement behind it."""
-    state = request.app.state  # a dependency for each would take longer than the answer
+    state = request.app.state  # dependencies would take longer than the answer
     key = await target_key(target, state.storage)
     record = (await state.served.find((key, threads, numerics), (workload,)))[workload]
     if not record:

@@ -1,4 +1,4 @@
-"""A task's schedules as code, and what the models of cost predict of its trials."""
+"""Routes of a task's generated code, and of the cost models' predictions for its trials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tilewright.tuner.measure.measurement import RecordKey, Status
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 
 MOST_PREDICTED = 400
-"""Trials of a task that are predicted, the newest: features of each take some milliseconds."""
+"""Limit of a task's predicted trials, the newest first. Features of each take milliseconds."""
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}/code")
@@ -75,14 +75,14 @@ async def get_predictions(
 
 @dataclass(frozen=True, slots=True)
 class TaskOfJob:
-    """A task that a job has, as the database keeps both."""
+    """A task and its job, as stored."""
 
     job: Job
     task: JobTask
 
 
 def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> TaskOfJob:
-    """Raises NotFoundError for the job or the task."""
+    """Return a task of a job. Raises NotFoundError for the job or the task."""
     job = storage.jobs.get(job_id, token.sees)
     return TaskOfJob(job, storage.tasks.get(job.id, workload))
 
@@ -90,11 +90,11 @@ def task_of_job(job_id: str, workload: str, storage: Storage, token: Token) -> T
 async def code_of(
     found: TaskOfJob, untuned: bool, storage: Storage, planning: Planning, limiter: Limiter
 ) -> CodeView:
-    """The code of a task's best schedule, or of its untuned one.
+    """Return the code of a task's best schedule, or of its untuned schedule.
 
     Raises:
-        ApiProblem: if it cannot be made, or the token has had as many made as it may.
-        NotFoundError: if what it is made of is not kept any more.
+        ApiProblem: if the code cannot be generated, or the token's allowance is used up.
+        NotFoundError: if the database no longer has the workload or the trials.
     """
     question = await run_in_threadpool(_code_question, found, storage, untuned)
     return _code_view(await counted_answer(question, planning, limiter))
@@ -103,7 +103,7 @@ async def code_of(
 async def predictions_of(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> PredictionsView:
-    """What is predicted of a task's newest trials. Raises as `code_of` does."""
+    """Return the predictions for a task's newest trials. Raises the errors of `code_of`."""
     version, question = await run_in_threadpool(_predictions_question, found, storage)
     return _predictions_view(version, await counted_answer(question, planning, limiter))
 
@@ -123,7 +123,7 @@ def _code_question(found: TaskOfJob, storage: Storage, untuned: bool) -> CodeQue
 def _predictions_question(
     found: TaskOfJob, storage: Storage
 ) -> tuple[int | None, PredictionsQuestion]:
-    """The version of the cost model, and the question."""
+    """Return the version of the cost model, or None, and the question for a planning process."""
     job, workload = found.job, found.task.workload_key
     mode = mode_of(job, storage)
     target = mode.target

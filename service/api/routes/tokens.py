@@ -1,4 +1,4 @@
-"""Making, rotating and revoking tokens."""
+"""Routes of tokens: create, list, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rotate_token(
             token_id, grace_seconds=body.grace_seconds, lifetime_seconds=body.lifetime_seconds
         )
         audit(Action.TOKEN_ROTATED, token.id, name=token.name, grace_seconds=body.grace_seconds)
-    if is_owner_token(settings, storage, token.id):  # also by the secret before
+    if is_owner_token(settings, storage, token.id):  # the previous secret counts too
         keep_owner_token(settings, secret)
     return NewTokenView(secret=secret, **token_view(token).model_dump())
 

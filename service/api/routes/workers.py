@@ -1,4 +1,4 @@
-"""Workers: which ones measure, on which devices, and whether they still live."""
+"""Routes of workers: register, list, heartbeat, drain, leave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ router = APIRouter(tags=["workers"], route_class=GatedRoute)
 
 
 def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
-    """Raises NotFoundError, or a 403 problem if another token registered the worker."""
+    """Check that the token registered the worker. Raises NotFoundError or a 403 problem."""
     known = storage.workers.presences([worker_id]).get(worker_id)
     found = check_own(worker_id, known, token)
     if isinstance(found, Exception):
@@ -44,7 +44,10 @@ def own_worker(storage: Storage, worker_id: str, token: Token) -> None:
 
 
 def check_version(name: str, protocol: int) -> None:
-    """Raises a 409 problem that says which side is old, and what helps."""
+    """Check the protocol version of a worker.
+
+    Raises a 409 problem that names the outdated side and the remedy.
+    """
     if protocol == PROTOCOL:
         return
     advice = (
@@ -68,7 +71,7 @@ def register_worker(
     """A worker introduces itself, or comes back after a restart."""
     check_version(body.name, body.protocol)
     if body.worker_id is not None:
-        with suppress(NotFoundError):  # then it is new
+        with suppress(NotFoundError):  # not found: the worker is new
             own_worker(storage, body.worker_id, token)
     worker = storage.workers.register(
         body.name,
@@ -78,7 +81,7 @@ def register_worker(
         owner=token.id,
         worker_id=body.worker_id,
     )
-    match_jobs(storage, only_wake=True)  # those that waited for it
+    match_jobs(storage, only_wake=True)  # wake the jobs that waited for this worker
     return RegistrationView(
         worker=worker_view(worker, trials=storage.workers.outcomes([worker.id]).get(worker.id)),
         recognised="" if body.targets else recognised_as(body.device),
@@ -152,6 +155,8 @@ def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
 
 
 def _own_id(worker_id: str, storage: Storage, token: Token) -> str:
-    """The whole id, of which the beginning may be given. Workers of other tokens do not exist
-    for one that is not an admin's. Raises NotFoundError."""
+    """Return the full id of a worker from an abbreviation of it.
+
+    Only an admin's token finds workers of other tokens. Raises NotFoundError.
+    """
     return storage.workers.get(worker_id, None if token.allows(Scope.ADMIN) else token.id).id
