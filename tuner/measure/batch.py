@@ -113,7 +113,7 @@ def link_to_bytes(objects: Sequence[bytes]) -> bytes:
     """Link with whatever linker the machine has.
 
     Raises:
-        CompilerError: if there is none, or it fails.
+        CompilerError: if no linker is found, or it fails.
     """
     from tilewright.compiler.codegen.link import link_shared
 

@@ -117,9 +117,9 @@ class BuildFuture(Protocol):
 
 
 class CachingBuilder(ABC):
-    """What was built once is not built again. Where builds happen is the subclass' matter.
+    """A builder that never repeats a build. The subclass decides where builds happen.
 
-    Several runs may share one, each from a thread of its own.
+    Several runs may share one builder, each from its own thread.
     """
 
     def __init__(self, timings: Timings | None = None) -> None:
@@ -191,7 +191,7 @@ class ProcessBuilder(CachingBuilder):
         return _PooledBuild(lambda: self._scheduled(text, schedule, mode), lambda: self._closed)
 
     def close(self) -> None:
-        """Stop all processes. What is not built yet is cancelled."""
+        """Stop all processes. Unfinished builds are cancelled."""
         with self._lock:
             self._closed = True
         self._pool.stop()
@@ -251,7 +251,7 @@ class _PooledBuild:
         return bool(self._future.cancel())
 
     def result(self) -> Mapping[str, Any]:
-        while not self.done():  # a stopped pool wakes nobody who waits for what it forgot
+        while not self.done():  # a stopped pool does not wake threads that wait for dropped builds
             wait([self._future], _LOOK_SECONDS)
         made: Mapping[str, Any] = self._future.result()
         return made
@@ -409,7 +409,7 @@ def timed_compile(
     schedule: Mapping[str, Any],
     mode: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What the compiler gives, and the seconds that it took."""
+    """The compiler's result, and the seconds that it took."""
     started = time.perf_counter()
     made = compile_candidate(text, schedule, mode)
     return {**made, "build_seconds": time.perf_counter() - started}

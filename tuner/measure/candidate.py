@@ -73,7 +73,7 @@ def _compile(lowered: LoweredKernel, target: Target, timings: Timings) -> Mappin
 
 
 _objects: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
-"""What this process compiled last, by the digest of its LLVM IR."""
+"""The objects that this process compiled last, by the digest of their LLVM IR."""
 
 
 @memo(64)

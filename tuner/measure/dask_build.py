@@ -1,4 +1,4 @@
-"""What a Dask worker runs: one build, in a child of its own.
+"""The function that a Dask worker runs: one build, in its own child process.
 
 A build is a pure function of a few hundred bytes, and the result is bytes with a digest. So Dask
 may run it anywhere, twice, or again after a worker was lost.
@@ -23,7 +23,7 @@ Versions = Mapping[str, str]
 
 
 def versions_here() -> dict[str, str]:
-    """What decides which code comes out of a build."""
+    """The versions that determine the code that a build generates."""
     from tilewright.compiler.program.build import CODEGEN_VERSION
 
     return {

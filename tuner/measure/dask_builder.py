@@ -1,7 +1,7 @@
-"""Builds on a Dask cluster: the scheduler that somebody runs already, or a few machines beside.
+"""Builds on a Dask cluster: an existing scheduler, or a few extra machines.
 
-A lost Dask worker or scheduler costs time and nothing else: Dask runs the build elsewhere, and
-where there is no elsewhere it is built on this machine.
+A lost Dask worker or scheduler only costs time: Dask runs the build on another worker, and if no
+worker is left this machine builds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BuilderError(CompilerError):
 
 
 class DaskBuilder(CachingBuilder):
-    """Builds on the workers of a Dask scheduler, and on this machine while there are none."""
+    """Builds on the workers of a Dask scheduler, and on this machine while it has no workers."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class DaskBuilder(CachingBuilder):
             arguments,
             self._limit_seconds,
             self._versions,
-            # named by what is built: two tuners that ask for the same share it
+            # the key is derived from the arguments: two tuners share an equal build
             pure=True,
         )
         return _Remote(self, remote, arguments)
@@ -136,7 +136,7 @@ class DaskBuilder(CachingBuilder):
         return len(client.scheduler_info(n_workers=-1)["workers"])
 
     def abandoned(self) -> bool:
-        """Whether nobody on the cluster builds: no scheduler, or no worker for a while."""
+        """Whether the cluster builds nothing: no scheduler, or no worker for a while."""
         client, now = self._client, self._clock()
         if client is None or client.status != "running":
             return True
@@ -147,7 +147,7 @@ class DaskBuilder(CachingBuilder):
         return now - self._seen >= ABSENT_SECONDS
 
     def _connected(self) -> Client | None:
-        """The client while there is somebody who builds; a lost scheduler is asked again."""
+        """The client while the cluster has workers. Reconnects to a lost scheduler."""
         if self._client is not None and self._client.status == "closed":
             self._client = None
         now = self._clock()

@@ -1,8 +1,7 @@
-"""Whether an Ed25519 signature holds (RFC 8032, section 5.1.7), with the standard library alone.
+"""Verifies Ed25519 signatures (RFC 8032, section 5.1.7) with the standard library alone.
 
-A device has nothing else. There is nothing secret here: keys, messages and signatures are public,
-so that the time which this takes tells nobody anything. Signing is done by a library
-(`service.signing`).
+A device may have no other library. Keys, messages and signatures are public, so a timing attack
+gains nothing from variable running times. A library signs (`service.signing`).
 """
 
 from __future__ import annotations

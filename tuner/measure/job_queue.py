@@ -1,7 +1,7 @@
-"""What waits for the sandbox, and how much of it is measured at a time.
+"""The requests that wait for the sandbox, and how many are measured at a time.
 
-Rounds of one request lie apart, because disturbances last. Meanwhile the device can measure the
-next request without losing time.
+Rounds of one request are spaced in time, because disturbances last. In the gaps the device measures
+the next request without losing time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Item = TypeVar("Item")
 def go_together(requests: Sequence[Request]) -> bool:
     """Whether requests may share a job of the sandbox: they screen, with equal threads.
 
-    Comparisons of finalists and runs of whole programs never wait between rounds, so there is no
-    time to share.
+    Comparisons of finalists and runs of whole programs never wait between rounds, so they have no
+    gaps to share.
     """
     if any(isinstance(request, RunRequest) for request in requests):
         return len(requests) == 1

@@ -40,7 +40,7 @@ class ProgramRuns(ABC):
     """The part of a `Device` that runs programs.
 
     Args:
-        job_id: what asks.
+        job_id: the job that submits the runs.
         target: what code is generated for; None: what a caller says.
         limit_seconds: wall time that one step of a run may take.
         given: real inputs of the model whose programs are run.
