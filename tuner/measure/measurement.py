@@ -1,7 +1,7 @@
-"""What is measured and what is kept of it: measurements, trials and records, with their JSON forms.
+"""Measurements and the values stored from them: trials and records, with their JSON forms.
 
 A candidate that does not build, crashes or is wrong is data: a `Measurement` with a status and a
-text. Nothing here imports more than the standard library, because devices use it too.
+text. This module imports only the standard library, because devices use it too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordKey(JsonValue):
-    """What a best schedule is best for."""
+    """The key of a best schedule: workload and mode."""
 
     workload_key: str
     target_key: str
@@ -91,7 +91,8 @@ SizeWeights = tuple[tuple[Sizes, float], ...]
 
 Positive = Annotated[float, Between(0.0, math.inf, above=True)]
 AnyNumber = Annotated[float, Between(-math.inf, math.inf, finite=False)]
-"""What a faulty kernel or device may have made: it is kept as it is, and judged by who uses it."""
+"""A number that a faulty kernel or device may have reported. It is stored unchanged; its readers
+check it."""
 
 ErrorText = Annotated[
     str,
@@ -127,20 +128,21 @@ class TimesAt(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Measurement(JsonValue):
-    """What a device reports of one candidate, or the builder of one that did not build.
+    """The report of a device on one candidate, or of the builder on a candidate that did not build.
 
     `samples_seconds` are seconds for one run of the kernel: CPU time with one thread, wall time
-    with several. Of a candidate with open sizes they are the weighted sums of those in `at_sizes`,
-    which were taken one after the other. `comparison` is that with the incumbent, for a finalist
-    that is not the incumbent itself. `speed` is how slow the reference kernel was around the batch.
+    with several. For a candidate with dynamic sizes they are weighted sums of the samples in
+    `at_sizes`, which were taken one after the other. `comparison` is the comparison with the
+    incumbent, for a finalist that is not the incumbent itself. `speed` is the slowness of the
+    reference kernel around the batch.
 
-    The certificate of correctness: on `checks` draws of the inputs, from `seeds`, the output agreed
-    with the reference; `max_error` is the largest error relative to the largest expected output,
-    `tolerance` what was allowed; `reference_digest` (of the first draw) and `object_digest` say
-    what was compared.
+    The certificate of correctness: on `checks` sets of random inputs, from `seeds`, the output
+    agreed with the reference. `max_error` is the largest error relative to the largest expected
+    output, `tolerance` its limit. `reference_digest` (of the first set) and `object_digest` name
+    the compared reference and code.
 
-    `measure_seconds` is wall time from its check to its last sample, with the samples of others
-    between. `measured_at` is in Unix seconds.
+    `measure_seconds` is wall time from the candidate's check to its last sample, including the
+    samples of other candidates between. `measured_at` is in Unix seconds.
     """
 
     status: Status
@@ -211,8 +213,9 @@ class Measurement(JsonValue):
 class Trial:
     """One measured candidate. `id` is made by `trial_id`, so a repeated report is recognised.
 
-    `origin` says who suggested it: "default", or what the search strategy says of its choice. One
-    that was `withdrawn`, because its worker is not believed, teaches nobody; its name stays taken.
+    `origin` names the source of the candidate: "default", or the search strategy's description of
+    its choice. A trial is `withdrawn` if its worker is not trusted; no search learns from it, and
+    its id is not reused.
     """
 
     id: str
@@ -242,7 +245,7 @@ class TuningRecord:
         """Seconds for one run, the fastest sample.
 
         Raises:
-            ValueError: if the measurement is a failure; no record is made of one.
+            ValueError: if the measurement is a failure; a record never has one.
         """
         seconds = self.measurement.run_seconds
         if seconds is None:
@@ -257,9 +260,9 @@ class TuningRecord:
 def trial_id(
     key: RecordKey, schedule_digest: str, phase: Phase, job_id: str, serial: int | str = 0
 ) -> str:
-    """A name for a trial that a restarted job computes again: 32 hexadecimal digits.
+    """A reproducible name for a trial, equal after a restart of the job: 32 hexadecimal digits.
 
-    `serial` tells repeated measurements of one candidate in one job apart: a number, or the id of
+    `serial` distinguishes repeated measurements of one candidate in one job: a number, or the id of
     the record that is measured again.
     """
     parts = (

@@ -1,4 +1,4 @@
-"""Running whole models on the device: inputs that are drawn, outputs compared, races in pairs.
+"""Runs whole models on the device: random inputs, comparison of outputs, races in pairs.
 
 Everything here needs the standard library, NumPy and `compiler.runtime` alone, so that a worker
 does the same as the process that compiles.

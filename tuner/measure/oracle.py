@@ -1,8 +1,8 @@
-"""The reference of a workload: how inputs are drawn, and the output that every candidate must give.
+"""The reference of a workload: its random inputs, and the output that every candidate must give.
 
-The expected output comes from the NumPy references of the operators with float64 accumulation, once
-for each workload. Candidates that are screened are checked on one draw of the inputs; finalists on
-several, whose magnitudes differ. So a kernel that is right by chance on one fails on another.
+The NumPy references of the operators compute the expected output with float64 accumulation, once
+per workload. Screened candidates are checked on one set of random inputs; finalists on several
+sets, whose magnitudes differ. So a kernel that is right on one set by chance fails on another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SEED_STEP = 1000
 """The distance between the seeds of two draws: no workload has so many inputs."""
 
 DRAWS = (Distribution.NORMAL, Distribution.NORMAL, Distribution.WIDE)
-"""The distribution of floats in each draw; the first draw is for screening and timing."""
+"""The distribution of floats in each set of random inputs; the first set is for screening and
+timing."""
 
 WIDE_SCALE = math.sqrt(4 * math.log(10) / (1e4 - 1e-4))
 """Brings `Distribution.WIDE` to a root mean square of 1. Its magnitudes still differ by decades,
@@ -63,7 +64,7 @@ NEAR_TIE = 2.0**-18
 """So near to a jump, as a share of the largest operand, may float32's rounding fall either way."""
 
 INTEGERS_IN_FLOATS = (-128, 128)
-"""What inputs are drawn from that hold integers as floats."""
+"""The range of random inputs that hold integers as floats."""
 
 MOVING = (OpKind.MOVEMENT, OpKind.PIECES, OpKind.VIEW, OpKind.GATHER)
 """Kinds of operators whose results are elements of their operands."""
@@ -93,10 +94,10 @@ class ExpectedOutput:
 
 
 def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
-    """Draw inputs and compute what the workload makes of them.
+    """Generate random inputs and compute the workload's output.
 
-    If that is not finite (a logarithm of a negative number, a large exponential), tamer inputs are
-    drawn instead: an output of NaNs would certify nothing.
+    If the output is not finite (a logarithm of a negative number, a large exponential), milder
+    inputs are generated instead: an output of NaNs would certify nothing.
     """
     seed = BASE_SEED + SEED_STEP * draw
     wide = (Distribution.WIDE,) if DRAWS[draw] is Distribution.WIDE and _is_wide(workload) else ()
@@ -181,7 +182,7 @@ def _tolerance(workload: Workload, output: np.ndarray) -> float:
 
 
 def _computes_in(graph: Graph, dtype: DType) -> bool:
-    """Whether an operation rounds to a type, beside what converts to it and what moves elements."""
+    """Whether an operation rounds to a type; conversions and data movement do not count."""
     return any(
         graph.types[node.output].dtype is dtype
         and node.op != "cast"
@@ -197,7 +198,7 @@ def _is_wide(workload: Workload) -> bool:
 
 
 def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, ...]:
-    """How each input is drawn: indices within bounds, weights scaled by their fan-in.
+    """The distribution of each input: indices within bounds, weights scaled by their fan-in.
 
     Bytes that are multiplied have any value, so that neither a sign nor a sum that saturates on the
     way goes unnoticed.
@@ -250,9 +251,10 @@ def _run(graph: Graph, specs: tuple[InputSpec, ...]) -> list[np.ndarray]:
 
 
 def _integral(graph: Graph) -> set[str]:
-    """Inputs that hold integers as floats: they become integers without being rounded.
+    """Inputs that hold integers as floats: they are converted to integers without rounding.
 
-    Another kernel has rounded them. A number beside an integer would be cut off, other than there.
+    Another kernel has rounded them already. A fractional value would be truncated here, which never
+    happens in the model.
     """
     found: set[str] = set()
     for node in graph.nodes:
@@ -290,8 +292,8 @@ def _index_bounds(workload: Workload) -> dict[str, int]:
 def _scales(workload: Workload) -> dict[str, float]:
     """Weights of contractions are scaled so that outputs keep the size of the inputs.
 
-    Otherwise a following sigmoid or tanh is saturated and hides errors. What sums of bytes are
-    multiplied by is scaled so that the requantised sums do not all saturate.
+    Otherwise a following sigmoid or tanh is saturated and hides errors. The factors of sums of
+    bytes are scaled so that the requantised sums do not all saturate.
     """
     scales: dict[str, float] = {}
     for node in workload.graph.nodes:
@@ -319,7 +321,7 @@ def _sum_size(workload: Workload, node: Node, terms: int) -> float:
 
 
 def _after_casts(graph: Graph, value: str) -> tuple[Node, ...]:
-    """What reads a value, through conversions."""
+    """The nodes that read a value, directly or through conversions."""
     users = graph.consumers(value)
     return tuple(
         found

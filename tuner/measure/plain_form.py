@@ -1,9 +1,9 @@
-"""Requests spelled out for devices without NumPy, such as a page in a browser.
+"""Expanded requests for devices without NumPy, such as a page in a browser.
 
-Such a device draws no inputs and reads no layouts. Beside a request it gets a plan, which is JSON
-of numbers and names, and arrays as they are before a layout packs them. The plan says of each
-buffer which array fills it, and where each element goes: one sum of table entries an element, as
-in `compiler.runtime.packing`. Nothing else of a request changes, and neither does its result.
+Such a device neither generates inputs nor interprets layouts. In addition to a request it gets a
+plan, which is JSON of numbers and names, and the arrays before a layout packs them. For each buffer
+the plan names the array that fills it and the position of each element: one sum of table entries
+per element, as in `compiler.runtime.packing`. The rest of the request and its result are unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tilewright.tuner.measure.wire import (
 )
 
 MOST_ELEMENTS = 1 << 28
-"""Of all arrays that are drawn for a request: 1 GiB of float32."""
+"""The most elements of all random arrays for a request: 1 GiB of float32."""
 
 KEPT_BYTES = 256 << 20
 """Arrays that are kept for further batches of the same workloads."""
@@ -85,7 +85,7 @@ class PlainForms:
         """The request with its plan, and the blobs that it names besides.
 
         Raises:
-            ValueError: if a candidate is no kernel, or has no sizes of a case.
+            ValueError: if a candidate is not a kernel, or lacks the sizes of a case.
         """
         blobs: dict[str, bytes] = {}
         cases = [
@@ -129,7 +129,7 @@ class PlainForms:
         }
 
     def _array(self, spec: BufferSpec, source: InputSpec) -> tuple[str, bytes]:
-        """What fills a buffer, row-major and without a halo: its digest, and its bytes."""
+        """The array that fills a buffer, row-major and without a halo: its digest and its bytes."""
         plain = replace(spec, name="", layout=str(ROW_MAJOR), halo=(), bytes=0, may_alias=())
         key = source, json.dumps(plain.to_json(), sort_keys=True)
         found = self._arrays.pop(key, None)

@@ -1,8 +1,8 @@
-"""Whether a result can be that of its request: what a device says is judged, not believed.
+"""Plausibility checks of a device's result against its request.
 
-The service asks this before it stores a result, and the tuner before it learns from one. A worker
-may be sick, or lie. What it says within these limits still has to be confirmed by another one
-before others are served. Only the standard library and NumPy are imported, as on a device.
+The service applies them before it stores a result, and the tuner before it learns from one, because
+a worker may be faulty or lie. A plausible result still needs another worker's confirmation before
+it serves other jobs. Only the standard library and NumPy are imported, as on a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilewright.tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureReque
 OF_DEVICES = frozenset(
     {Status.OK, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER}
 )
-"""What a device can say of a candidate; the rest is the builder's or the tuner's."""
+"""The statuses that a device can report; all others come from the builder or the tuner."""
 
 LIMIT_SLACK = 2.0
 """A step that was under way when its time ended may be reported."""
@@ -40,13 +40,14 @@ MOST_RATE = 1e16
 """Operations or bytes a second, of any core."""
 
 BASE_BYTES, TRIAL_BYTES = 1 << 16, 1 << 16
-"""JSON of a result beside its parts; of a trial with its device's facts, beside its times."""
+"""Bytes of JSON of a result without its parts, and of a trial with its device's facts but without
+its times."""
 
 SAME_SUM = 1e-9
-"""How far two sums of the same numbers may be apart, relative."""
+"""The largest relative difference between two sums of the same numbers."""
 
 NUMBER_BYTES = 32
-"""JSON of a number, and of what is between two."""
+"""Bytes of JSON of a number and its separator."""
 
 _SAMPLES_A_ROUND = 4
 """Of one candidate: its own, its incumbent's, and their ratio."""
@@ -66,7 +67,7 @@ class ImplausibleError(ValueError):
 def most_result_bytes(request: Request) -> int:
     """The most bytes of JSON that a result of a request can have.
 
-    So nobody has to read one that is larger.
+    A reader can reject a larger result unread.
     """
     if isinstance(request, MeasureRequest):
         seeds = sum(len(case.inputs) for case in request.cases)

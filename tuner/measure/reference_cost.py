@@ -1,7 +1,7 @@
-"""What a reference takes, before it is computed: bytes and operations, counted from the graph.
+"""The cost of a reference before it is computed: bytes and operations, counted from the graph.
 
-A model's sizes may make a reference of any size. One that takes more than this machine can spare
-would take the memory of other jobs, so it is not begun.
+A model's sizes may make a reference arbitrarily large. A reference that needs more memory than this
+machine can spare would take the memory of other jobs, so it is not computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
 """Products and look-ups read their operands as they are."""
 
 SHARE = 4
-"""A reference may take one part of so many of the memory of the machine or its container."""
+"""A reference may take this fraction of the memory of the machine or its container: 1 / SHARE."""
 
 MOST_BYTES = 4 << 30
 """And no more than this on any machine: other jobs compute references, too."""
@@ -37,7 +37,7 @@ MOST_OPERATIONS = 10**12
 """NumPy takes a minute or several for so many on one core."""
 
 SMALLER = 0.75
-"""In place of a size that cannot be checked, one that is so many times as large is tried."""
+"""A size that cannot be checked is multiplied by this factor and tried again."""
 
 STEPS = 64
 """After so many such steps, any size is the least one."""
@@ -55,7 +55,7 @@ GIB = 1 << 30
 
 
 def most_bytes(root: Path = Path("/")) -> int:
-    """What one reference may take on this machine."""
+    """The most bytes that one reference may take on this machine."""
     total = total_bytes(root)
     return MOST_BYTES if total is None else min(MOST_BYTES, total // SHARE)
 

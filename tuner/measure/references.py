@@ -1,7 +1,7 @@
-"""The references of one job: each computed once, beside the job, and gone with it.
+"""The references of one job: each is computed once, concurrently with the job, and freed with it.
 
-Whoever sends candidates off to be built calls `ReferenceCache.prepare`. The references are made
-meanwhile, and the device does not wait for them.
+A caller that submits candidates to a builder calls `ReferenceCache.prepare`. The references are
+computed during the builds, so that the device does not wait for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tilewright.tuner.measure.reference_cost import ReferenceLimit, is_quick
 
 @dataclass(frozen=True, slots=True)
 class NoReference:
-    """Why a reference was not computed. `ended`: because its job has ended, which is no failure."""
+    """The reason why a reference was not computed. `ended`: its job has ended, which is not a
+    failure."""
 
     reason: str
     ended: bool = False
@@ -54,7 +55,7 @@ class Prepared:
     """References that were asked for. They stay until this is dropped."""
 
     asked: tuple[tuple[SizePoint, int], ...]
-    """The point and the draw of each."""
+    """The size point of each reference, and the index of its random inputs in DRAWS."""
     made: tuple[Future[ExpectedOutput | NoReference], ...]
 
     def done(self) -> bool:
@@ -62,7 +63,8 @@ class Prepared:
         return all(each.done() for each in self.made)
 
     def cases(self) -> tuple[ExpectedOutput, ...] | NoReference:
-        """What candidates are checked against; waits for it. The first reason if there is none."""
+        """The references that candidates are checked against; waits for them. If any is missing,
+        the reason of the first missing one."""
         found: list[ExpectedOutput] = []
         for (point, draw), made in zip(self.asked, self.made, strict=True):
             output = _outcome(made)
@@ -74,12 +76,12 @@ class Prepared:
 
 
 class ReferenceCache:
-    """References by workload key, for one job. A context, which ends what is under way.
+    """References by workload key, for one job. A context manager, which ends running computations.
 
-    A child process computes them, one after the other, and another those that take long, so that
-    no task waits for another's. Both start when they are needed. What fails is told to those who
-    asked for it, and is not kept: who asks again has it tried again. Safe to call from several
-    threads.
+    One child process computes quick references, one after the other, and another child the slow
+    ones, so that quick ones never wait for slow ones. Both children start on first use. Callers of
+    a reference that fails get the reason. The failure is not cached: a later call computes the
+    reference again. Safe to call from several threads.
     """
 
     def __init__(
@@ -141,14 +143,14 @@ class ReferenceCache:
     def prepare(
         self, workload: Workload, phase: Phase, points: Sequence[SizePoint] = ITSELF
     ) -> Prepared:
-        """Begin to compute what candidates of a phase are checked against: one draw at each point,
-        or all draws. The first draws are timed. The others are at the middle one of the points."""
+        """Begin to compute the references of a phase: for one set of random inputs at each point,
+        or for all sets. The first sets are timed. The others are at the middle point."""
         asked = tuple(_asked(phase, points))
         made = tuple(self.begin(_at(workload, point), draw) for point, draw in asked)
         return Prepared(asked, made)
 
     def get(self, workload: Workload, draw: int = 0) -> ExpectedOutput | NoReference:
-        """The reference of a workload for one draw of its inputs, an index of DRAWS."""
+        """The reference of a workload for one set of random inputs, an index of DRAWS."""
         return _outcome(self.begin(workload, draw))
 
     def begin(self, workload: Workload, draw: int) -> Future[ExpectedOutput | NoReference]:
@@ -169,7 +171,7 @@ class ReferenceCache:
     def _lane(self, workload: Workload) -> _Lane:
         try:
             return self._quick if is_quick(workload) else self._slow
-        except CompilerError:  # which `_make` meets again, and tells
+        except CompilerError:  # `_make` raises it again and reports it
             return self._quick
 
     def _make(
@@ -223,7 +225,8 @@ class _Lane:
 
 
 def computed(text: str, draw: int) -> ExpectedOutput:
-    """The reference of a workload's text for a draw: what the child runs."""
+    """Compute the reference of a workload, given as text, in the child process. `draw` is an index
+    of DRAWS."""
     return make_reference(Workload.parse(text), draw)
 
 

@@ -1,4 +1,4 @@
-"""What a machine allows a kernel, and the code that measures it.
+"""Lower bounds on a kernel's time on a machine, and the code that measures the machine's peaks.
 
 The roofline of Williams, Waterman and Patterson (2009): a kernel takes at least as long as its
 arithmetic at the peak rate and at least as long as its bytes at the rate of the memory that they
@@ -87,7 +87,7 @@ def bound(
 
 
 def cache_sizes(device: DeviceFacts) -> tuple[int, ...]:
-    """Bytes of its data caches, the first level first; 0 where there is none."""
+    """Bytes of its data caches by level, first level first; 0 for a missing level."""
     return tuple(device.cache_bytes(level) for level in CACHE_LEVELS)
 
 

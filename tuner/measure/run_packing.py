@@ -59,8 +59,8 @@ class PackedProgram:
 
     @property
     def run_bytes(self) -> int:
-        """Memory that one run takes, on one thread, beside weights."""
-        # An input is drawn as float32 or int64, converted, and copied into aligned memory.
+        """Bytes of memory that one run takes on one thread, without weights."""
+        # An input is generated as float32 or int64, converted, and copied into aligned memory.
         drawn = sum(
             3 * max(port.bytes, 8 * port.bytes // port.dtype.bytes) for port in self.program.inputs
         )
@@ -75,13 +75,13 @@ def pack_program(
     library: bytes,
     given: Mapping[str, np.ndarray] | None = None,
 ) -> PackedProgram:
-    """What a device needs of a program.
+    """Pack a program for a device.
 
     Args:
-        program: its instructions.
-        weights: the block that it refers to.
-        library: its code as a shared library; empty where it has no kernels.
-        given: arrays for its inputs; all others are random.
+        program: the instructions.
+        weights: the block of weights that they refer to.
+        library: the code as a shared library; empty if it has no kernels.
+        given: arrays for some inputs; all others are random.
     """
     text = json.dumps(program_to_json(program), sort_keys=True, separators=(",", ":")).encode()
     parts, found = pack_weights(program, weights)
@@ -138,13 +138,13 @@ def make_request(
     """A request that has no name yet, and its blobs.
 
     Args:
-        job_id: what asks.
-        threads: that programs run with.
-        programs: what the work refers to by number.
-        work: what to do.
-        more: what the work names itself.
-        work_bytes: memory that it takes beside running the programs.
-        limit_seconds: wall time of one step.
+        job_id: the job that submits the run.
+        threads: the threads that programs run with.
+        programs: the programs, to which the work refers by number.
+        work: the work to do.
+        more: the blobs that the work itself names.
+        work_bytes: memory that the work takes in addition to the programs' runs.
+        limit_seconds: the limit of one step, in wall time.
     """
     blobs = dict(more)
     blocks: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What came of a run, and its wire format."""
+"""The result of a run, and its wire format."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ _RaceJson = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class RunResult(JsonValue):
-    """What came of a run. Only the fields of its kind of work are filled.
+    """The result of a run. Only the fields of its kind of work are filled.
 
     Attributes:
-        status, error: how it ended, and one sentence if it is not OK.
-        errors: of a check, by output (`model_runs.largest_error`).
-        fetched: of a check, .npy files by output.
-        race: of a race.
-        seconds: of a profile, one for each instruction.
-        speeds: of the roofline.
-        worker: who ran it.
+        status, error: the status, and one sentence if it is not OK.
+        errors: the errors of a check, by output (`model_runs.largest_error`).
+        fetched: the fetched outputs of a check, .npy files by output.
+        race: the result of a race.
+        seconds: the seconds of a profile, one number per instruction.
+        speeds: the peaks of the roofline.
+        worker: the worker that ran it.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(

@@ -1,4 +1,4 @@
-"""The wire format of a run: whole programs on a device, the second kind of request beside `wire`.
+"""The wire format of a run: whole programs on a device, the second kind of request after `wire`.
 
 A request names the programs (their instructions, their code and their weights, all by digest) and
 the work: check outputs, race, profile, or measure the roofline. Weights travel in parts, named by
@@ -78,10 +78,10 @@ class ProgramParts:
 
 @dataclass(frozen=True, slots=True)
 class CheckWork:
-    """Run a program once on inputs drawn with `seed` and compare outputs.
+    """Run a program once on random inputs from `seed` and compare its outputs.
 
-    `expected` gives, by output, the digest of an .npy file; `fetch` names the outputs to bring
-    back (`run_result.FETCH_BYTES`).
+    `expected` gives, by output, the digest of an .npy file; `fetch` names the outputs to return
+    (`run_result.FETCH_BYTES`).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "check"})
@@ -138,15 +138,15 @@ class RunRequest(JsonValue):
     """One run.
 
     Attributes:
-        request_id: names it; equal requests of one job have equal names.
-        job_id: what asks.
-        threads: that programs run with.
-        programs: what `work` refers to by number.
-        block_bytes: of each block of weights.
-        work: what to do.
-        blobs: bytes of each blob that is named, by digest.
-        memory_bytes: what the run takes at most, beside the process.
-        limit_seconds: wall time that one step may take: to load a program, one run of it.
+        request_id: its name; equal requests of one job have equal names.
+        job_id: the job that submits the run.
+        threads: the threads that programs run with.
+        programs: the programs, to which `work` refers by number.
+        block_bytes: the bytes of each block of weights.
+        work: the work to do.
+        blobs: the bytes of each named blob, by digest.
+        memory_bytes: the most memory that the run takes in addition to the process.
+        limit_seconds: wall time that one step may take: to load a program, or one run of it.
         plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
     """
 

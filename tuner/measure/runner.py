@@ -1,4 +1,4 @@
-"""What runs measurements: the protocol that the tune loop speaks, local or over a network.
+"""Runners of measurements: the protocol that the tune loop uses, locally or over a network.
 
 A runner takes many batches and yields results as they finish. A result stays the runner's until
 `acknowledge`: the tune loop stores the trials first, so a process that is killed in between finds
