@@ -50,7 +50,7 @@ measurement differed by 8 % (median); for those with five, by 1 %."""
 
 
 class Outcome(StrEnum):
-    """What a comparison with the incumbent says of the challenger."""
+    """The outcome of a challenger's comparison with the incumbent."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -85,11 +85,11 @@ def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Int
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """The narrowest interval of two order statistics that holds the median with `confidence`.
 
-    With fewer than six values none does: then the interval is the whole range, and `coverage` says
-    what that is worth.
+    With fewer than six values no such interval exists. Then the interval is the whole range, and
+    `coverage` is its confidence.
 
     Raises:
-        ValueError: if there are no values.
+        ValueError: if `values` is empty.
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -140,7 +140,7 @@ class Comparison(JsonValue):
         return Outcome.TIE
 
     def _derived(self) -> tuple[float, float, float, float, str]:
-        """What follows from the ratios, for readers that do not compute it."""
+        """The values derived from the ratios, for readers that do not compute them."""
         found = self.interval
         return self.ratio, found.low, found.high, found.coverage, self.outcome.value
 

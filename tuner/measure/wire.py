@@ -1,9 +1,9 @@
 """The wire format of a measurement, between the tuner and a device.
 
 A request is one batch of candidates of one workload: a linked shared object named by its SHA-256,
-the kernels in it, how the inputs are drawn, and the expected output named by its digest (an .npy
-file, fetched once for a workload). Everything is JSON; large bytes travel apart, by digest. Only
-the standard library and NumPy are imported: this is what a device needs.
+the kernels in it, the distributions of the random inputs, and the expected output named by its
+digest (an .npy file, fetched once per workload). Requests are JSON; large bytes travel separately,
+by digest. Only the standard library and NumPy are imported, because devices use this module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProtocolError(ValueError):
 
 
 class Distribution(StrEnum):
-    """What an input of a measurement is drawn from."""
+    """The distribution of a random input of a measurement."""
 
     NORMAL = "normal"
     """Standard normal."""
@@ -52,7 +52,7 @@ class Distribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputSpec(JsonValue):
-    """How one workload input is drawn. `shape` is logical; `dtype` a compiler dtype's name."""
+    """The random values of one input. `shape` is logical; `dtype` names a compiler dtype."""
 
     shape: tuple[Annotated[int, Between(0, LARGEST_SIZE)], ...]
     dtype: str
@@ -90,13 +90,13 @@ class RepeatSettings(JsonValue):
     """How often candidates are timed.
 
     Each of `samples` rounds visits the candidates in a fresh seeded order and takes one sample of
-    each: as many runs as fit in `sample_seconds`, after one untimed run. Rounds start at least
-    `round_seconds` apart: neighbours on a shared machine come in bursts of some tens of
-    milliseconds, and rounds of a small batch would all lie in one. A candidate that takes
-    `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at once;
-    one that is shown to be slower by more than `margin` gets no further rounds
-    (`statistics.racing`). Of finalists, `samples` counts pairs with the incumbent. `limit_seconds`
-    is wall time for each step of one candidate.
+    each: as many runs as fit in `sample_seconds`, after one untimed run. At least `round_seconds`
+    pass between the starts of two rounds: disturbances on a shared machine come in bursts of some
+    tens of milliseconds, and a burst would cover all rounds of a small batch. A candidate that
+    takes `abandon_ratio` times the fastest of the batch (or `incumbent_seconds`) is abandoned at
+    once. A candidate that is shown to be slower by more than `margin` gets no further rounds
+    (`statistics.racing`). For finalists, `samples` counts pairs with the incumbent.
+    `limit_seconds` is wall time for each step of one candidate.
     """
 
     samples: int = 5
@@ -227,7 +227,7 @@ _MEASURED = Via(
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult(JsonValue):
-    """What became of each candidate of a request, by trial id, in the order of the request."""
+    """The result of each candidate of a request, by trial id, in the order of the request."""
 
     json_form: ClassVar[JsonForm] = JsonForm(
         "measure result", ProtocolError, leading=("protocol", "request_id", "worker")
@@ -280,7 +280,7 @@ def check_protocol(data: object) -> None:
 
 
 def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
-    """What the service signs of a lease: the request, and all that it asks a device to run.
+    """The bytes of a lease that the service signs: the request, and all work for the device.
 
     The same bytes for the same values, however their JSON was written.
     """
