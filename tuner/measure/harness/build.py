@@ -49,7 +49,7 @@ def host_compiler() -> list[str]:
     """The command of this machine's compiler, whose binaries need its libraries.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if no compiler is found.
     """
     found = _found_compiler()
     if found is None:
@@ -75,7 +75,7 @@ def build(
 
 
 class HarnessError(CompilerError):
-    """There is no harness for a device; a sentence says why, and what to do."""
+    """No harness is available for a device; the message states the reason and a remedy."""
 
 
 def harness_path(target: str, folder: Path) -> Path:

@@ -72,7 +72,7 @@ MOST_RELAYED = 1000
 
 
 class DeviceLost(OSError):
-    """Nothing reaches the device any more. That is nobody's fault: its work goes to others."""
+    """The device is unreachable. No request is blamed: other devices take over the work."""
 
 
 class ViaError(HarnessError):
@@ -110,7 +110,7 @@ class DeviceCommand:
         environment: Mapping[str, str] | None = None,
         blobs: Path | None = None,
     ) -> None:
-        """Raises ViaError for what is no command."""
+        """Raises ViaError if the command is malformed."""
         self._environment = environment
         try:
             self._words = shlex.split(text)
@@ -245,7 +245,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a command, and let the far end of what it has started see the end of its input."""
+    """Kill a command and close its input, which the remote process sees as end of file."""
     kill(process)
     with contextlib.suppress(OSError):
         assert process.stdin is not None

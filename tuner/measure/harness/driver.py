@@ -1,8 +1,8 @@
 """The harness of a device that a command reaches, driven through standard input and output.
 
-What both say is written in `serve.c`. The device needs no NumPy: requests are spelled out
-here. It is not trusted: it gets the blobs that a request names and no others, and what it says is
-read as strictly as what a worker says to the service.
+`serve.c` documents the protocol. The device needs no NumPy: requests are expanded here. The device
+is not trusted: it gets only the blobs that a request names, and its messages are validated as
+strictly as a worker's messages to the service.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ LOOK_SECONDS = 0.1
 """How often a wait asks whether its work is still wanted."""
 
 GOODBYE_SECONDS = 5.0
-"""How long a harness may take to end by itself."""
+"""How long a harness may take to exit before it is killed."""
 
 SILENT_SECONDS = 120.0
-"""A harness that says nothing for so long is lost. It tells its state every five seconds, except
+"""A harness that sends nothing for this time is lost. It sends its state every five seconds, except
 while it reads one large blob from a slow disk."""
 
 CANCEL_SECONDS = 20.0
@@ -67,7 +67,7 @@ IDLE_LINE_BYTES = 1 << 20
 """Most of a line while no work is in hand."""
 
 MOST_WAITING = 16
-"""Messages that nobody has read yet: an honest harness is asked for each."""
+"""The most unread messages: an honest harness sends each only on request."""
 
 MOST_LOGGED = 1000
 """Lines of a harness's log; what it says beyond that is not passed on."""
@@ -82,7 +82,7 @@ SANDBOX_USERS = (61_000, 61_255)
 
 @dataclass(slots=True)
 class _Blobs:
-    """The blobs that requests name: those given, and what was made when they were spelled out."""
+    """The blobs that requests name: the given ones, and those made when requests were expanded."""
 
     given: Blob
     made: dict[str, bytes] = field(default_factory=dict)
@@ -95,13 +95,13 @@ class _Blobs:
 
 @dataclass(slots=True)
 class _Connection:
-    """A harness that runs.
+    """A connection to a running harness.
 
     Attributes:
-        said: what it has said that somebody waits for.
-        ended: set when it says nothing more.
-        heard_at: when it last said something, by time.monotonic().
-        busy: whether it has work in hand.
+        said: its unread answers to requests.
+        ended: set when no more messages will come.
+        heard_at: the time of its last message, by time.monotonic().
+        busy: whether it has work in flight.
     """
 
     process: subprocess.Popen[bytes]
@@ -201,11 +201,11 @@ class Harness:
     def work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Results of one run, or of batches that go together; None of what was cancelled.
+        """Results of one run, or of batches that are measured together; None for cancelled ones.
 
         Raises:
-            DeviceLost: if nothing reaches the device any more.
-            ProtocolError: if a request makes no sense to the device.
+            DeviceLost: if the device is unreachable.
+            ProtocolError: if the device cannot parse a request.
             OSError, RuntimeError, ValueError: if the device cannot do it.
         """
         self._connected()
@@ -225,7 +225,7 @@ class Harness:
         return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
-        """Between requests: see how fast the device is, if nobody has looked for a while.
+        """Between requests: time the reference kernel, if that was not done for a while.
 
         Raises DeviceLost, HarnessError.
         """
@@ -239,7 +239,7 @@ class Harness:
         """Times of the reference kernel, where candidates run.
 
         Raises:
-            HarnessError, OSError, RuntimeError: if there is no harness, or it runs no sandbox.
+            HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
         """
         self._send({"do": "probe", "times": count})
         ends = time.monotonic() + START_SECONDS + count
@@ -260,7 +260,7 @@ class Harness:
         if self._connection is None:
             return
         process, self._connection = self._connection.process, None
-        with contextlib.suppress(OSError):  # what has ended cannot be told so
+        with contextlib.suppress(OSError):  # the process may have ended already
             assert process.stdin is not None
             process.stdin.close()  # which ends it
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -361,7 +361,7 @@ class Harness:
         return found
 
     def _connected(self) -> _Connection:
-        """The harness that runs; started if there is none. Raises DeviceLost."""
+        """The running harness; starts one if necessary. Raises DeviceLost."""
         if self._connection is not None:
             return self._connection
         for again in (False, True):
@@ -407,7 +407,7 @@ class Harness:
             raise self._lost("it ended") from error
 
     def _heard(self, seconds: float) -> Mapping[str, Any] | None:
-        """What the harness says next; None where it says nothing for so long."""
+        """The next message of the harness; None if none comes for `seconds`."""
         assert self._connection is not None
         said = self._said(self._connection, seconds)
         if said is None and self._connection.ended.is_set() and self._connection.said.empty():
@@ -427,7 +427,7 @@ class Harness:
                 return None
 
     def _lost(self, why: str) -> DeviceLost:
-        """That the connection is over, which it is from now on."""
+        """End the connection; return the exception that reports it."""
         self._end()
         return self._command.failure(why)
 
@@ -445,7 +445,7 @@ class Harness:
                 return
 
     def _listen(self, connection: _Connection) -> None:
-        """The body of a thread: note what the harness says, until it says what is no message."""
+        """The body of a thread: note the harness's messages, until one is malformed."""
         try:
             self._note_all(connection)
         finally:

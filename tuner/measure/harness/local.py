@@ -47,11 +47,11 @@ def local_readings(count: int) -> Sequence[Speed]:
     """Times of the reference kernel on this machine, where candidates run.
 
     Raises:
-        HarnessError, OSError, RuntimeError: if there is no harness, or it runs no sandbox.
+        HarnessError, OSError, RuntimeError: if the harness is missing, or runs no sandbox.
     """
     with harness_here(_ignored) as harness:
         return harness.readings(count)
 
 
 def _ignored(_: str) -> None:
-    """For lines that nobody reads."""
+    """Discard log lines."""
