@@ -313,7 +313,7 @@ static void compare_one(comparison *so_far, double actual, double expected) {
 static double distance_of(const comparison *found) {
     if (!found->alike) return INFINITY;
     double error = found->largest > 0 ? found->error / found->largest : found->error;
-    /* integers of 64 bits differ by less than a double tells */
+    /* 64-bit integers may differ by less than a double resolves */
     return found->integers && !found->exact && error == 0 ? INFINITY : error;
 }
 

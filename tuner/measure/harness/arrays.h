@@ -1,5 +1,5 @@
-/* Arrays as a plan spells them out (tuner/measure/plain_form.py): put where a kernel reads them,
- * taken from where it wrote them, compared with what is expected. */
+/* Arrays of an expanded request's plan (tuner/measure/plain_form.py): packed into a kernel's input
+ * buffers, unpacked from its output buffers, and compared with the expected arrays. */
 #ifndef TW_ARRAYS_H
 #define TW_ARRAYS_H
 
@@ -15,7 +15,7 @@ typedef struct {
     enum { ELEMENT_FLOAT, ELEMENT_HALF, ELEMENT_BFLOAT, ELEMENT_SIGNED, ELEMENT_UNSIGNED } kind;
 } tw_dtype;
 
-/* NULL for what is no type. */
+/* The type of this name; NULL for an unknown name. */
 const tw_dtype *tw_dtype_of(const char *name);
 
 /* Element `index` as a number. */
@@ -34,7 +34,7 @@ typedef struct {
     struct {
         int64_t dimension, divisor, modulus, step;
     } factors[MOST_FACTORS];
-    char array[65];   /* digest of what fills it; "" if nothing does */
+    char array[65];   /* digest of the array that fills it; "" if none does */
     const json *text; /* equal ones can share memory */
 } tw_buffer;
 
@@ -59,11 +59,12 @@ bool tw_read_npy(tw_array *array, const void *file, size_t size, tw_error *error
 void tw_write_npy(tw_text *text, const tw_dtype *dtype, const int64_t *shape, int rank,
                   const void *data, size_t count);
 
-/* The largest error relative to the largest that is expected; infinite where they are no alike. */
+/* The largest error relative to the largest expected value; infinite if the counts differ, or the
+ * positions of infinities and NaNs. */
 double tw_compare_buffer(const tw_buffer *buffer, const void *memory, const tw_array *expected);
 double tw_compare(const tw_array *actual, const tw_array *expected);
 
-/* Memory for an array, aligned for every vector; NULL where there is none. */
+/* Memory for an array, aligned for every vector; NULL if out of memory. */
 void *tw_aligned(size_t bytes);
 
 #endif

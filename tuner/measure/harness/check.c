@@ -1,5 +1,5 @@
-/* --check: whether this device measures well, and what to type. As service/worker/check.py, with
- * what a worker without a compiler can know. */
+/* --check: whether this device measures well, and commands that help. Like service/worker/check.py,
+ * restricted to checks that need no compiler. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ enum {
     MOST_FINDINGS = 8,
     MOST_CORES = 1024,
 };
-#define QUIET_LOAD 0.5 /* processes that want to run beside the worker's, on average */
+#define QUIET_LOAD 0.5 /* average number of runnable processes, in addition to the worker's */
 #define HOT_CELSIUS 75.0
 #define ARITHMETIC_LIMIT 1.1
 #define MEMORY_LIMIT 1.5

@@ -36,8 +36,8 @@ typedef struct {
     const json *request, *plan;
 } tw_part;
 
-/* Measure batches together. `wanted` tells of the candidates of all of them, one after the other.
- * False with the reason where nothing can be done. */
+/* Measure batches together. `wanted` has one entry per candidate of all batches, in their order.
+ * False with the reason if the batches cannot be measured. */
 bool tw_measure(const tw_child *child, const tw_part *parts, size_t count, const bool *wanted,
                 tw_error *error);
 
@@ -59,7 +59,7 @@ double tw_least(const double *seconds, size_t count);
 void tw_racing(const double *const *samples, const size_t *counts, size_t kernels, double margin,
                double leader, bool *stays);
 
-/* What the ratios of pairs, at least one and at most 1000, say of a challenger. */
+/* The verdict on a challenger from the ratios of pairs, at least one and at most 1000. */
 typedef struct {
     double ratio, low, high, coverage;
     const char *outcome; /* "faster", "slower" or "tie" */

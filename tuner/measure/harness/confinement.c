@@ -1,5 +1,5 @@
-/* What a sandbox may do: compute, ask for memory and the time, start threads, and say what it
- * sees. Each guard is on where the kernel has it. */
+/* Confines a sandbox: it may only compute, allocate memory, read the time, start threads, and
+ * report events. Each guard is enabled if the kernel supports it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -36,7 +36,7 @@ enum {
         << 2, /* code under a filter is as fast as without (before Linux 5.16) */
 };
 
-/* What may be asked. */
+/* The system calls that are allowed. */
 static const int ALLOWED[] = {
     SYS_write,
     SYS_munmap,
@@ -104,7 +104,7 @@ static const int ALLOWED[] = {
 #endif
 };
 
-/* What is denied without an end to the process: C libraries look at the system with these. */
+/* The system calls that fail without ending the process: C libraries inspect the system so. */
 static const int DENIED[] = {
     SYS_openat,    SYS_fcntl, SYS_ioctl,   SYS_prctl, SYS_readlinkat,
     SYS_prlimit64, SYS_uname, SYS_sysinfo, 435, /* clone3 */
@@ -190,8 +190,8 @@ static void close_files(int events) {
         if (file != events) close(file);
 }
 
-/* A network of its own with nothing in it. Whoever is not root needs a user namespace for that, whose
- * rights are given up with all others. */
+/* Enter an empty network namespace. A user other than root needs a user namespace for that; its
+ * rights are dropped with all others. */
 static bool own_network(void) {
     return unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWNET | CLONE_NEWUSER) == 0;
 }

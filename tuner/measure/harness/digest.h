@@ -22,7 +22,7 @@ enum { TW_DIGEST_CHARACTERS = 64 };
 /* The digest in hexadecimal, and a 0. */
 void tw_sha256_end(tw_sha256 *sum, char hex[TW_DIGEST_CHARACTERS + 1]);
 
-/* That of what a file holds from here on; false where it cannot be read. */
+/* The digest of a file from its current position to its end; false if it cannot be read. */
 bool tw_sha256_file(int file, char hex[TW_DIGEST_CHARACTERS + 1]);
 
 /* Whether a text is the name of a blob, so of a file and of no other. */

@@ -23,7 +23,7 @@ typedef struct {
     uint64_t capacity, kilohertz;
 } core;
 
-/* What a paragraph has under a key; "" for nothing. */
+/* The value of a key in a paragraph; "" if the key is missing. */
 static void field(char value[], size_t room, const char *paragraph, const char *key) {
     size_t wanted = strlen(key);
     value[0] = 0;

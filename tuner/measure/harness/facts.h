@@ -1,4 +1,5 @@
-/* What a worker tells of its device: as compiler/targets/device.py and core_kinds.py find it. */
+/* The device facts that a worker reports, found as in compiler/targets/device.py and core_kinds.py.
+ */
 #ifndef TW_FACTS_H
 #define TW_FACTS_H
 

@@ -51,8 +51,7 @@ bool tw_cache_has(tw_cache *cache, const char *digest);
 /* A file to write a blob to, and what becomes of it. */
 int tw_cache_begin(const tw_cache *cache, const char *digest, tw_error *error);
 bool tw_cache_end(tw_cache *cache, const char *digest, int file, bool whole);
-/* Make room for so many bytes more by deleting the blobs that were used longest ago, but not
- * these. */
+/* Make room for `coming` bytes: delete the least recently used blobs, except those in `kept`. */
 void tw_cache_trim(const tw_cache *cache, const tw_blob *kept, size_t count, uint64_t coming);
 /* The bytes of a blob that is here. */
 bool tw_cache_map(const tw_cache *cache, tw_blob *blob, tw_error *error);

@@ -43,7 +43,7 @@ static void cooling(const tw_heat *heat, tw_text *reason) {
     tw_text_free(&kind);
 }
 
-/* Of a Raspberry Pi: bits of what is so now, and from the 16th on of what has been so. */
+/* The throttling bits of a Raspberry Pi: the present state, and from bit 16 on past events. */
 static void firmware(const tw_heat *heat, tw_text *reason) {
     static const char *const said[] = {
         "its power supply is too weak", "its firmware limits the clock",
@@ -119,7 +119,7 @@ void tw_cool_down(tw_heat *heat, bool (*pause)(void *self), void *self,
         int waited = 0;
         say("the device is slowed down and work waits: %s", reason.data);
         while (hot && waited < LONGEST_WAIT_SECONDS) {
-            if (!pause(self)) { /* that was no whole wait */
+            if (!pause(self)) { /* the wait was cut short */
                 say("after %d seconds, nobody waits for the work", waited);
                 tw_text_free(&reason);
                 return;
@@ -127,7 +127,7 @@ void tw_cool_down(tw_heat *heat, bool (*pause)(void *self), void *self,
             waited++;
             hot = tw_heat_reason(heat, &reason);
         }
-        heat->in_vain = hot; /* it may be for ever, such as a limit that somebody set */
+        heat->in_vain = hot; /* it may be permanent, such as a limit set by the user */
         say("after %d seconds, it is %s%s", waited, hot ? "still so: " : "over",
             hot ? reason.data : "");
     }

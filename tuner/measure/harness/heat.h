@@ -1,5 +1,5 @@
-/* Whether heat or a weak power supply slows the device down, and waiting until that is over: as
- * service/worker/heat.py. */
+/* Detects throttling by heat or a weak power supply, like service/worker/heat.py, and waits for its
+ * end. */
 #ifndef TW_HEAT_H
 #define TW_HEAT_H
 
@@ -17,11 +17,12 @@ typedef struct {
 /* Begin to look, at these cores. */
 void tw_heat_begin(tw_heat *heat, const char *root, const cpu_set_t *cores);
 
-/* What slows the device down just now, as a part of a sentence; false if nothing does. */
+/* The cause that slows the device down at the moment, as part of a sentence; false if none does. */
 bool tw_heat_reason(tw_heat *heat, tw_text *reason);
 
-/* Return when nothing slows the device down, or waiting is no use. `pause` waits a second; it
- * returns false where the work is not wanted any more. `say` writes a line of the log. */
+/* Return when nothing slows the device down, or after the longest wait. After a wait in vain, later
+ * calls return at once until the device has recovered. `pause` waits a second; it returns false if
+ * the work was cancelled. `say` writes a line of the log. */
 void tw_cool_down(tw_heat *heat, bool (*pause)(void *self), void *self,
                   void (*say)(const char *format, ...));
 

@@ -131,7 +131,7 @@ static bool read_escape(reader *in, char **to) {
     return true;
 }
 
-/* Bytes of the UTF-8 sequence at `at`; 0 for what is none. */
+/* Bytes of the UTF-8 sequence at `at`; 0 if it is invalid. */
 static size_t sequence(const unsigned char *at, size_t left) {
     if (at[0] < 0x80) return 1;
     size_t bytes = at[0] >= 0xC2 && at[0] < 0xE0   ? 2

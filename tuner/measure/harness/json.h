@@ -44,7 +44,7 @@ typedef struct {
 const json *json_parse(json_document *document, const char *text, size_t length);
 void json_free(json_document *document);
 
-/* What an object has under a name; NULL where it is no object or has nothing. */
+/* The value of a name in an object; NULL if it is not an object or lacks the name. */
 const json *json_get(const json *object, const char *name);
 
 /* The same of a kind alone. */

@@ -59,7 +59,8 @@ HELPERS(DECLARE)
 
 typedef void (*function)(void);
 
-/* What a library may leave to whoever loads it (LIBRARY_SYMBOLS, and a family's `helpers`). */
+/* The symbols that a library may import from its loader (LIBRARY_SYMBOLS, and a family's
+ * `helpers`). */
 static const struct {
     const char *name;
     function address;
@@ -218,8 +219,8 @@ static bool link_library(tw_library *library, const ELF(Phdr) *segment, tw_error
                         error);
 }
 
-/* What the segments ask for, page by page: pages may be larger than the linker took them to be. All
- * can be read, since symbols are looked up there. */
+/* Set the protection that the segments request, page by page, because pages may be larger than the
+ * linker assumed. All pages are readable, since symbols are looked up there. */
 static bool protect(const tw_library *library, const ELF(Phdr) *segments, size_t count,
                     size_t page) {
     for (size_t start = 0; start < library->bytes; start += page) {

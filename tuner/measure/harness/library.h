@@ -12,7 +12,7 @@ typedef struct tw_library tw_library;
  * unloaded: the process ends. */
 tw_library *tw_library_open(const void *file, size_t size, tw_error *error);
 
-/* The address of what the library calls `name`; NULL if it has nothing of that name. */
+/* The address of the library's symbol `name`; NULL if it has no such symbol. */
 void *tw_library_find(const tw_library *library, const char *name);
 
 #endif

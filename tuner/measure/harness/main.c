@@ -45,7 +45,7 @@ static uint64_t mebibytes(const char *text, uint64_t least, const char *option) 
     return (uint64_t)found << 20;
 }
 
-/* Numbers such as 7 or 5-7, which end at `end`; false for what is none. */
+/* Parse a number or a range, such as 7 or 5-7, which ends at `end`; false if it is malformed. */
 static bool range(const char *text, unsigned most, unsigned *first, unsigned *last, char **end) {
     unsigned long low = strtoul(text, end, 10), high = low;
     bool right = *end != text && *text >= '0' && *text <= '9';

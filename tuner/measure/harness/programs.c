@@ -56,7 +56,7 @@ typedef struct {
     tw_error *error;
 } run;
 
-/* What the C runtime does itself (compiler/runtime/native_functions.py). */
+/* The native functions of the C runtime (compiler/runtime/native_functions.py). */
 #define NATIVES(each)                                                                              \
     each(top_k) each(positions) each(unique) each(trim) each(put) each(scatter)                    \
         each(combine) each(accumulate) each(random_key) each(non_max_suppression) each(descend)
@@ -488,7 +488,7 @@ bool tw_run(const tw_child *child, const tw_part *part, tw_error *error) {
         return tw_fail(error, "the request makes no sense");
     all->child = child, all->request = request, all->plan = part->plan, all->error = error;
     all->threads = (int)threads;
-    tw_pin_random_keys(1); /* the references draw these numbers */
+    tw_pin_random_keys(1); /* the references use the same random numbers */
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (strcmp(kinds[i].name, wanted) != 0) continue;
         tw_text_format(&all->line, "{\"event\":\"result\"");

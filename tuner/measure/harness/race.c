@@ -175,7 +175,7 @@ static void pair(batch *all, const entry *one, const entry *first, double mine, 
     tw_emit(all->child, &all->line);
 }
 
-/* Each challenger in pairs with the incumbent, which stands first, A B B A. */
+/* Time each challenger in pairs with the incumbent, the first entry, in the order A B B A. */
 static void compare(batch *all, entry **ready, size_t count, double *seconds) {
     entry *first = ready[0];
     calibrated(all, first, INFINITY, seconds);

@@ -19,7 +19,7 @@ enum {
 #define START_SECONDS 60.0
 #define LEAST_RATIO 1e-6
 
-/* What the sandbox said of one candidate so far. */
+/* The sandbox's events on one candidate so far. */
 typedef struct {
     char status[STATUS_BYTES], error[ERROR_BYTES]; /* "" while nothing is known */
     double max_error;                              /* below 0: none */
@@ -171,7 +171,7 @@ static void note(tw_batch *batch, const json *event) {
     if (strcmp(what, "speed") == 0) note_speed(batch, json_get_kind(event, "seconds", JSON_ARRAY));
     if (!json_integer(json_get(event, "trial"), 0, (int64_t)batch->count - 1, &trial) ||
         !batch->group[trial])
-        return; /* a candidate that speaks in the name of others tells nothing of them */
+        return; /* ignore events of a candidate in the name of others */
     observed *seen = &batch->seen[trial];
     const part *one = part_of(batch, trial);
     seen->ended = wall();
@@ -335,7 +335,7 @@ static void add_seeds(const part *one, tw_text *text) {
     }
 }
 
-/* What an object has under a name, as it stood in the text. */
+/* Add a value of an object under a name, exactly as in the original text. */
 static void add_same(tw_text *text, const char *name, const json *value) {
     tw_text_format(text, ",\"%s\":", name);
     if (value)

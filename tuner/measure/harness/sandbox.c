@@ -42,7 +42,7 @@ void tw_emit(const tw_child *child, tw_text *line) {
     tw_text_add(line, "\n", 1);
     for (size_t sent = 0; sent < line->length;) {
         ssize_t some = write(child->events, line->data + sent, line->length - sent);
-        if (some < 0 && errno != EINTR) _exit(1); /* nobody listens any more */
+        if (some < 0 && errno != EINTR) _exit(1); /* the reader has gone */
         if (some > 0) sent += (size_t)some;
     }
     tw_text_clear(line);
@@ -140,7 +140,7 @@ static bool say(keeper *self, tw_ended ended) {
     return false;
 }
 
-/* Act on a line; false where the job is over. */
+/* Act on a line; false if the job has ended. */
 static bool take_line(keeper *self, const char *line, size_t length) {
     json_document document = {.most_nodes = MOST_EVENT_NODES};
     const json *event = NULL;
@@ -171,7 +171,7 @@ static bool take_line(keeper *self, const char *line, size_t length) {
     return going;
 }
 
-/* Act on what has come; false where the job is over, or nothing more will come. */
+/* Act on the input so far; false if the job has ended, or no more input will come. */
 static bool take_all(keeper *self) {
     static char data[1 << 16];
     ssize_t got = read(self->events, data, sizeof data);
@@ -255,7 +255,7 @@ static void watch_child(keeper *self) {
     }
 }
 
-/* What no candidate can know before it runs. */
+/* Generate a random nonce, which no candidate can know before it runs. */
 static bool draw_nonce(char nonce[NONCE_CHARACTERS + 1]) {
     unsigned char bytes[NONCE_BYTES];
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) return false;

@@ -7,7 +7,7 @@
 
 #include "child.h"
 
-/* What a process is to do, and may. */
+/* The task of a process, and its limits. */
 typedef struct {
     const json *requests; /* one run, or batches that are measured together; NULL: probes alone */
     const tw_blob *blobs;
@@ -29,7 +29,7 @@ typedef enum {
     TW_ENDED,     /* it did what it could */
     TW_FAILED,    /* it says that nothing can be done */
     TW_CRASHED,   /* or wrote what only the worker's own code should */
-    TW_NO_MEMORY, /* as far as that can be told */
+    TW_NO_MEMORY, /* as far as that can be detected */
     TW_TIMED_OUT,
     TW_CANCELLED,
     TW_NO_CHILD, /* the system starts no process */

@@ -1,5 +1,5 @@
-/* What an agent (tuner/measure/harness/driver.py) asks on standard input, and what it is told on
- * standard output: lines of JSON, and blobs.
+/* The protocol with an agent (tuner/measure/harness/driver.py): requests on standard input, answers
+ * on standard output, as lines of JSON and blobs.
  *
  *     harness  {"hello":PROTOCOL,"digest":...,"facts":{...},"brief":{...},"cache_bytes":...}
  *     agent    {"do":"work","worker":ID,"requests":[{...},...]}: one run, or batches to interleave
@@ -36,9 +36,9 @@ enum {
 typedef struct {
     tw_harness *harness;
     tw_text input; /* what has come and is not read */
-    size_t start;  /* of what is not read in it */
+    size_t start;  /* offset of its unread part */
     bool ended, is_cancelled;
-    double told_at; /* when the state was last told */
+    double told_at; /* when the state was last sent */
 } server;
 
 /* Output. */
@@ -58,7 +58,7 @@ static void tell(tw_text *line) {
     tw_text_free(line);
 }
 
-static bool is_serving; /* else nobody reads a log */
+static bool is_serving; /* without an agent the log has no reader */
 
 void tw_say(const char *format, ...) {
     char text[1200];
@@ -177,7 +177,7 @@ static bool has_ended(void *given) {
     return self->ended;
 }
 
-/* Let the device cool; false where nobody waits for the work any more. */
+/* Let the device cool for a second; false if the work was cancelled or the agent has gone. */
 static bool wait_a_second(void *given) {
     for (double until = tw_now() + 1; !is_over(given) && tw_now() < until;) poll(NULL, 0, 50);
     return !is_over(given);
@@ -219,8 +219,7 @@ static bool keep(server *self, const char *digest, uint64_t left, tw_error *erro
     return file >= 0 && tw_cache_end(cache, digest, file, kept) && kept;
 }
 
-/* Ask for the blobs of a request that are not here. False with the reason, or where the work is
- * over. */
+/* Fetch the missing blobs of a request. False with the reason, or if the work has ended. */
 static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *error) {
     tw_cache *cache = &self->harness->cache;
     tw_text line = {0};
@@ -303,7 +302,7 @@ static void work(server *self, const json *asked) {
     tw_task_free(task);
 }
 
-/* Time the reference kernel. Who asks for so many readings is told them. */
+/* Time the reference kernel. Send the readings if the request has their number, "times". */
 static void probe(server *self, const json *asked) {
     const tw_speed *speed = &self->harness->speed;
     tw_error error = {.text = ""};

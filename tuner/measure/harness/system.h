@@ -17,7 +17,7 @@ uint64_t tw_read_number(const char *root, const char *path);
 /* Bytes of memory that are free; UINT64_MAX where the system does not say. */
 uint64_t tw_free_bytes(const char *root);
 
-/* Of the hottest sensor, in degrees Celsius; false where there is none. */
+/* The temperature of the hottest sensor, in degrees Celsius; false if no sensor exists. */
 bool tw_hottest(const char *root, double *celsius);
 
 /* Processes that wanted to run in the last minute; false where the system does not say. */

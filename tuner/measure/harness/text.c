@@ -60,7 +60,7 @@ void tw_text_free(tw_text *text) {
     *text = (tw_text){0};
 }
 
-/* The code point that begins at data[0], and its bytes; 0 bytes for what is no UTF-8. */
+/* The code point that begins at data[0], and its bytes; 0 bytes for invalid UTF-8. */
 static size_t code_point(const unsigned char *data, size_t length, uint32_t *found) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     size_t bytes = data[0] < 0x80   ? 1

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Memory of `size` bytes, all 0. Where there is none the process ends: the worker's own needs are
+/* Memory of `size` bytes, all 0. Out of memory, the process ends: the worker's own needs are
  * limited, and in the sandbox that is a result. */
 void *tw_allocate(size_t size);
 
@@ -28,13 +28,14 @@ void tw_text_free(tw_text *text);
 /* A JSON string with its quotes, in ASCII. `data` is UTF-8; what is not is written as '?'. */
 void tw_text_string(tw_text *text, const char *data, size_t length);
 
-/* The shortest number that reads back the same, as Python's repr writes it; 0 for what is none. */
+/* The shortest number that reads back the same, as Python's repr writes it; 0 for NaN and
+ * infinities. */
 void tw_text_number(tw_text *text, double value);
 
 /* A list of `count` numbers, of which each is `step` behind the one before. */
 void tw_text_numbers(tw_text *text, const double *numbers, size_t count, size_t step);
 
-/* What went wrong, in a sentence. */
+/* The cause of an error, in a sentence. */
 typedef struct {
     char text[400];
 } tw_error;
