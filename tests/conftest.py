@@ -1,4 +1,4 @@
-"""What every test has: no colour in captured output, one thread in numerical libraries, and the
+"""Settings of every test: no colour in captured output, one thread in numerical libraries, and the
 same examples each time."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 # Set before numpy or xgboost is imported: several test processes share the cores.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# rich and typer wrap and colour by what they think the terminal is
+# rich and typer wrap and colour depending on the terminal that they detect
 os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "200"
 # A test compiles what it tests: it finds nothing that another run kept, and keeps nothing.
@@ -69,7 +69,7 @@ def pytest_terminal_summary(
 
 
 def pytest_collection() -> None:
-    """What is collected stays: garbage is not looked for in it, now or later.
+    """Freeze the collected objects: the garbage collector does not search them, now or later.
 
     Thousands of tests are 680,000 objects, and each search among them takes a third of a second.
     """

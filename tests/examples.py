@@ -1,10 +1,10 @@
-"""How many examples property tests draw: few and the same each time, or many and others.
+"""The number of examples of property tests: few and the same each time, or many new ones.
 
 Profiles of hypothesis, chosen with `--hypothesis-profile`:
 
 - `repeatable`, unless another is named: three of five that a test asks for, derandomised, so that
   what passes once passes again.
-- `fuzz`: twenty times as many as it asks for, drawn by chance. What fails is kept in `tests/cases`.
+- `fuzz`: twenty times as many as it asks for, at random. Failures are kept in `tests/cases`.
 - `cases`: what is kept there, and nothing else.
 """
 
@@ -50,6 +50,6 @@ def examples(count: int) -> int:
 
 
 def graphs(config: pytest.Config, count: int) -> int:
-    """Graphs to draw for each operator: what `--graphs` says, or as many as `examples`."""
+    """Graphs to generate per operator: the value of `--graphs`, or as many as `examples`."""
     stated: int | None = config.getoption("--graphs", default=None)
     return examples(count) if stated is None else stated

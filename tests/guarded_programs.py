@@ -1,9 +1,9 @@
 """Whole programs between guard pages, at any sizes: no kernel, copy or native function touches what
 is not its own.
 
-The slots of the arena are moved apart, each onto pages of its own with an inaccessible page before
-and behind it, and inputs, outputs, weights and scratch lie in `Guarded` memory. What reads or
-writes beyond a slot ends the process: `tests.kernels.in_child`.
+The slots of the arena are moved to separate pages, each with an inaccessible page before and behind
+it, and inputs, outputs, weights and scratch lie in `Guarded` memory. An access beyond a slot ends
+the process: `tests.kernels.in_child`.
 """
 
 from __future__ import annotations

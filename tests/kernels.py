@@ -53,7 +53,8 @@ WIDTHS = tuple(bits for bits in (128, 256, 512) if bits <= HOST.vector_bits)
 
 
 def widths_in_turn(cases: Iterable[str]) -> list[tuple[str, int]]:
-    """Each case with one of the widths, in turn; with all where property tests draw many."""
+    """Each case with one of the widths, in turn; with all of them where property tests generate
+    many."""
     if examples(100) > 100:
         return [(case, bits) for case in cases for bits in WIDTHS]
     return list(zip(cases, cycle(WIDTHS)))
@@ -117,8 +118,9 @@ def width(bits: int) -> Target:
 class Guarded:
     """`size` poisoned bytes, aligned to 64, against an inaccessible page.
 
-    `late` puts the end (rounded up to a line) against the page behind, else the start against the
-    page before. What lies between is poison, which `check` expects to find untouched.
+    `late` puts the end (rounded up to a line) against the page behind, otherwise the start against
+    the page before. The bytes in between are filled with poison, and `check` expects to find them
+    untouched.
     """
 
     def __init__(self, size: int, *, late: bool) -> None:
@@ -149,7 +151,7 @@ class Guarded:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Run in a forked process, which may die of what it touches.
+    """Run in a forked process, which may be killed by an invalid access.
 
     It collects no garbage: a session of ONNX Runtime that some other test left would wait for its
     threads, which a fork does not have.
@@ -254,7 +256,7 @@ class NestCode:
         random: Numbers | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> list[Array]:
-        """What the nest writes; its first buffers are `inputs`, all in their physical form.
+        """The output of the nest; its first buffers are `inputs`, all in their physical form.
 
         With random numbers, parallel loops run in pieces.
         """
@@ -277,7 +279,7 @@ class NestCode:
 def run_nest_code(
     nest: LoopNest, target: Target, *inputs: Array, random: Numbers | None = None
 ) -> list[Array]:
-    """What a nest without open sizes writes, compiled for one run."""
+    """The output of a nest without open sizes, compiled for one run."""
     with NestCode(nest, target) as code:
         return code.run(*inputs, random=random)
 

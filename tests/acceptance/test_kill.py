@@ -171,12 +171,12 @@ class Drama:
         )
 
     def in_flight(self, victim: str, condition: Callable[[], bool]) -> None:
-        """Kill while the worker measures, and wait for what the others make of it.
+        """Kill a process while the worker measures, and wait until the others have dealt with it.
 
         Again if it was too late: the worker had reported, and the service was asked for more.
         """
         for attempt in range(20):
-            # longer each time: a worker that was killed has to come back and to settle first
+            # longer each time: a killed worker has to return and to become idle first
             until(lambda: answers(self.fleet.url), "the service answers")
             self.rested()
             time.sleep(0.2 * attempt)
@@ -190,7 +190,7 @@ class Drama:
         pytest.fail(f"{victim}: it was always too late")
 
     def queued(self, victim: str) -> None:
-        """Requests lie in the queue because there is no worker."""
+        """Requests lie in the queue because no worker runs."""
         self.kill("worker", "any")
         self.wait(RequestState.QUEUED)
         if victim == "worker":
@@ -266,7 +266,7 @@ def test_a_job_survives_kills_in_every_state_of_a_lease(fleet: KilledFleet, seed
 
 
 def check_the_run_is_repeated(storage: Storage, job_id: str) -> None:
-    """What the last tuner knew and took over is kept, and repeats what it made of that."""
+    """The last tuner's knowledge and adopted requests are kept, and its decisions are repeated."""
     run = storage.runs.get(job_id)
     assert run.starts > 1, "its tuner was killed"
     finished = repeat(run, storage).finished

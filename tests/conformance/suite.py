@@ -44,13 +44,13 @@ class Form(StrEnum):
     """How a case is given to the compiler."""
 
     PLAIN = "plain"
-    """As it stands: shapes, axes and weights are inputs too."""
+    """Unchanged: shapes, axes and weights are inputs too."""
     CONSTANT = "constant"
     """With shapes, axes, scales and weights as initializers; data are run-time inputs."""
 
 
 OTHER_VALUES = re.compile(r"(Sequence|Optional).*|.*(To|From)Sequence|ImageDecoder")
-"""Operators on values that are no tensors of numbers."""
+"""Operators on values that are not tensors of numbers."""
 
 PARAMETERS = frozenset(
     [
@@ -163,7 +163,7 @@ def _is_numeric(model: ModelProto) -> bool:
 
 
 def _trains(model: ModelProto, inputs: tuple[Any, ...]) -> bool:
-    """Whether a node is told to train, by an attribute or by an input."""
+    """Whether an attribute or an input switches a node to training."""
     given = {i.name: array for i, array in zip(model.graph.input, inputs, strict=False)}
     return any(
         a.i for node in model.graph.node for a in node.attribute if a.name == "training_mode"

@@ -74,11 +74,11 @@ class Service:
         return Client(self.url, self.token)
 
     def storage(self) -> Storage:
-        """What the service has stored, opened beside it."""
+        """The storage of the service, opened by this process as well."""
         return open_storage(self._settings)
 
     def database_files(self) -> list[Path]:
-        """The files of the database, with what is not yet in its main one."""
+        """The files of the database, including the log that is not yet merged into the main one."""
         return sorted((self._folder / "data").glob("*.db*"))
 
     def start_via(

@@ -21,7 +21,7 @@ SYSROOTS = {
 """What Debian calls an architecture, and the suite that its Python is from."""
 
 PROGRAMS = {"armv7l": "arm"}
-"""What qemu calls an architecture, where that is not `uname -m`."""
+"""qemu's name of an architecture, where that is not `uname -m`."""
 
 LIBRARIES = {"armv7l": "arm-linux-gnueabihf"}
 """Folders of libraries that are not ARCHITECTURE-linux-gnu."""
@@ -74,7 +74,7 @@ def emulator(architecture: str) -> tuple[str, ...]:
     may not have; no variable of the environment says so, since programs under it would inherit it.
 
     Raises:
-        UnavailableError: if there is none.
+        UnavailableError: if no emulator is found.
     """
     name = f"qemu-{PROGRAMS.get(architecture, architecture)}"
     installed = shutil.which(name) or shutil.which(f"{name}-static")
@@ -104,7 +104,7 @@ def sysroot(architecture: str) -> Path:
 
 
 def copy_packages(architecture: str, folder: Path) -> None:
-    """What a device imports, with the C runtime of its architecture.
+    """Copy a device's imports, with the C runtime of its architecture.
 
     Raises:
         UnavailableError: if the compiler is not to be had.
@@ -116,7 +116,7 @@ def copy_packages(architecture: str, folder: Path) -> None:
 
 
 def zig_environment() -> dict[str, str]:
-    """This environment, with zig to import and its caches beside it."""
+    """This environment, with zig importable and its caches next to it."""
     paths = [str(SOURCE), str(zig()), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     caches = cached("zig-cache", lambda folder: None)
     return {

@@ -1,8 +1,8 @@
 """Whether a page in a browser is for everybody: who cannot see it, holds a phone, has no mouse.
 
-Rules are those of axe-core, which npm fetches once into the cache of the tests; nothing of it is
-shipped. What a page shows of its state is in attributes, since its policy forbids to evaluate what
-waits for it.
+The rules are axe-core's, which npm fetches once into the cache of the tests; nothing of it is
+shipped. The tests read a page's state from attributes: its policy forbids evaluating the
+expressions that a wait would need.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def axe() -> Path:
 
 
 def findings(page: Any, rules: Sequence[str] = ()) -> list[str]:
-    """What the rules of axe-core, or some, find wrong, of whatever weight."""
+    """Violations of axe-core's rules (all or some), of any severity."""
     found: list[str] = page.evaluate(_RUN, list(rules))
     return found
 
 
 def overflowing(page: Any) -> list[str]:
-    """What makes the page wider than a phone's screen."""
+    """The elements that make the page wider than a phone's screen."""
     page.set_viewport_size(PHONE)
     found: list[str] = page.evaluate(_OVERFLOWING)
     page.set_viewport_size(DESK)
@@ -80,8 +80,8 @@ def overflowing(page: Any) -> list[str]:
 
 
 def walk(page: Any) -> list[str]:
-    """What is wrong for who has a keyboard alone: controls that the tab key does not come to, or
-    where nothing shows that it did. The walk ends where it began, so that nothing holds it."""
+    """Problems for users with only a keyboard: controls that the tab key does not reach, or that
+    show no focus. The walk ends where it began, so no control traps the focus."""
     controls: list[str] = page.evaluate(_CONTROLS)
     page.evaluate("() => document.activeElement.blur()")
     met: list[int] = []

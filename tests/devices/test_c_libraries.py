@@ -125,11 +125,11 @@ SHORT = "max,sve-max-vq=1"
 """The same machine with registers of 128 bits."""
 
 VECTORS = 6
-"""What a library's `init` returns for short registers."""
+"""The value that a library's `init` returns for short registers."""
 
 
 def test_32_bits(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """A program says that there is no memory, and a library needs none but the C library."""
+    """A program reports that memory is exhausted, and a library needs only the C library."""
     if not pytestconfig.getoption(ALL_MACHINES, default=False):
         pytest.skip(f"the first executable makes zig build a C library: {ALL_MACHINES}")
     try:

@@ -1,8 +1,9 @@
 """The dashboard in a browser: signing in, a job whose curve grows, cancelling it, nothing from
 elsewhere; and whether each page is for everybody, light and dark.
 
-Chromium is Debian's, without its own sandbox, as it is run by root here. What a page shows of its
-state is in attributes: the policy of the pages forbids to evaluate what waits for it.
+Chromium is Debian's, without its own sandbox, as it is run by root here. The tests read a page's
+state from attributes: the policy of the pages forbids evaluating the expressions that a wait would
+need.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def rules() -> Path:
 
 @pytest.fixture
 def page(rules: Path, plain_service: Service) -> Iterator[playwright.Page]:
-    """A page that complains of nothing and asks nobody else; checked at the end."""
+    """A page that logs no errors and contacts only the service; checked at the end."""
     troubles: list[str] = []
 
     def asked(request: playwright.Request) -> None:
@@ -131,7 +132,7 @@ def test_a_job_is_followed_and_cancelled(
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
     for place in places(plain_service, job):
         page.goto(f"{plain_service.url}/dashboard/{place}")
-        if "/tasks/" in place:  # its code comes by itself, out of a process that is limited
+        if "/tasks/" in place:  # its code arrives automatically, out of a process that is limited
             page.get_by_text("Assembly").first.click()
             expect(page.get_by_label(re.compile("^Assembly, "))).to_contain_text("ret")
         assert all_wrong(page) == [], place

@@ -226,7 +226,8 @@ def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
 def test_lanes_of_vectors_are_factors(
     rows: int, columns: int, depth: int, constant: bool, tmp_path: Path
 ) -> None:
-    """Tails of rows, columns and depth that are no multiple of four; by the meaning of the nest."""
+    """Tails of rows, columns and depth that are not multiples of four; by the meaning of the
+    nest."""
     cases, expected = [], []
     random = np.random.default_rng(0)
     for name in (TARGETS[0], "cortex-a53"):
@@ -280,7 +281,7 @@ def test_windows_of_every_element_and_of_every_second_one(planar: bool, tmp_path
 
 
 SSE2 = "qemu64,-pni,-ssse3,-sse4.1,-sse4.2,-sse4a,-popcnt,-cx16,-lahf_lm"
-"""What every x86-64 has, and nothing else."""
+"""The instructions of every x86-64, and nothing else."""
 
 
 def test_what_every_x86_computes(tmp_path: Path) -> None:

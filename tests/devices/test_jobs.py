@@ -150,7 +150,7 @@ def check_measurements(service: Service, machine: Machine, job: str) -> None:
     storage = service.storage()
     trials = storage.records.trials_of_job(job)
     storage.close()
-    # the others were not built, or refused for what their assembly says, before they were sent
+    # the others were not built, or refused because of their assembly before they were sent
     measured = [trial.measurement for trial in trials if trial.measurement.measure_seconds]
     assert len(measured) > TRIALS // 2
     for measurement in measured:
@@ -176,7 +176,7 @@ def check_records(service: Service, machine: Machine, model: Path) -> None:
 
 
 def check_the_tuner_appears_nowhere(service: Service, machine: Machine) -> None:
-    """What this machine is called is in no row of the database."""
+    """This machine's name is in no row of the database."""
     host = find_device()
     stored = b"".join(path.read_bytes() for path in service.database_files())
     assert machine.model.encode() in stored

@@ -1,4 +1,4 @@
-"""What random workloads are drawn with, whatever their kind."""
+"""Strategies that all random workloads share."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Random graphs of the graph IR's own operators, drawn from their registry.
+"""Random graphs of the graph IR's own operators, sampled from their registry.
 
-An operator needs a generator here only if its kind does not say what it takes. Each node is run as
-soon as it is drawn, in float32 and in float64: a node whose results differ by more than rounding,
-are not finite or grow large is drawn again, so that a whole graph is well conditioned. Where a
-result jumps (comparisons, rounding, places of maxima) operands are small integers, which stay
-exact.
+An operator needs a generator here only if its kind does not define its operands. Each node is run
+as soon as it is generated, in float32 and in float64. It is rejected and generated again if the two
+results differ by more than rounding, are not finite or grow large, so that a whole graph is well
+conditioned. Where a result jumps (comparisons, rounding, places of maxima), operands are small
+integers, which stay exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Attrs = dict[str, AttrValue]
 
 LARGEST = 1000.0
 CONDITION = 1e-4
-"""Relative difference of float32 and float64, from which on a result is ill conditioned."""
+"""Relative difference of float32 and float64 from which on a result counts as badly conditioned."""
 ELEMENTS = 1 << 14
 ATTEMPTS = 24
 
@@ -54,15 +54,15 @@ APART = {
     "bitcast": "the bits of a float have no neighbours that are alike",
     "labelled": "text as positions, which only an output is",
 }
-"""Kinds and operators that are not drawn, and why."""
+"""Kinds and operators that the generator leaves out, and why."""
 
 
 class Rejected(Exception):
-    """The operator does not apply to what was drawn."""
+    """The operator does not apply to the sampled operands."""
 
 
 def drawn() -> tuple[str, ...]:
-    """Every operator that a fusion may hold or stand beside."""
+    """Every operator that a fusion may contain or have as a neighbour."""
     return tuple(
         sorted(n for n, o in operators().items() if n not in APART and o.kind not in APART)
     )
@@ -195,7 +195,8 @@ class Grower:
         raise Rejected
 
     def graph(self) -> Graph:
-        """What was grown: values that nothing reads are its outputs, and at times another one."""
+        """The generated graph: its outputs are the values that nothing reads, and at times another
+        one."""
         make, read = self.make, {v for node in self.make.nodes for v in node.inputs}
         outputs = [v for v in self.grown if v not in read]
         if self.random.integers(3) == 0:

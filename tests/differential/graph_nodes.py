@@ -1,7 +1,7 @@
-"""Generators of nodes: one draw of an operator for the graph that a Grower has so far.
+"""Generators of nodes: each one samples an operator for a Grower's graph so far.
 
-`generators` gives one for each operator of the catalogue, out of its schema where that says enough.
-`ELSEWHERE` are those that other tests draw, compare or cover by cases.
+`generators` gives one for each operator of the catalogue, out of its schema where that is enough.
+`ELSEWHERE` lists the operators that other tests generate, compare or cover by cases.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _cum_sum(g: Grower) -> None:
 def _top_k(g: Grower) -> None:
     value = g.some(least=1, exact=True)
     axis = g.integer(0, value.rank - 1)
-    # distinct elements: the order of equal ones is nobody's
+    # distinct elements: the order of equal ones is undefined
     steps = np.arange(value.array.size).reshape(value.shape) / 1024
     distinct = g.add("Add", [value, g.constant(steps)], keep=False)
     count = g.constant([g.integer(1, value.shape[axis])], INT)
@@ -231,7 +231,7 @@ OWN: dict[str, Generator] = {
 
 
 def drawn() -> list[str]:
-    """The operators of ai.onnx that are drawn: those that nothing else covers."""
+    """The operators of ai.onnx that are sampled: those that no other test covers."""
     apart = {name for names in ELSEWHERE.values() for name in names}
     known = {entry.op_type for entry in catalogue() if entry.domain == "ai.onnx"}
     return sorted(known - apart)
@@ -239,7 +239,7 @@ def drawn() -> list[str]:
 
 @cache
 def generators() -> dict[str, Generator]:
-    """A generator for each operator that is drawn.
+    """A generator for each operator that is sampled.
 
     Raises:
         LookupError: if an operator has none, and its schema does not say enough.

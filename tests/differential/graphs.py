@@ -1,10 +1,10 @@
-"""Random ONNX graphs out of the operators that the catalogue lists, with what they should give.
+"""Random ONNX graphs out of the operators that the catalogue lists, with their expected results.
 
-A graph grows node by node. Each node is run by onnx.reference as soon as it is drawn, so that
-shapes and values are known to what is drawn next, and an operand can be brought to where a function
-is defined and well conditioned. Small integers stay exact in float32 through many operators; where
-a result jumps (rounding, comparisons, places of maxima), operands are such values, and rounding in
-another order decides nothing.
+A graph grows node by node. Each node is run by onnx.reference as soon as it is generated. Its
+shapes and values are then known to the next generator, which can bring an operand to where a
+function is defined and well conditioned. Small integers stay exact in float32 through many
+operators. Where a result jumps (rounding, comparisons, places of maxima), operands are such values,
+and rounding in another order decides nothing.
 
 Most operators of one or two operands need no generator of their own: their schema says what they
 take. Others have one in `graph_nodes.py`, `moving_nodes.py` or `summing_nodes.py`.
@@ -43,7 +43,7 @@ _QUIET.intra_op_num_threads = 1
 
 
 class Rejected(Exception):
-    """The operator does not apply to what was drawn."""
+    """The operator does not apply to the sampled operands."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Grower:
         return bool(self.draw(st.booleans()))
 
     def numbers(self, shape: Sequence[int], dtype: np.dtype[Any] = FLOAT) -> Array:
-        """Small integers in a new array, drawn by one seed."""
+        """Small integers in a new array, sampled by one seed."""
         random = np.random.default_rng(self.integer(0, 99))
         if dtype == BOOL:
             return random.integers(0, 2, tuple(shape)).astype(bool)
@@ -230,8 +230,8 @@ def _model(graph: GraphProto) -> ModelProto:
 
 
 def _run(nodes: Sequence[NodeProto], given: dict[str, Array], names: Sequence[str]) -> list[Any]:
-    """What onnx.reference gives for a few nodes, or ONNX Runtime for its own; Rejected where that
-    is anything but arrays."""
+    """The results of onnx.reference for a few nodes, or of ONNX Runtime for its own operators;
+    Rejected if a result is not an array."""
     infos = [_info(name, array) for name, array in given.items()]
     results = [helper.make_empty_tensor_value_info(name) for name in names]
     model = _model(helper.make_graph(nodes, "nodes", infos, results))

@@ -1,6 +1,7 @@
-"""Operators whose extents are open: one program at drawn sizes, against ONNX Runtime.
+"""Operators whose extents are open: one program at random sizes, against ONNX Runtime.
 
-Both ends of the ranges, what lies beside tiles, and drawn sizes; none of them is compiled.
+The sizes are both ends of the ranges, neighbours of tile sizes, and random ones; the program is
+compiled for none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tilewright.compiler.runtime.guarded import GuardedModel
 Shape = tuple[int | str, ...]
 
 DRAWN = 6
-"""Drawn size vectors of a case, beside those of its ends and tiles."""
+"""Random size vectors per case, in addition to those of its ends and tiles."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Case:
         }
 
     def vectors(self) -> Iterator[dict[str, int]]:
-        """Both ends, 1, primes and what lies beside tiles of each dimension; then drawn ones."""
+        """Both ends, 1, primes and the neighbours of tile sizes of each dimension; then random
+        ones."""
         draw, ends = Random(1), self.ranges
         for listed in product(*ends.values()):
             yield dict(zip(ends, listed, strict=True))

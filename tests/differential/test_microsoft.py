@@ -1,7 +1,7 @@
 """Drawn operators of com.microsoft, compiled, against ONNX Runtime's kernels for them.
 
-What is quantised again may differ by one quantum, where the kernel rounds at another place (its
-tables and fixed-point factors); products in float32 by float32's rounding.
+Requantised values may differ by one quantum, where the kernel rounds at another place (its tables
+and fixed-point factors). Products in float32 may differ by float32's rounding.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def integer_to_float(m: Microsoft) -> None:
 
 
 def matmul_nbits(m: Microsoft) -> None:
-    """Any block, K that is no multiple of it, zero points or none, 4 and 8 bits, float16 too."""
+    """Any block, K that is not a multiple of it, zero points or none, 4 and 8 bits, float16 too."""
     columns, depth, block = m.extent(1, 70), m.extent(1, 300), m.pick(16, 32, 64, 128, 256)
     bits, kind = m.pick(4, 4, 8), m.pick(np.float32, np.float32, np.float16)
     blocks = -(-depth // block)
@@ -245,8 +245,8 @@ def decoder_step(m: Microsoft) -> None:
 
 
 def bytes_lstm(m: Microsoft) -> None:
-    """One step of one row: from the second step on, states that round to the other neighbour grow
-    apart, and ONNX Runtime quantises as many rows together as its threads share out."""
+    """One step of one row: from the second step on, states that round to the other neighbour
+    diverge, and ONNX Runtime quantises as many rows together as its threads share out."""
     batch, width, hidden, kind = 1, m.extent(1, 40), m.extent(1, 30), m.pick(*BYTES)
     each = (1, 4 * hidden) if m.random.integers(2) else (1,)
 

@@ -1,8 +1,8 @@
 """Drawn quantised models, compiled, against onnx.reference.
 
-Products of integers must be equal. What is scaled and rounded again may differ by one quantum,
-where float32 sums of the reference fall on the other side of a tie: its sums of up to 300 terms err
-by some 2**-20 of a quantum, ours are exact, so that one element in some thousands may differ.
+Products of integers must be equal. Rescaled and rounded values may differ by one quantum, where
+float32 sums of the reference fall on the other side of a tie: its sums of up to 300 terms err by
+some 2**-20 of a quantum, ours are exact, so that one element in some thousands may differ.
 """
 
 from __future__ import annotations
@@ -443,7 +443,7 @@ def test_quantised_models(kind: str, number: int) -> None:
 
 
 def test_ties_round_to_even_and_all_bytes_are_reached() -> None:
-    """Sums of 0.5 apart, from below the least quantum to above the largest."""
+    """Sums in steps of 0.5, from below the least quantum to above the largest."""
     model = Model(np.random.default_rng(0))
     a = model.input("a", np.arange(256, dtype=np.uint8).reshape(-1, 1) * np.ones((1, 4), np.uint8))
     b = model.constant("b", np.array([[1, -1, 2], [0, 0, 2], [0, 0, 0], [0, 0, 0]], np.int8))

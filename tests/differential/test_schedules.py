@@ -50,7 +50,7 @@ ROUNDING = 1e-5
 WINOGRAD = {3: 0.0, 4: 0.0, 5: 1e-5, 6: 1e-5, 7: 3e-5, 8: 3e-5}
 
 
-# What is stored in 16 bits is rounded once, by both sides. Where float32's rounding takes a number
+# Values stored in 16 bits are rounded once, by both sides. If float32's rounding takes a number
 # across the middle of two neighbours it falls to the other one, one step of the largest element.
 HALF_STEP = {DType.BFLOAT16: 2.0**-7, DType.FLOAT16: 2.0**-10}
 
@@ -120,7 +120,7 @@ def test_random_schedules(family: str, bits: int) -> None:
 @pytest.mark.parametrize("dtype", halves.TYPES)
 @pytest.mark.parametrize("family", halves.FAMILIES)
 def test_random_schedules_of_halves(family: str, dtype: DType, bits: int) -> None:
-    """What is stored in 16 bits and computed with in float32."""
+    """Values stored in 16 bits and computed with in float32."""
     target = width(bits)
     for number in range(examples(HALVED_CASES)):
         random = seeded(family, dtype, bits, number)

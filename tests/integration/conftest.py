@@ -1,4 +1,5 @@
-"""What tests that tune in this process share, and an option of those that draw models by a seed."""
+"""Fixtures of tests that tune in this process, and an option of those that generate models from a
+seed."""
 
 from __future__ import annotations
 

@@ -55,13 +55,13 @@ REFUSALS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A drawn model.
+    """A random model.
 
     Attributes:
         proto: it is valid, and ONNX Runtime runs it.
-        feeds, expected: inputs of one size, and what ONNX Runtime computes of them.
+        feeds, expected: inputs of one size, and their results by ONNX Runtime.
         rounded: whether its values are rounded to steps, so that a tie may fall either way.
-        told: what was drawn, in one line.
+        told: the sampled choices, in one line.
     """
 
     proto: Any
@@ -86,7 +86,7 @@ class Source:
 
 
 class Unfit(Exception):
-    """What was drawn is no model, or none that ONNX Runtime takes."""
+    """The sampled graph is not a model, or ONNX Runtime does not accept it."""
 
 
 EXPORTED: Mapping[str, Callable[[], Any]] = {
@@ -109,7 +109,7 @@ def drawn(seed: int) -> Cut:
 
 
 def run(proto: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What ONNX Runtime computes, with each operator as it stands. Raises Unfit."""
+    """The results of ONNX Runtime without graph optimisations. Raises Unfit."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

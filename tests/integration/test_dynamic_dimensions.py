@@ -91,7 +91,7 @@ def test_one_program_serves_all_sizes(model: onnx.ModelProto) -> None:
         inputs = feeds(batch, sequence)
         check(model, inputs, executable.run(inputs)[0])
     assert executable.made == ()
-    for sequence in (4097, 4099):  # nobody gave a range: one beyond the default is compiled
+    for sequence in (4097, 4099):  # no range is given: one beyond the default is compiled
         inputs = feeds(1, sequence)
         check(model, inputs, executable.run(inputs)[0])
     assert executable.made == () and executable.programs == 2
@@ -140,7 +140,7 @@ def test_a_fault_of_the_compiler_is_not_taken_for_a_refusal(
 
 
 def halved() -> onnx.ModelProto:
-    """Images that are halved, doubled and joined with what they were."""
+    """Images that are halved, doubled and concatenated with the original."""
     nodes = [
         helper.make_node("MaxPool", ["x"], ["half"], kernel_shape=[2, 2], strides=[2, 2]),
         helper.make_node("Resize", ["half", "", "scales"], ["whole"], name="up", mode="linear"),
@@ -422,7 +422,7 @@ def test_initializers_are_read_once(model: onnx.ModelProto) -> None:
     assert not any(tensor.raw_data for tensor in read.proto.graph.initializer)
     first, second = (import_model(read, {"batch": 1, "sequence": size}) for size in (3, 4))
     assert first.constants["w0"] is second.constants["w0"]
-    # a message that somebody else holds stays as it is
+    # a message that the caller still holds stays as it is
     before = model.SerializeToString()
     kept = with_tensors(read_model(model))
     assert model.SerializeToString() == before

@@ -27,7 +27,8 @@ MODULES = ("demo", "generate", "serve", "__init__")
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if not p.name.startswith(MODULES))
 
 
-# What is not installed where CI runs; the versions that they were run with are in docs/pytorch.md.
+# Packages that are not installed where CI runs; the versions that the examples were run with are in
+# docs/pytorch.md.
 NEEDS = {
     "gradient_boosting": ("lightgbm", "onnxmltools"),
     "hugging_face": ("torch", "transformers"),
@@ -120,7 +121,7 @@ def test_the_program_beside_a_c_library_runs_it(
 
 
 def run_all(commands: list[list[str | Path]], **environment: str) -> str:
-    """What the last of commands prints, all of which end well."""
+    """Run commands, which must all succeed, and return the output of the last."""
     for command in commands:
         done = subprocess.run(
             [str(word) for word in command],

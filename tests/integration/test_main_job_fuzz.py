@@ -37,10 +37,10 @@ DAY, APART = 86400, 10000
 """Seconds, and how far the first seeds of two days are from each other."""
 
 WITH_SAMPLES = 3
-"""One of how many jobs has its inputs given, and not drawn."""
+"""One of this many jobs has given inputs instead of random ones."""
 
 CHOSEN = re.compile(r"^(\w+)=(\d+), since", re.MULTILINE)
-"""A dimension that the job gave a size, which may be another than the drawn one."""
+"""A dimension that the job gave a size, which may differ from the sampled one."""
 
 TOLERANCE = 2e-4
 """Sums of some tens of float32 products in eight nodes, relative to the largest element."""
@@ -127,8 +127,8 @@ def refused(model: Path, output: Path) -> bool:
 
 
 def asks(printed: str, given: bool) -> bool:
-    """Whether an error says what to provide: inputs, since drawn ones do not fit the model, or the
-    size of a dimension."""
+    """Whether an error names the input to provide: inputs, since random ones do not fit the model,
+    or the size of a dimension."""
     return (not given and "--samples" in printed) or "give it one with --dim" in printed
 
 

@@ -133,7 +133,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
     if not database_url:
         check_a_range(service, digest, parameters, tmp_path)
 
-    # and what was made of it is looked at, and timed, on the worker
+    # and its results are examined and timed on the worker
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.setenv("TILEWRIGHT_DATABASE_URL", database_url)
     model = [str(tmp_path / "mlp.onnx"), "--dim", "batch=4", "--on", worker.name]
@@ -155,7 +155,7 @@ def test_a_model_goes_in_and_a_tuned_artifact_comes_out(
 def check_a_range(
     service: Client, digest: str, parameters: dict[str, np.ndarray], folder: Path
 ) -> None:
-    """Its kernels are measured at the sizes that somebody states, and one artifact serves it."""
+    """Its kernels are measured at the given sizes, and one artifact serves the range."""
     request = JobRequest(model=digest, trials=6, dims={"batch": "1..40@2:0.25,31:0.75"})
     job = service.submit(request)
     for _ in service.events(job.id):
@@ -208,7 +208,7 @@ class Phases(JobWatcher):
 
 
 def check_the_same_as_at_home(job: JobView, phases: list[str | None], folder: Path) -> None:
-    """`tilewright tune` takes the same steps to the same answer, but for what was measured."""
+    """`tilewright tune` takes the same steps to the same answer, except for measured values."""
     home = open_storage(Settings(data_folder=folder / "home", database_url=""))
     model, watcher = folder / "mlp.onnx", Phases()
     spec = JobSpec(model, options=JobOptions(16, dims={"batch": (4,)}))
@@ -227,7 +227,7 @@ def check_the_same_as_at_home(job: JobView, phases: list[str | None], folder: Pa
     finally:
         builder.close()
         home.close()
-    # of a phase that takes no time the service may have told nothing
+    # the service may have reported nothing of a phase that takes no time
     assert [name for name in watcher.names if name in phases] == list(
         dict.fromkeys(name for name in phases if name)
     )

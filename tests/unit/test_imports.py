@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PREFIX = "tilewright."
 PACKAGES = ("compiler", "tuner", "db", "service")
 
-# What a package may import besides itself: compiler <- tuner <- db <- service.
+# The packages that a package may import, from the bottom up: compiler <- tuner <- db <- service.
 ABOVE = {
     "compiler": set(),
     "tuner": {"compiler"},
@@ -29,7 +29,7 @@ _JSON = {"runtime.codec", "runtime.codec_source", "runtime.json_form"}
 _BASE = {"errors", "limits", "dtypes", "memo", "runtime.labels", "sizes", "timings"} | _JSON
 _BASE |= {"targets.core_kinds", "targets.device", "targets.families", "targets.target"}
 _IR = _BASE | {"graph", "loops"}
-# What a part of the compiler may import besides itself: a folder, or a module of one. The rows are
+# The parts of the compiler (a folder, or a module of one) that each part may import. The rows are
 # the architecture: codegen never sees a graph, runtime never sees an IR, and only the driver sees
 # everything.
 INSIDE: dict[str, set[str]] = {
@@ -110,7 +110,7 @@ INSIDE: dict[str, set[str]] = {
     "bindings": set(),
     "bindings.c_library": _BASE | {"codegen", "package", "program.builder", "runtime"},
 }
-# the driver, what it is told, and the ways in
+# the driver, its options, and the entry points
 FREE = {
     "driver",
     "options",
@@ -122,7 +122,7 @@ FREE = {
     "bindings.torch",
 }
 
-# What runs on a device. Nothing here may need more than the standard library and NumPy.
+# Modules that run on a device. They may need only the standard library and NumPy.
 DEVICE_SIDE = (
     "compiler.runtime",
     "tuner.measure.wire",
@@ -188,7 +188,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...
 
 
 def _at_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when the module is imported."""
+    """The statements that run when the module is imported."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
             continue
@@ -198,7 +198,7 @@ def _at_once(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """What runs when the module is imported, or when its functions are called."""
+    """The statements that run when the module is imported, or when its functions are called."""
     for node in ast.iter_child_nodes(tree):
         if not _for_types(node):
             yield node
@@ -279,7 +279,7 @@ def _caught(node: ast.AST) -> list[ast.expr]:
 
 
 def test_only_a_back_end_knows_itself() -> None:
-    """The others ask `compiler.codegen.backend`, which the target tells the folder of."""
+    """Other modules ask `compiler.codegen.backend`; the target names the back end's folder."""
     wrong = {
         (name, target)
         for name in modules()
@@ -291,14 +291,14 @@ def test_only_a_back_end_knows_itself() -> None:
 
 
 def test_no_imports_of_the_compiler_lead_in_a_circle() -> None:
-    """What functions import when they run counts; what is stated for types alone does not."""
+    """Imports inside functions count; imports for type checking alone do not."""
     inside = {name for name in modules() if name.startswith("compiler.")}
     check_acyclic({name: _names(name, "run") & inside for name in inside})
 
 
 @pytest.mark.parametrize("package", ["compiler.codegen"])
 def test_modules_are_imported_in_no_circle(package: str) -> None:
-    """What stands under TYPE_CHECKING or in a function counts too."""
+    """Imports under TYPE_CHECKING or in a function count too."""
     inside = {name for name in modules() if name.startswith(package)}
     check_acyclic({name: imports(name, everywhere=True) & inside for name in inside})
 

@@ -1,4 +1,4 @@
-"""Names: no two public classes share one; tables of operators stand in their package alone."""
+"""Names: no two public classes share one, and tables of operators are only in their package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("compiler", "tuner", "db", "service")
 
 TWINS = {
-    # Each intermediate representation calls what it is made of a node; codegen never sees a graph.
+    # Each intermediate representation calls its elements nodes; codegen never sees a graph.
     "Node": "a node of a graph; a loop or a computation of a nest",
     # A typer option is an enumeration, an OpenAPI field the same three words.
     "Size": "an extent that is known at run time; a number of bytes or elements that travels",
@@ -22,7 +22,7 @@ TWINS = {
     "Task": "what trials are spent on; what the client answers of it",
     "Curve": "of gains and what they cost, for forecasts; what the client answers, to be drawn",
 }
-"""Names that stand twice, and what they stand for."""
+"""Names that two classes share, and their meanings."""
 
 
 def defined(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -71,7 +71,7 @@ def test_twins_are_found() -> None:
     assert twins({"a": "Row = dict[str, int]", "b": "Row = list[int]"}) == {}
 
 
-# What an operator is like stands in its own entry of compiler/ops. Passes match patterns by name.
+# The properties of an operator are in its own entry of compiler/ops. Passes match patterns by name.
 ABOUT_OPERATORS = ("compiler/ops/", "compiler/passes/")
 NOT_OF_OPERATORS = {
     "compiler/loops/maths.py": "functions of tensor expressions",

@@ -1,4 +1,4 @@
-"""A service that answers as it is told, for tests of what commands ask and print."""
+"""A service with prepared answers, for tests of the requests and output of commands."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def canned(**jobs: Any) -> dict[str, Any]:
 
 
 class Canned(httpx2.BaseTransport):
-    """Gives `answers`, and tells what was asked for."""
+    """Gives `answers`, and records the requests."""
 
     def __init__(self, answers: dict[str, Any], say: Callable[[str], None]) -> None:
         self._answers = answers

@@ -100,7 +100,7 @@ def of_group(app: typer.Typer, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def parameters(callback: Any) -> dict[str, Any]:
-    """What a command takes, by the names of its options."""
+    """A command's parameters, by the names of its options."""
     hints = get_type_hints(callback, include_extras=True)
     described = {}
     for name, parameter in inspect.signature(callback).parameters.items():
@@ -115,7 +115,7 @@ def parameters(callback: Any) -> dict[str, Any]:
             "metavar": info.metavar,
             "hidden": info.hidden,
         }
-        # beside a type, the first of the names lies where a default would
+        # if a type follows, the first of the names takes the place of a default
         first = [info.default] if isinstance(info.default, str) else []
         names = (*first, *(info.param_decls or ()))
         described[" ".join(names) or name] = {
@@ -136,14 +136,14 @@ def settings() -> str:
 
 
 def metrics(folder: Path) -> str:
-    """What Prometheus reads of a service that nobody has asked anything."""
+    """The metrics that Prometheus reads from a service without any requests."""
     lay_database(folder)
     storage = open_storage(Settings(data_folder=folder))
     try:
         text = Metrics().render(storage).decode()
     finally:
         storage.close()
-    # when a counter was made is told as a gauge of its own
+    # each counter's creation time is reported as a separate gauge
     return "".join(line + "\n" for line in text.splitlines() if "_created" not in line)
 
 

@@ -1,4 +1,4 @@
-"""Graphs that PyTorch runs itself, and who is told of it."""
+"""Graphs that PyTorch runs itself, and the warnings about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_a_graph_of_operators_without_a_rule_runs_in_pytorch(made: list[Any]) ->
 
 
 class Interrupted(nn.Module):
-    """Layers around operators that have no rule, one of them behind the other, beside a branch."""
+    """Layers around operators without a rule, one of them behind the other, and a parallel
+    branch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the tutorial says is typed as it stands, in order, and what fails is told."""
+"""The tutorial's commands are typed unchanged and in order, and a failure is reported."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_goes_on_is_waited_for_and_ended(tmp_path: Path) -> None:
         time.sleep(0.02)
     state = Path(f"/proc/{identity}/stat")
     assert not state.exists() or " Z " in state.read_text()
-    # one that ends by itself was no service
+    # a command that ends without a signal was not a service
     assert take(page(tmp_path, "true     # goes on: no"), typed, tmp_path, 1).status == 1
 
 

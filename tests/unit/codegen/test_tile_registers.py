@@ -105,7 +105,7 @@ def multiplier(types: Types) -> Iterator[Multiply]:
     """`c + a @ b` by the instruction itself.
 
     a is (rows, depth), b (depth / group, columns, group), c (rows, columns); each may be a view
-    whose rows are far apart.
+    whose row stride is larger than its rows.
     """
     target = amx_target()
     backend = backend_of(target)
@@ -126,7 +126,7 @@ def multiplier(types: Types) -> Iterator[Multiply]:
             read.ctypes.data,
         )
         np.testing.assert_array_equal(read, given)
-        assert not sums[:, c.shape[1] :].any()  # what lies beside a row is left alone
+        assert not sums[:, c.shape[1] :].any()  # the padding after each row is left alone
         return sums[:, : c.shape[1]]
 
     yield multiply  # type: ignore[misc]
@@ -159,7 +159,7 @@ def test_every_pair_of_bytes(types: Types) -> None:
 )
 @pytest.mark.parametrize("types", [*SIGNS, BRAINS])
 def test_any_shape(types: Types, rows: int, depth: int, columns: int) -> None:
-    """Smaller matrices, whose rows lie further apart than they are long."""
+    """Smaller matrices, whose row stride is larger than their rows."""
     depth //= types[0].bytes
     a, b = narrow(types[0], rows, depth + 8), narrow(types[1], depth, columns)
     c = np.arange(rows * columns).reshape(rows, columns).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What every place for the bytes of blobs must do: the same tests for a folder and for S3."""
+"""Requirements on every blob store: the same tests for a folder and for S3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def bucket_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3(bucket_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the environment says of it; the URL of a part of the bucket that nobody else uses."""
+    """The environment of the bucket server; the URL of a part of the bucket that only this test
+    uses."""
     for name, value in (
         ("AWS_ENDPOINT_URL", bucket_server),
         ("AWS_ALLOW_HTTP", "true"),
@@ -137,7 +138,7 @@ class TestPlace:
         assert place.set_aside([]) == [] and place.discard([]) is None
 
     def test_the_same_bytes_are_set_aside_twice_under_two_names(self, place: BlobBytes) -> None:
-        """Who was slow to delete the first deletes nothing of the second."""
+        """A slow deletion of the first deletes nothing of the second."""
         digest = keep(place, b"old")
         (first,) = place.set_aside([digest])
         keep(place, b"old")

@@ -1,4 +1,5 @@
-"""What becomes of a record: a lie is not served, and what a bad device said can be taken back."""
+"""The life of a record: wrong results are not served, and the results of a faulty device can be
+withdrawn."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def trial_of(made: TuningRecord, job_id: str = "job") -> Trial:
 
 
 def believed(records: SqlRecordStore, key: RecordKey) -> list[Trial]:
-    """The trials that teach somebody; the others are there, too, so that their names stay taken."""
+    """The trials that train the cost model; the others are listed, too, so that their names stay
+    taken."""
     return [trial for trial in records.trials(key) if not trial.withdrawn]
 
 
@@ -115,7 +117,7 @@ def test_a_provisional_record_is_not_served_until_it_is_confirmed(
 def test_a_worker_that_contradicts_itself_teaches_nobody(
     records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
-    """The only worker was asked again: which of its two times is true nobody knows."""
+    """The only worker was asked again: which of its two times is true remains unknown."""
     lie = record(1e-12)
     records.add_trials([trial_of(lie)])
     ledger.propose(lie, "job")
@@ -333,7 +335,7 @@ def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
 
 
 def wait_for_a_lock(engine: sa.Engine) -> None:
-    """Until a connection waits for what another one has locked."""
+    """Wait until a connection waits for a lock of another one."""
     waiting = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     ends = time.monotonic() + 60
     while True:

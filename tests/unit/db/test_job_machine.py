@@ -36,7 +36,7 @@ OWNERS, TARGETS = ("ann", "bob"), ("pi", "pc")
 
 @dataclass
 class Known:
-    """What the model knows of a job."""
+    """The model's state of a job."""
 
     id: str
     owner: str
@@ -66,7 +66,7 @@ class Known:
         return self.held and (self.deadline <= now or self.moved <= now - STALL)
 
     def overdue(self, now: float) -> bool:
-        """Whether tuners take nothing beside other jobs, so that one has room for it alone."""
+        """Whether tuners start no other jobs, so that one of them has room for this job alone."""
         since = self.deadline if self.held else self.moved
         return self.free(now) and self.attempts >= SHARED_ATTEMPTS and since <= now - ALONE_SECONDS
 
@@ -76,7 +76,7 @@ class Known:
 
 
 class Jobs(RuleBasedStateMachine):
-    """One database, its users, its tuners, and the model beside them."""
+    """One database, its users, its tuners, and a model of them."""
 
     empty: Path
 
@@ -244,7 +244,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(place=st.sampled_from(TARGETS), alive=st.booleans())
     def match(self, place: str, alive: bool) -> None:
-        """A worker comes or goes, and somebody looks."""
+        """A worker comes or goes, and a tuner reacts."""
         (self.alive.add if alive else self.alive.discard)(place)
         moved = self.store.match(lambda key, worker: key in self.alive, lambda key, worker: "gone")
         for job in self.jobs:

@@ -1,4 +1,4 @@
-"""Results that come late, and workers that are lost with what they had in hand."""
+"""Late results, and workers that are lost while they hold leases."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_late_result_is_welcome_while_nobody_else_has_the_request(
 def test_what_came_late_counts_if_whoever_has_the_request_comes_to_nothing(
     leases: LeaseStore, clock: Any, how: str
 ) -> None:
-    """It is measured already: nobody measures it once more."""
+    """It is measured already, so it is not measured once more."""
     leases.submit([request("r1", max_attempts=2)])
     first = take(leases, "w1")
     clock.advance(10)
@@ -185,8 +185,8 @@ def test_a_candidate_that_kills_three_workers_is_set_aside(
 def test_of_many_leases_that_run_out_together_each_transaction_ends_some(
     leases: LeaseStore, workers: WorkerStore, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 5,000 workers one that ended all held them locked until whoever renewed gave up. What
-    is done stays done if the sweep breaks off."""
+    """With 5,000 workers, one transaction for all of them held their locks until the renewals gave
+    up. Completed transactions stay done if the sweep breaks off."""
     monkeypatch.setattr(blame, "MOST_TOGETHER", 2)
     leases.submit([request(f"r{number}") for number in range(6)])
     assert len(leases.claim("w", ["t"], limit=6, lease_seconds=10)) == 6

@@ -1,4 +1,5 @@
-"""Who may take a request, and how it ends, against a simple model: attempts, pauses, blame, deaths.
+"""The workers that may take a request, and its end, against a simple model: attempts, pauses,
+blame, deaths.
 
 The model keeps a request as a state, a count of attempts and its leases. Quarantine has tests of
 its own and never begins here.
@@ -53,7 +54,7 @@ class KnownLease:
 
 @dataclass
 class Known:
-    """What the model knows of a request. `last` is the lease that it had last."""
+    """The model's state of a request. `last` is its latest lease."""
 
     name: str
     age: int
@@ -95,7 +96,7 @@ class Known:
 
 
 class Requests(RuleBasedStateMachine):
-    """One queue, its workers, and the model beside them."""
+    """One queue, its workers, and a model of them."""
 
     engine: sa.Engine
 

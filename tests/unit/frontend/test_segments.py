@@ -1,4 +1,4 @@
-"""What waits behind a cut: the nodes of a branch where its If stands, and lists of values."""
+"""Stages behind a cut: the nodes of a branch in place of its If, and lists of values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LENGTHS = """
 @pytest.mark.parametrize("start", ["SequenceEmpty ()", "SequenceConstruct (v, more, more)"])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_sequence_crosses_a_cut_as_its_elements(start: str, steps: int) -> None:
-    """What the run decides here is how often a loop inserts; the list is known before."""
+    """The run decides here how often a loop inserts; the list is known before."""
     model = onnx.parser.parse_model(LENGTHS.replace("{START}", start))
     inputs = {"v": np.array([1.5], np.float32), "n": np.array(steps)}
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs)

@@ -1,10 +1,10 @@
-"""Graphs that match a pass's pattern, and graphs just beside it.
+"""Graphs that match a pass's pattern, and near misses.
 
 A pattern has knobs. With the first choice of each, and with any other choice of `fits`, the pass
-acts; each choice of `beside` breaks one condition, and the pass must leave the graph alone, or at
-least what it computes. From these come the graph with all first choices, those with one other
-choice, and a seeded draw of those with two. Each goes through the pass and through the pipeline,
-and the references say whether it still computes the same.
+acts. Each choice of `beside` breaks one condition: the pass must then leave the graph alone, or at
+least its results. The generated graphs are the one with all first choices, those with one other
+choice, and a seeded sample of those with two. Each goes through the pass and through the pipeline,
+and the references check that it still computes the same.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ HALF_TOLERANCE = 4 * 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What a pass rewrites, and what it must not.
+    """A pattern: the graphs that a pass rewrites, and the graphs that it must not rewrite.
 
-    `acted` tells from the graphs before and after whether the pass did what the pattern is for.
+    `acted` decides from the graphs before and after whether the pass applied the pattern's rewrite.
     """
 
     name: str

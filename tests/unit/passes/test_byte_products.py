@@ -1,4 +1,4 @@
-"""Quantised operands of which products of bytes are made, and those just beside them."""
+"""Quantised operands that become products of bytes, and near misses."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def as_stored(stored: DType) -> DType:
 
 
 FACTORS = {DType.UINT8: unsigned, DType.INT8: as_signed, None: as_stored}
-"""What first factors become; None leaves them as they are."""
+"""The form that first factors take; None leaves them as they are."""
 
 
 def after(before: Graph, scaled: bool = False, factor: ByteFactor = unsigned) -> Graph:
@@ -134,7 +134,7 @@ def after(before: Graph, scaled: bool = False, factor: ByteFactor = unsigned) ->
 
 
 WIDE = np.array([[0, 900], [50, 1000], [255, 1155]])
-"""Columns whose numbers are at most 255 apart, outside of int8."""
+"""Columns whose numbers differ by at most 255, outside of int8."""
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_scaled_bytes_that_stay_floats(graph: Graph) -> None:
 def test_an_image_is_padded_with_its_zero_point(
     zero: int, kind: DType, pads: tuple[int, ...], operators: list[str]
 ) -> None:
-    """By a kernel of its own where that is no zero; int8 moves up by 128 first."""
+    """By a separate kernel if the zero point is not zero; int8 moves up by 128 first."""
     found = after(conv(zero=zero, source=kind, pads=pads))
     assert [node.op for node in found.nodes] == [*operators, "conv"]
 

@@ -1,4 +1,4 @@
-"""What onnxruntime's quantiser does wrong is said as such, with what helps."""
+"""Failures of onnxruntime's quantiser are reported as such, with a remedy."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def test_nothing_of_onnxruntimes_is_printed(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What its C++ code writes to standard error is in the log: here, of an unused constant."""
+    """The output of its C++ code on standard error goes to the log: here, about an unused
+    constant."""
     small = perceptron()
     small.graph.initializer.append(weights("unused", 4, 4))
     before = logging.getLogger().handlers[:]

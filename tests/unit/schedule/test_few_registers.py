@@ -1,4 +1,4 @@
-"""What untuned code does where registers are few, vectors short, and products not fused."""
+"""Untuned code on machines with few registers, short vectors and no fused multiply-add."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_untuned_products_without_fma_stay_in_registers(workload: Workload) -> N
 
 
 def test_six_rows_of_two_vectors_spill_without_broadcasts() -> None:
-    """They do where scalars lie a constant apart, as those of neighbouring pixels."""
+    """They do if scalars have a constant stride, like those of neighbouring pixels."""
     workload = conv(4, channels=64, filters=384, size=14, kernel=1)
 
     def spills(rows: int, vectors: int) -> int:
@@ -110,7 +110,7 @@ def test_untuned_products_of_two_operands_copy_little() -> None:
 
 @pytest.mark.parametrize(("name", "block"), [("x86-64-v3", 8), ("x86-64-v2", 4)])
 def test_a_loop_over_a_short_block_of_channels_is_written_out(name: str, block: int) -> None:
-    """Of x86-64-v2, that gained 6 to 25 %; rows whose channels are no blocks gain nothing."""
+    """Of x86-64-v2, that gained 6 to 25 %; rows whose channels are not in blocks gain nothing."""
     target = resolve_target(name)
     for sub in schedule_space(
         conv(block, channels=64, filters=384, size=14, kernel=1), Mode(target)

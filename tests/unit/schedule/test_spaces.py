@@ -63,7 +63,7 @@ def test_spaces(workload: Workload, target: Target) -> None:
 
 
 def test_without_the_machine_a_space_is_what_lowers(workload: Workload, target: Target) -> None:
-    """It holds the constrained one, its default, and a sample of what it adds lowers to nests."""
+    """It contains the constrained space, its default, and its added samples lower to nests."""
     rng = random.Random(4)
     space = schedule_space(workload, Mode(target))
     free = space.unconstrained()
@@ -270,7 +270,7 @@ def test_untuned_run_time_matrices_are_packed_where_it_pays(
     ("depth", "most"), [(1024, 8), (3072, 8), (512, 16), (1000, 28), (1040, 28)]
 )
 def test_untuned_rows_do_not_push_each_other_out_of_the_cache(depth: int, most: int) -> None:
-    """Rows 4096 bytes apart share one set of eight lines; rows of 4000 bytes do not."""
+    """Rows with a stride of 4096 bytes share one set of eight lines; rows of 4000 bytes do not."""
     target = resolve_target("x86-64-v4")
     for columns in (16, 19, 32, 48):
         default = schedule_space(matmul(600, columns, depth), Mode(target)).default()
@@ -289,7 +289,7 @@ def test_untuned_schedules_begin_with_the_default_and_end_with_one_that_always_l
 
 
 def test_knobs_are_documented() -> None:
-    """Every algorithm and every knob stands in code marks in the page on schedules."""
+    """The page on schedules names every algorithm and every knob in code marks."""
     page = (DOCS / "schedules.md").read_text()
     words = set(re.findall(r"`([^`]+)`", page))
     for make in PROBLEMS.values():

@@ -21,18 +21,18 @@ SPEEDS = Speeds(1e11, (Level("L1", 1 << 15, 1e11), Level("memory", 0, 1e10)))
 
 @dataclass
 class FakeDevice:
-    """A device whose races end as they are told to.
+    """A device whose races have given results.
 
     Attributes:
-        ratios: what challengers take of the incumbent, one a race; a race more fails.
+        ratios: the challengers' times relative to the incumbent, one per race; more races fail.
         worker: the id of the worker behind it.
         runnable: whether it runs any target.
         error: what every run ends with.
         runner: measures kernels.
-        second: measures records again; the runner does if there is none.
-        other: what gives a second opinion; this device if there is none.
+        second: measures records again; the runner does if it is None.
+        other: what gives a second opinion; this device if it is None.
         trusted: whether its records need no second measurement.
-        raced: how many programs ran beside the incumbent, race by race.
+        raced: how many programs ran against the incumbent, race by race.
     """
 
     ratios: list[float] = field(default_factory=list)

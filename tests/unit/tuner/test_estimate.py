@@ -40,7 +40,7 @@ def seconds(nest: LoopNest, machine: Machine = ZEN, threads: int = 1) -> float:
 
 
 def test_no_estimate_is_below_the_arithmetic(gemm: Any) -> None:
-    """One multiply-add of 16 lanes a cycle is the roof of this machine."""
+    """The peak of this machine is one multiply-add of 16 lanes per cycle."""
     least = gemm.m * gemm.n * gemm.k / gemm.lanes / CYCLES_PER_SECOND
     for schedule in gemm.space.points:
         try:
@@ -105,7 +105,7 @@ def test_threads_share_tiles() -> None:
 
 
 def window(workload: Workload, **knobs: Choice) -> LoopNest:
-    """A window that is written out: tiles of four in one row, unless told otherwise."""
+    """An unrolled window: tiles of four in one row by default."""
     chosen: dict[str, Choice] = {"tile": 4, "rows": 1, "taps": "all", "order": "greedy"} | knobs
     return lower_schedule(workload, Schedule.of("window", **chosen), Mode(V4)).nest
 
@@ -128,13 +128,14 @@ def test_a_place_that_several_taps_read_is_loaded_once() -> None:
 
 
 def test_loads_that_cross_a_line_take_longer() -> None:
-    """Taps beside the first start in between lines: 15 of 16 cross one. Blocked channels do not."""
+    """Taps other than the first start in between lines: 15 of 16 cross one. Blocked channels do
+    not."""
     planar, blocks = (part("loads", window(pool(34, planar=each))) for each in (True, False))
     assert planar == pytest.approx(blocks * (1 + 1.2 * 60 / 64))
 
 
 def test_what_waits_for_the_next_row_of_a_window_is_spilled() -> None:
-    """Tiles of ten: 30 pixels of a row of taps wait for the next one beside ten sums, in 32
+    """Tiles of ten: 30 pixels of a row of taps wait for the next one while ten sums are live, in 32
     registers. The greedy order reads each pixel once, and scatters it."""
     greedy, program = (window(pool(34), tile=10, order=each) for each in ("greedy", "program"))
     assert part("stores", program) > part("stores", greedy)

@@ -38,7 +38,7 @@ FACTS = target_facts(resolve_target("x86-64-v4"))
 
 
 def buffer_uses(found: Sequence[PlacedCompute], number: int, most: int) -> list[BufferUse]:
-    """What a computation of a nest does with its busiest tensors."""
+    """The uses of a nest's busiest tensors by one of its computations."""
     uses = uses_in_loops(found[number].statement, most)
     return [after_others(use, found, number) for use in uses]
 
@@ -83,7 +83,8 @@ def test_a_group_of_bytes_is_one_step_of_a_sum() -> None:
 
 
 def test_what_ends_a_sum_is_loaded_once_a_tile(gemm: Any) -> None:
-    """c + bias: the bias is no operand of the sum, and each vector of it is read once a tile."""
+    """c + bias: the bias is not an operand of the sum, and each vector of it is read once per
+    tile."""
     nest = gemm.nest(Schedule.of("columns", mr=4, nv=3, unroll=1))
     (outer,) = nest.stages[0].body
     (inner,) = outer.body
@@ -111,7 +112,7 @@ def test_footprints_grow_to_the_whole_operands(gemm: Any) -> None:
 
 def test_rows_a_page_apart_are_noticed(gemm: Any) -> None:
     (found,) = compute_costs(gemm.nest(_schedule()))
-    assert found.aliased_rows == 0  # rows of a are 256 bytes apart
+    assert found.aliased_rows == 0  # rows of a are 256 bytes long
 
 
 def test_rows_of_features_have_the_named_columns(gemm: Any) -> None:
@@ -198,7 +199,7 @@ def test_operations_are_counted_by_kind(gemm: Any) -> None:
     counts = dict(zip(KINDS, found.counts, strict=True))
     assert counts.pop(OperationKind.FMA) == gemm.m * gemm.n * gemm.k / gemm.lanes
     assert set(counts.values()) == {0.0}
-    assert found.operands == 3  # three vectors of b beside the accumulators
+    assert found.operands == 3  # three vectors of b in addition to the accumulators
 
 
 def test_each_buffer_says_how_its_elements_come_back(gemm: Any) -> None:

@@ -179,7 +179,8 @@ def test_rounds_lie_apart_so_that_one_burst_of_a_neighbour_does_not_hold_them_al
 
 
 def test_requests_that_wait_together_take_turns(runner: LocalRunner, library: bytes) -> None:
-    """While the rounds of one lie apart the other's are run: both end at about the same time."""
+    """While the rounds of one request pause, the other's are run: both end at about the same
+    time."""
     blocked = _request(library, "hangs", limit_seconds=1.0)  # until both are queued
     first, second = (
         replace(r, repeat=replace(r.repeat, samples=4, round_seconds=0.2))
@@ -196,7 +197,8 @@ def test_requests_that_wait_together_take_turns(runner: LocalRunner, library: by
 def test_requests_of_one_job_are_raced_and_blamed_apart(
     runner: LocalRunner, library: bytes
 ) -> None:
-    """Who is slow beside the other workload's kernels is not beside its own."""
+    """A kernel that is slow compared with the other workload's kernels may be fast among its
+    own."""
     blocked = _request(library, "hangs", limit_seconds=1.0)
     runner.submit(blocked, {digest_bytes(d): d for d in (library, EXPECTED)})
     first, second = _measured(

@@ -1,4 +1,4 @@
-"""The tune loop over a pretended device: what a run finds, in which order, and what it tells."""
+"""The tune loop over a simulated device: the results of a run, their order, and its reports."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_no_search_begins_for_builders_that_have_work(
 def test_a_small_budget_ranks_fewer_candidates(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the budget and not by the clock, which stands still here: a run can be repeated."""
+    """The budget decides, not the clock, which is frozen here: a run can be repeated."""
     looked_at: list[Schedule] = []
     row = FeatureExtractor.row
 
@@ -204,7 +204,8 @@ def test_equal_code_is_measured_once(world: World) -> None:
 
 
 def test_equal_code_costs_one_trial(world: World) -> None:
-    """A candidate whose code was measured under another name is kept, and is no trial."""
+    """A candidate whose code was measured under another name is kept, and does not count as a
+    trial."""
     world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr')}-{s.integer('nv')}"
     finished = world.tune(trials=60)
     kept = world.trials()

@@ -1,4 +1,5 @@
-"""What ends the tune loop before its trials are spent: cancellation, time, too little to gain."""
+"""The reasons that end the tune loop before its trials are spent: cancellation, time, too little to
+gain."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_the_time_budget_ends_the_screening_and_leaves_time_for_finals(world: Wo
 def test_comparisons_end_with_the_time_and_begin_with_what_matters(
     world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes a second here. What was not compared keeps its trials for the next run."""
+    """Each takes a second here. Comparisons that were not made keep their trials for the next
+    run."""
     now = 0.0
     measure = world.queue._measure
 
@@ -195,7 +197,7 @@ def test_tasks_at_the_bound_of_the_machine_get_no_more(world: World, gemm: Any) 
 
     finished = world.tune(trials=64, bounds=bounds)
     at_bound, other = finished.tasks
-    # What was on its way when the default came back is still measured.
+    # Candidates in flight when the default came back are still measured.
     assert at_bound.trials <= 24 < other.trials
     assert all(finished.records)
     world.tune(trials=64, bounds=bounds)

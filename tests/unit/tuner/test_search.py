@@ -95,7 +95,7 @@ class TestStrategy:
         runs = [self._make(name, trained, gemm, seed=5).suggest(12) for _ in range(2)]
         assert runs[0] == runs[1]
         other = self._make(name, trained, gemm, seed=6).suggest(12)
-        assert (runs[0] == other) == (name == "grid")  # there is no chance in a grid
+        assert (runs[0] == other) == (name == "grid")  # only a grid has no randomness
 
     def test_every_algorithm_gets_a_chance(self, name: str, trained: bool, gemm: Any) -> None:
         search = self._make(name, trained, gemm)
@@ -210,8 +210,8 @@ def _bred(seed: int) -> float:
 
 
 def test_parents_are_the_better_ones_of_a_draw() -> None:
-    """Three generations from the best of a draw get further than from any, or from the worst:
-    the best of 256 by chance has 2.1 steps in the mean."""
+    """Three generations from the best of a sample improve more than from any, or from the worst:
+    the best of 256 random candidates has 2.1 steps in the mean."""
     assert sum(map(_bred, range(16))) / 16 < 1.6
 
 
@@ -272,7 +272,7 @@ def test_learning_beats_chance_on_recorded_times(name: str, gemm: Any) -> None:
 
 
 def test_equal_code_is_one_candidate(gemm: Any) -> None:
-    """Twins are remembered under one name, so that they are no two parents and no two samples."""
+    """Duplicates are remembered under one name, so that they count as one parent and one sample."""
     memory = Memory(gemm.space, random.Random(1))
     first, second, third = gemm.space.points[:3]
     memory.update(
@@ -340,8 +340,8 @@ class TestKriging:
         assert deviations[0] < deviations[1] < deviations[2] < deviations[3]
 
     def test_an_opinion_that_is_refuted_is_trusted_less(self, gemm: Any) -> None:
-        """Someone sees a factor of e between the halves of a space. Where times say the opposite,
-        the schedules that nobody measured are expected to do so, too."""
+        """The model sees a factor of e between the halves of a space. If times show the opposite,
+        its predictions for unmeasured schedules follow them."""
         points = [p for p in gemm.space.points if p.algorithm == "rows"]
         seen = {p: float(n % 2) for n, p in enumerate(points)}
         opinion = Opinion(seen, 0.5, 0.5)

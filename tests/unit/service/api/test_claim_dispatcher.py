@@ -1,4 +1,5 @@
-"""Claims that wait: looked for together, in turn, and never left with a lease that nobody has."""
+"""Waiting claims: grouped into one search, served in turn, and never left with a lease without a
+worker."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def names(leases: Sequence[Lease]) -> list[str]:
 
 
 class Client:
-    """Who asks; it may go away."""
+    """A client that sends a claim; it may disconnect."""
 
     def __init__(self) -> None:
         self._gone = asyncio.Event()
@@ -103,7 +104,8 @@ class House:
         self.notifier.wake([queue_topic(target)])
 
     async def quiet(self) -> None:
-        """Until nothing is looked for and nothing given back, and those who were told went on."""
+        """Wait until no search and no return of a lease is running, and the notified clients went
+        on."""
         still = 0
         while still < 20:
             await asyncio.sleep(0)
@@ -168,7 +170,7 @@ async def test_a_claim_that_finds_nothing_is_looked_for_once(house: House) -> No
 
 @in_house
 async def test_one_request_is_looked_for_by_few_of_many_that_wait(house: House) -> None:
-    """The others learn that nothing is left; nobody looks for them."""
+    """The others learn that nothing is left, without a search of their own."""
     asked = [house.asks(claim(f"w{n}")) for n in range(3 * MOST)]
     await house.quiet()
     before = len(house.queue.looks)
@@ -214,7 +216,7 @@ async def test_those_who_may_take_nothing_hold_up_nobody(house: House) -> None:
     assert names(await asked[-1]) == ["a"]
     await house.quiet()
     looks = len(house.queue.looks)
-    house.submit("b")  # nobody can take it: each is looked for once, and that is all
+    house.submit("b")  # no worker can take it: each is looked up once, and never again
     await house.quiet()
     assert sorted(name for look in house.queue.looks[looks:] for name in look) == sorted(
         house.queue.barred

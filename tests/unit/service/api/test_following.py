@@ -30,7 +30,7 @@ FACTS = {"flops": 2e6, "executed_flops": 1e6, "origin": "random"}
 
 @pytest.fixture(autouse=True)
 def served(server: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands find in their environment, and a worker that jobs need not wait for."""
+    """The environment of commands, and a worker that jobs need not wait for."""
     storage.workers.register("board", [target_key("x86-64-v3")], {}, protocol=PROTOCOL)
     monkeypatch.setenv("TILEWRIGHT_SERVER", server.url)
     monkeypatch.setenv("COLUMNS", "200")
@@ -61,7 +61,7 @@ def finish(storage: Storage, claim: JobClaim, folder: Path) -> None:
 
 @contextmanager
 def tuner(storage: Storage, folder: Path, error: str = "") -> Iterator[None]:
-    """A tuner beside the command: it takes one job and ends it."""
+    """A tuner that runs alongside the command: it takes one job and ends it."""
 
     def work() -> None:
         while (found := storage.jobs.claim("t", 60)) is None:
@@ -97,7 +97,7 @@ def test_a_model_is_submitted_followed_and_fetched(
     assert [line for line in lines if line.startswith("tuning")] == [
         "tuning 1 tasks, no worker yet"
     ]
-    # the most expensive first, with what it does in a second
+    # the most expensive first, with its rate per second
     dear, cheap = (line.split() for line in lines if line.strip().startswith(("dear", "cheap")))
     assert (dear[0], cheap[0]) == ("dear", "cheap")
     assert cheap[:4] == ["cheap", "3", "200.0", "100.0"] and "20.0" in cheap and "10.0" in cheap

@@ -1,4 +1,4 @@
-"""A token sees the jobs and models of its owner, as if there were no others."""
+"""A token sees only the jobs and models of its owner."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_tokens_of_one_name_are_one_owners_and_admins_see_all(
 def test_a_job_shows_the_name_that_its_owner_gave_the_model(
     anonymous: TestClient, storage: Storage, ada: dict[str, Any]
 ) -> None:
-    """The same bytes have another name for somebody else."""
+    """The same bytes have another name for another owner."""
     assert job_of("bob", anonymous, storage)["model_name"] == "bob.onnx"
     every = anonymous.get("/v1/jobs", headers=header(storage, "root", Scope.ADMIN)).json()
     assert {job["owner"]: job["model_name"] for job in every} == {
@@ -172,7 +172,8 @@ def test_a_job_shows_the_name_that_its_owner_gave_the_model(
 def test_the_command_and_the_route_take_the_same_names(
     client: TestClient, storage: Storage
 ) -> None:
-    """A name is an owner: one that looks like another's, or like nobody's, is refused."""
+    """A name is an owner: one that resembles another owner's name, or the name of the anonymous
+    owner, is refused."""
     for name in ("", "ada ", "a\x1bda", "a" * 201):
         assert run_cli(["token", "create", name, "--scope", "read"]) == 1
         assert client.post("/v1/tokens", json={"name": name, "scopes": ["read"]}).status_code == 422

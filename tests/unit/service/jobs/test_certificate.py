@@ -142,7 +142,7 @@ def test_strassen_rounds_large_rows_into_small_ones_and_others_do_not() -> None:
 
 
 def test_scattered_terms_cancel_as_those_of_a_product_do() -> None:
-    """1e7 + 0.3 - 1e7 is 0 in float32, beside an element of 1000."""
+    """1e7 + 0.3 - 1e7 is 0 in float32, in one array with an element of 1000."""
     m = Maker()
     data, places = m.input("x", 8), m.constant("places", np.array([2, 2, 2]))
     m("scatter", data, places, m.input("updates", 3), name="y", depth=1, reduction="add")
@@ -170,7 +170,7 @@ def test_kernels_that_mix_rows_are_known_by_their_algorithm(limit: int | None, m
 
 
 def test_a_tie_may_fall_either_way_and_nothing_else_may() -> None:
-    """What follows is computed from the program's own integer, and no error is carried on."""
+    """The next steps are computed from the program's own integer, so no error is carried on."""
     graph, inputs = quantised()
     own = Played(graph, inputs, ("q",)).made["q"].reshape(-1)[0]
     other = Played(graph, inputs, ("q",), {"q": at(0, 7 - 2 * int(own))})
@@ -185,7 +185,7 @@ def test_a_tie_may_fall_either_way_and_nothing_else_may() -> None:
 
 
 def test_a_float_behind_a_tie_is_off_by_what_the_tie_explains() -> None:
-    """The rounding lies within a kernel, and nobody sees the integers."""
+    """The rounding lies within a kernel, so the integers are not visible."""
     graph, inputs = quantised()
     own = float(Played(graph, inputs, ()).made["back"][0, 0])
     tie = Played(graph, inputs, (), {"back": at(0, 7 - 2 * own)})
@@ -197,7 +197,7 @@ def test_a_float_behind_a_tie_is_off_by_what_the_tie_explains() -> None:
 
 
 def test_what_rounding_explains_is_bounded() -> None:
-    """A step that hardly depends on its operands is no evidence: sin of a large number."""
+    """A step that hardly depends on its operands proves nothing: sin of a large number."""
     m = Maker()
     x = m.input("x", 4, 32)
     m("sin", m("mul", x, m.constant("k", np.float32(1e7)), name="large"), name="y")
@@ -285,7 +285,7 @@ def test_what_the_largest_element_would_hide(
 
 
 def test_an_ill_conditioned_step_is_off_by_what_a_rounding_of_its_operands_does() -> None:
-    """1 / (x - 1) beside x = 1: float32's rounding of x moves the result by a thousandth."""
+    """1 / (x - 1) near x = 1: float32's rounding of x moves the result by a thousandth."""
     m = Maker()
     x = m.input("x", 4, 16)
     half = m("mul", x, m.constant("half", np.float32(0.5)), name="half of x")
@@ -568,7 +568,7 @@ def test_certificates_of_several_programs_count_all_their_values() -> None:
 
 
 def test_a_value_of_no_elements_is_looked_at_as_any_other() -> None:
-    """No port of it is fetched: there are no bytes."""
+    """No part of it is fetched: it has no bytes."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
         helper.make_node("Relu", ["h"], ["p"]),

@@ -1,4 +1,4 @@
-"""What is served: the tuned schedules only where they win end to end."""
+"""Tuned schedules are served only where they win end to end."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _other(planned: Planned, number: int) -> Schedule:
 def _record(
     storage: Storage, planned: Planned, number: int, schedule: Schedule, ratio: float
 ) -> None:
-    """What the database says of a task: its time is made up."""
+    """The database's record of a task; its time is invented."""
     key = RecordKey(planned.workloads[number][0].key, planned.target.key)
     measured = Measurement(
         Status.OK,
@@ -164,7 +164,7 @@ def registered(storage: Storage) -> None:
 
 
 def board(*ratios: float, worker: str = LIAR, other: FakeDevice | None = None) -> FakeDevice:
-    """A worker's device, and the one of another owner beside it."""
+    """A worker's device, together with the device of another owner."""
     return FakeDevice(list(ratios), worker=worker, other=other)
 
 
@@ -183,7 +183,7 @@ def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     assert found.verdict.served is Served.DEFAULT and second.raced == [1]
     assert LIAR in found.verdict.reason and HONEST in found.verdict.reason
     assert settle([planned], storage).verdict.outcome == "not_run", "nobody believes it"
-    # the next job decides by what it finds, with another's word for it
+    # the next job decides from its own findings, and another owner confirms them
     again = board(truth, worker="third", other=honest(truth))
     verdict = settle([planned], storage, again, job_id="next").verdict
     assert verdict.served is (Served.TUNED if truth < 1 else Served.DEFAULT)
@@ -205,7 +205,7 @@ def test_a_tie_contradicts_nobody(storage: Storage, planned: Planned) -> None:
 def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
     storage: Storage, planned: Planned
 ) -> None:
-    """The second race ends in a tie: nobody agreed, and nobody contradicted."""
+    """The second race ends in a tie: it neither confirms nor contradicts the first."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     first = settle([planned], storage, board(0.9, other=honest(1.0)), job_id="first")
     assert (first.verdict.served, first.verdict.attestation) == (Served.TUNED, Attestation.ONCE)
@@ -257,7 +257,7 @@ class Turns(FakeDevice):
 def test_the_races_of_the_whole_and_of_its_sure_part_are_one_word(
     storage: Storage, planned: Planned, turns: tuple[str, ...]
 ) -> None:
-    """If two workers ran them, it is nobody's."""
+    """Races that two workers ran belong to no single worker."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
     device = Turns([1.01, 0.9], other=honest(0.9))
@@ -314,7 +314,8 @@ def test_what_a_device_cannot_race_is_decided_by_its_kernels(
 def test_without_a_race_records_are_served_and_said_to_be_unraced(
     storage: Storage, planned: Planned
 ) -> None:
-    """Records that come from other models: each was faster by itself, and that is all."""
+    """Records that come from other models: each kernel was faster alone, and no race compared
+    them."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     found = settle([planned], storage)
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "not_run")

@@ -49,7 +49,7 @@ def model() -> Loadable:
 
 @pytest.fixture(scope="module")
 def outputs(model: Loadable) -> dict[str, np.ndarray]:
-    """What the model gives in this process."""
+    """The model's outputs in this process."""
     executable = model.load(1)
     found = executable.run(draw_inputs(executable.program.inputs, SEED))
     return dict(zip(executable.output_names, found, strict=True))
@@ -150,7 +150,7 @@ def test_a_cache_that_is_too_small_refuses_and_fetches_nothing(
         with pytest.raises(DeviceError, match=sentence):
             device.check(model, 1, SEED, large)
         assert not requested
-        # what fits is done, though not beside what lay there before
+        # blobs that fit are accepted, once the earlier ones have left the cache
         for number in (1, 2):
             small = {"y": np.full(1 << 16, number, np.float32)}
             assert device.check(model, 1, SEED, small).errors == {"y": float("inf")}
@@ -182,7 +182,7 @@ def test_a_killed_worker_is_given_the_run_again(
         first.kill()
         first.wait()
     assert states(storage, job) == [RequestState.LEASED]
-    with writing(storage.engine) as connection:  # nobody renews its lease, so it runs out
+    with writing(storage.engine) as connection:  # its lease is not renewed, so it expires
         connection.execute(sa.update(leases_table).values(deadline=0.0))
     with worker_process(server.url, owner, tmp_path / "spool"):
         assert calls.result().comparisons

@@ -81,7 +81,7 @@ def test_what_an_earlier_stage_of_the_job_stored_is_not_taken_over(
 def test_what_was_stored_already_comes_again_if_it_is_asked_for_again(
     storage: Storage, job: str
 ) -> None:
-    """Its trials may teach nobody any more, so that a tuner asks for them again."""
+    """Its trials may train no model any more, so that a tuner asks for them again."""
     first = runner(storage, job)
     send(first, "a")
     work(storage)
@@ -106,7 +106,7 @@ def test_cancelled_requests_still_give_results(storage: Storage, job: str) -> No
 def test_what_is_submitted_until_the_tuner_polls_is_queued_at_once(
     storage: Storage, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit for each was 87 % of a tuner's time beside 200 workers."""
+    """A commit for each took 87 % of a tuner's time with 200 workers."""
     sent: list[tuple[list[str], list[str]]] = []
     submit = LeaseStore.submit
 
@@ -154,7 +154,7 @@ def test_a_killed_tuner_leaves_what_it_had_queued_and_nothing_is_measured_twice(
     work(storage)
     successor = runner(storage, job)
     assert [request.request_id for request in successor.resume()] == ["queued"]
-    successor.submit(*make("gathered"))  # proposed again: nobody knows of it
+    successor.submit(*make("gathered"))  # proposed again: no other record of it exists
     assert [result.request_id for result in successor.poll(0.0)] == ["queued"]
     assert work(storage) == ["gathered"]
     assert [result.request_id for result in successor.poll(0.0)] == ["gathered"]

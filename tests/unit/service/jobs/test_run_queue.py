@@ -43,7 +43,7 @@ def model() -> Loadable:
 
 @pytest.fixture(scope="module")
 def outputs(model: Loadable) -> dict[str, np.ndarray]:
-    """What the model gives in this process."""
+    """The model's outputs in this process."""
     executable = model.load(1)
     found = executable.run(draw_inputs(executable.program.inputs, SEED))
     return dict(zip(executable.output_names, found, strict=True))
@@ -64,7 +64,7 @@ def device(storage: Storage, job: str) -> Iterator[LeasedDevice]:
 def test_what_a_device_was_short_of_is_asked_for_again(
     storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray], status: RunStatus
 ) -> None:
-    """By the next life of a job: this one has heard that there is no room."""
+    """The next life of a job asks again: this one has received the answer that there is no room."""
     board = storage.workers.register("board", [host_target().key], find_device().to_json())
     for life in range(2):
         with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
@@ -132,7 +132,7 @@ def test_a_second_opinion_is_never_what_was_said_before(
 def test_a_run_that_its_worker_lets_lie_goes_to_another(
     storage: Storage, job: str, model: Loadable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It keeps its place in the queue, and who ran it is told."""
+    """It keeps its place in the queue, and the job learns which worker ran it."""
     monkeypatch.setattr(run_queue, "LOOK_SECONDS", 0.0)
     target = host_target().key
     names = ("busy", "idle")

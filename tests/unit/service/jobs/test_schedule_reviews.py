@@ -1,4 +1,4 @@
-"""What a device that is not ours says is measured again before other jobs are served with it."""
+"""Results of another owner's device are measured again before other jobs are served with them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_lie_is_measured_again_disputed_and_not_served(
     assert reason is not None and not reason.is_failure
     assert reason.reason == f"measured again, 1 of the new records did not hold: {told}"
 
-    # the lie teaches nobody: a later job with honest workers comes to a record
+    # the wrong result trains no cost model: a later job with honest workers finds a record
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     later = tuned(storage, builder, board, "second")
     (task,) = later.finished.tasks
@@ -187,7 +187,7 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
 
 @dataclass
 class Leaving(FakeDevice):
-    """One beside which a worker goes away with what it should measure; another comes, or none."""
+    """A device whose worker leaves with a measurement unfinished; another worker comes, or none."""
 
     next: FakeDevice | None = None
     asked: int = 0
@@ -226,7 +226,8 @@ def test_where_who_was_asked_goes_away_others_are_asked_who_tell_as_much(
 def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has_one(
     storage: Storage, builder: ProcessBuilder
 ) -> None:
-    """A liar who is alone confirms himself, and it says so. Then somebody honest comes."""
+    """A single dishonest owner can only confirm himself, and the record says so. Then an honest
+    owner comes."""
     liar = storage.workers.register("liar", [], {}, owner="mean").id
     alone = FakeDevice([0.9] * 8, runner=FakeQueue(lying, worker=liar), worker=liar, owner="mean")
     tuned(storage, builder, alone, "first")
@@ -291,7 +292,7 @@ def test_our_own_device_needs_no_second_measurement(
 def test_a_second_measurement_without_a_certificate_confirms_nothing(
     storage: Storage, builder: ProcessBuilder
 ) -> None:
-    """It took the same time, but nobody compared its output on every draw."""
+    """It took the same time, but its output was not compared on every random input."""
 
     @dataclass
     class Careless(FakeQueue):

@@ -1,4 +1,4 @@
-"""Runs that tuned nothing: whether somebody has to do something about it, and what is said."""
+"""Runs that tuned nothing: whether an action is needed, and the sentence about it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def loop(trials: int, ended: Ended) -> Callable[..., Finished]:
 def test_an_artifact_of_defaults_is_a_success_with_a_sentence(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Time that is over before the first trial is nobody's mistake, with an artifact or without."""
+    """An expired time limit before the first trial is not an error, with an artifact or without."""
     monkeypatch.setattr(run_job, "tune_tasks", loop(0, Ended.TIME))
     folder = tmp_path / "artifact"
     assert run_cli(["tune", str(model), "--seconds", "2", "-o", str(folder)]) == 0

@@ -45,7 +45,7 @@ def states(values: Mapping[str, int]) -> Any:
 
 @contextmanager
 def statements(storage: Storage, table: str) -> Iterator[list[str]]:
-    """What is asked of a table meanwhile."""
+    """The queries on a table meanwhile."""
     seen: list[str] = []
 
     def note(_c: Any, _cu: Any, statement: str, *_: Any) -> None:
@@ -148,7 +148,7 @@ def test_a_notice_between_a_look_and_the_wait_is_heard() -> None:
 
 
 class Failing(Silent):
-    """A source that fails in ways that nobody thought of, and then hears of a job."""
+    """A source that fails in unexpected ways, and then hears of a job."""
 
     def __init__(self, errors: Iterable[BaseException]) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Failing(Silent):
 
 
 def test_whatever_goes_wrong_the_notifier_goes_on() -> None:
-    """What was announced while it could not hear may be anything: everybody is woken."""
+    """It cannot know which announcements it missed, so it wakes every waiter."""
     failures: list[None] = []
     source = Failing([ValueError("a bug"), KeyError("another"), OSError("no file")])
 

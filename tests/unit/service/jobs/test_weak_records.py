@@ -1,4 +1,4 @@
-"""What a tuner without a job does about records that rest on one owner's word."""
+"""A tuner without a job works on records that rest on the results of one owner."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Site:
     other: str
 
     def look(self) -> list[str]:
-        """What is due, a while later."""
+        """The work that is due, a while later."""
         self.clock.now += LOOK_SECONDS
         return [one.id for one in self.weak.due()]
 
@@ -85,7 +85,7 @@ class Site:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Workers that say nothing of themselves are not lost, however slow a test is."""
+    """Workers that report nothing about themselves are not lost, however slow a test is."""
     return settings.model_copy(update={"worker_lost_seconds": 1e6})
 
 
@@ -268,7 +268,7 @@ def test_it_has_the_turn_while_it_measures(
 
 
 def test_what_a_tuner_left_that_was_killed_is_withdrawn(site: Site, task: Task) -> None:
-    """Whatever waits, nobody would look any more at what idle workers could do."""
+    """Otherwise no process would return to work that idle workers could do."""
     storage = site.storage
     record = site.serve(task.key, task.space.default())
     gone = storage.workers.register("gone", [TARGET.key], {}, owner="b").id
@@ -326,7 +326,7 @@ def test_a_tuner_without_jobs_measures_weak_records_again(
     monkeypatch: pytest.MonkeyPatch,
     true: bool,
 ) -> None:
-    """What holds is backed by two owners then, and a lie is served no more."""
+    """Correct records are then backed by two owners, and a wrong one is served no more."""
     monkeypatch.setattr(TunerProcess, "builder", builder)
     record = site.serve(task.key, task.space.default(), seconds=1e-3 if true else 1e-6)
 

@@ -1,4 +1,4 @@
-"""What a worker believes of what lies between it and the service: proxies, portals, redirects."""
+"""A worker's reaction to proxies, portals and redirects between it and the service."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ def test_a_worker_that_the_service_forgot_registers_before_it_reports(
     start: Callable[[], Running],
     harness: type[FakeHarness],
 ) -> None:
-    """Its hand is full of what it cannot report: the reporting thread must introduce it anew."""
+    """It has no free slot because it cannot report its results: the reporting thread must register
+    it again."""
     harness.gate.clear()
     queue(storage, "a")
     start()
@@ -261,7 +262,8 @@ def test_leases_whose_answer_was_lost_come_with_the_next_claim(
 def test_a_blob_that_always_arrives_damaged_is_given_up(
     proxy: Proxy, storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
-    """It is fetched some times; then the lease ends with the reason, as nobody's crash."""
+    """It is fetched some times; then the lease ends with the reason, and no worker is blamed for a
+    crash."""
     proxy.instead = lambda path: (200, {}, b"other bytes") if "/v1/blobs/" in path else None
     queue(storage, "a")
     start()
