@@ -8,8 +8,8 @@ import structlog
 def plain_logs() -> None:
     """Tracebacks as Python prints them, as `service.logs` has them.
 
-    By default structlog has rich draw them with the values of all variables, which takes seconds
-    for each where those hold an application.
+    By default structlog has rich print them with the values of all variables, which takes seconds
+    for each if one of them is an application.
     """
     structlog.reset_defaults()
     structlog.configure(

@@ -26,8 +26,8 @@ def own_folders(folder: Path) -> Path:
 def served(folder: Path, database_url: str = "") -> Iterator[Client]:
     """`tilewright server run` with its own tuner and worker; a client of the owner.
 
-    It ends with 0, or the test fails with what was logged. It starts in a folder with packages
-    of a user's own, none of which it may import.
+    It ends with 0, or the test fails with the log. It starts in a folder with packages of a user's
+    own, and must import none of them.
     """
     here = own_folders(folder / "here")
     with socket.socket() as probe:

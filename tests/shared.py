@@ -1,4 +1,5 @@
-"""What the processes of one test run share: made by the first that wants it, read by the others."""
+"""Data that the processes of one test run share: written by the first that needs it, read by the
+others."""
 
 from __future__ import annotations
 

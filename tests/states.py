@@ -1,4 +1,4 @@
-"""What a program does to a state that it changes in place."""
+"""A program's changes to a state that it updates in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole job whose candidates are built by a Dask cluster that falls apart in the middle."""
+"""A whole job whose candidates are built by a Dask cluster that breaks down in the middle."""
 
 from __future__ import annotations
 

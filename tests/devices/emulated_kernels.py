@@ -68,7 +68,8 @@ class Case:
 
 
 def run_cases(cases: Sequence[Case], cpu: str, folder: Path) -> list[Array]:
-    """What the nests write on a CPU of qemu's, in physical form; all are of one architecture.
+    """Outputs of the nests on an emulated CPU, in physical form; all nests are for one
+    architecture.
 
     Raises:
         UnavailableError: if the emulator or a Python for it cannot be had here.

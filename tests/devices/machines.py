@@ -11,7 +11,7 @@ from tilewright.compiler.targets.device import Cache
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that qemu can stand for, with the facts that its Linux tells.
+    """A machine that qemu can emulate, with the facts that its Linux reports.
 
     Attributes:
         name: of the worker.

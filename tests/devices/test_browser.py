@@ -113,6 +113,6 @@ def test_a_job_is_done_there(
         said = subprocess.run(["node", tmp_path / "run.mjs"], check=True, capture_output=True)
         assert json.loads(said.stdout) == 10
 
-    device.terminate()  # a browser that is ended so says nothing to its pages; Node is told
+    device.terminate()  # a browser that is ended sends its pages no event; Node gets a signal
     if worker.device["system"] == "Node":
         until(lambda: health(plain_service) == {"gone"}, tmp_path)

@@ -1,4 +1,4 @@
-"""An option of the tests that draw graphs."""
+"""An option of the tests that generate graphs."""
 
 from __future__ import annotations
 

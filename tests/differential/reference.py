@@ -23,5 +23,5 @@ class MaxPool(Strayed):  # type: ignore[misc]  # onnx.reference has no types
 
 
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
-    """What evaluates a model by the standard, in NumPy."""
+    """The evaluator of a model by the standard, in NumPy."""
     return ReferenceEvaluator(model, new_ops=[MaxPool])

@@ -40,7 +40,7 @@ def _einsum(g: Grower) -> None:
 
 
 def _image(g: Grower) -> Value:
-    """A value of rank 3 to 5 whose window dimensions are no dots."""
+    """A value of rank 3 to 5 whose window dimensions are not 1."""
     return g.pick([v for v in g.values if v.array.dtype == FLOAT and 3 <= v.rank <= 5])
 
 

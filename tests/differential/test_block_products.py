@@ -168,8 +168,8 @@ def drawn_groups(how: str, depth: int, block: int, random: Any) -> np.ndarray[An
 @pytest.mark.parametrize("zero", ["none", "bytes", "floats"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_any_order_of_groups(bits: int, zero: str, groups: str) -> None:
-    """MatMulNBits as it is documented; ONNX Runtime leaves out zero points in bytes beside g_idx,
-    and has no g_idx for 2 and 8 bits."""
+    """MatMulNBits as it is documented; ONNX Runtime ignores zero points in bytes together with
+    g_idx, and has no g_idx for 2 and 8 bits."""
     random = np.random.default_rng(zlib.crc32(f"{bits} {zero} {groups}".encode()))
     level = 4 * int(random.integers(2))
     block = int(random.choice([16, 32, 64, 128, 256]))

@@ -1,8 +1,8 @@
 """Random workloads with one extent opened: every schedule that takes them is right at every size.
 
-An extent of a workload that other tests draw becomes a size with a range wherever it occurs. Types
-are inferred anew; where they do not follow from it, another extent is opened. Nests are evaluated,
-no code is generated.
+An extent of a workload that other tests generate becomes a size with a range wherever it occurs.
+Types are inferred again; where they do not follow from it, another extent is opened. Nests are
+evaluated, no code is generated.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tilewright.compiler.frontend.catalogue import catalogue
 
 # Up to five nodes, each of which may multiply a relative error by a few: sums of at most 1024
 # float32 elements in another order are within 1024 * 2**-24 = 6e-5 of their largest, and functions
-# are kept to where they change slowly. What reads a wrong element differs by a hundred times that.
+# are kept to where they change slowly. A read of a wrong element differs by a hundred times that.
 TOLERANCE = 2e-3
 NODES = 5
 ATTEMPTS = 4

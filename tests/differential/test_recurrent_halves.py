@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM in float16 and bfloat16: states are float32 from step to step.
 
 The gates keep nearly all of the state, so that an error of each step would add up. Results are
-rounded once: they are off by half of the last digit of the largest, and by what 16-bit factors of
-the products come to.
+rounded once: they are off by half of the last digit of the largest, and by the effect of 16-bit
+factors of the products.
 """
 
 from __future__ import annotations

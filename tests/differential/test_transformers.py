@@ -63,7 +63,7 @@ def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
     kernels = [step.workload.operators for step in plan.kernels]
     assert sum("attention" in names for names in kernels) == 2
     assert not any(set(names) <= {"transpose", "slice"} for names in kernels)
-    # three products a layer beside it: output, and two of the perceptron; at the end of some, one
+    # three further products per layer: output, and two of the perceptron; at the end of some, one
     assert sum(names[0] == "matmul" for names in kernels) in (8, 9)
 
 

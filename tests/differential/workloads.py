@@ -70,7 +70,7 @@ def winograd(random: Random, lanes: int) -> Case:
     around = ((0, 0), (0, 0), *((pads[d] + more, pads[d + rank] + more) for d in range(rank)))
     last = Layout((*(Factor(d) for d in (0, *range(2, rank + 2))), Factor(1)))
     layout, written = (pick(random, blocked(rank + 2, 1, lanes), last) for _ in range(2))
-    # Lanes that a layout rounds up are nobody's, in a halo too: there would be nothing to compare.
+    # Lanes that a layout rounds up are undefined, in a halo too: there would be nothing to compare.
     whole = filters % lanes == 0 or written == last
     halo: Halo = ((0, 0), (0, 0), *(((1, 1),) * rank)) if whole and random.integers(2) else ()
     places: Places = {"x": (layout, around), "out": (written, halo)}

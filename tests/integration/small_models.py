@@ -1,4 +1,4 @@
-"""Twelve small models, one of each kind that people have, with what is open left open."""
+"""Twelve small models, one of each common kind, with their open dimensions left open."""
 
 from __future__ import annotations
 

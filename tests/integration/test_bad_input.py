@@ -241,7 +241,7 @@ def test_a_dimension_without_a_size_is_tuned_and_looked_up_for_a_range(
 
 
 def test_an_uploaded_model_reads_no_file_of_the_service(client: TestClient) -> None:
-    """Its weights could be named after the digest of somebody else's model."""
+    """Its weights could be named after the digest of another user's model."""
     other = client.post("/v1/models", content=relu().SerializeToString()).json()["digest"]
     mine = client.post("/v1/models", content=external(other).SerializeToString()).json()["digest"]
     answer = client.post("/v1/jobs", json={"model": mine})

@@ -78,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is compiled, by the sizes of its input."""
+    """The compiled programs, by the sizes of their input."""
     from tilewright.compiler import driver
 
     found: list[str] = []

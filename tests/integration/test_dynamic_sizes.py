@@ -90,7 +90,7 @@ def case(name: str) -> Case:
 
 
 def vectors(ranges: Mapping[str, str], count: int = 50) -> list[dict[str, int]]:
-    """Both ends of all ranges, what lies beside tiles, then drawn ones."""
+    """Both ends of all ranges, the neighbours of tile sizes, then random sizes."""
     draw = Random(1)
     ends = {name: tuple(map(int, text.split(".."))) for name, text in ranges.items()}
     first, last = ({name: pair[k] for name, pair in ends.items()} for k in (0, 1))

@@ -38,7 +38,7 @@ class GuardedCase:
 
 
 def convolutions() -> Any:
-    """Windows with zeros around them, steps of two, channels apart, and pooling."""
+    """Windows with zeros around them, strides of two, separate channels, and pooling."""
     info, float32 = helper.make_tensor_value_info, TensorProto.FLOAT
     weights = {"a": (16, 3, 3, 3), "b": (16, 1, 3, 3), "c": (8, 16, 1, 1)}
     random = np.random.default_rng(1)

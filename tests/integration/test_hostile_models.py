@@ -119,7 +119,7 @@ def factors(count: int) -> onnx.ModelProto:
 
 
 def nested(depth: int) -> onnx.ModelProto:
-    """Branches within each other, each with another branch beside it."""
+    """Nested branches, each with a sibling branch."""
     made = model([], {"c": np.array(True)})
     graph, output = made.graph, "y"
     for level in range(depth):

@@ -1,4 +1,4 @@
-"""Compiled models as functions: what they say of themselves, and how they are called."""
+"""Compiled models as functions: their descriptions, and the ways to call them."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_without_a_cut_a_node_that_reads_a_counted_value_is_refused(
 
 
 def test_nodes_that_keep_places_apart_read_counted_values() -> None:
-    """What a detector does: boxes that suppression chose, coordinates of what is not zero."""
+    """A detector's operators: boxes that suppression chose, coordinates of nonzero elements."""
     limits = {"limit": np.array([5]), "most": np.array([0.3], np.float32)}
     two, one = np.array(2), np.array([1])
     nodes = [

@@ -187,7 +187,7 @@ def test_bfloat16_is_ml_dtypes() -> None:
 
 
 def test_lists_for_bfloat16_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not raw bits; without ml_dtypes there is no telling."""
+    """Not raw bits; without ml_dtypes the two are indistinguishable."""
     session = ort.InferenceSession(typed(TensorProto.BFLOAT16))
     (found,) = session.run(None, {"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]})
     assert found.astype(np.float32).tolist() == [[1, 4], [2, 5], [3, 6]]

@@ -21,7 +21,7 @@ with torch.no_grad():
 
 
 def ran(folder: Path, *arguments: str) -> str:
-    """What a Python prints that starts in a folder, which it puts first on its path."""
+    """The output of a Python process that starts in a folder, which it puts first on its path."""
     environment = {**os.environ, "TILEWRIGHT_DATA_FOLDER": str(folder.parent / "data")}
     command = [sys.executable, *arguments]
     done = subprocess.run(

@@ -228,7 +228,7 @@ def counts_multiplied() -> onnx.ModelProto:
 
 
 def chosen_of_a_tail() -> onnx.ModelProto:
-    """The positive elements behind the first: of one element there are none to choose from."""
+    """The positive elements behind the first: an array of one element has none to choose from."""
     node = onnx.helper.make_node
     return model(
         [

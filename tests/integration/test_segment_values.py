@@ -106,7 +106,7 @@ def test_bfloat16_is_taken_by_its_name_and_as_bits() -> None:
 
 
 def two_counts() -> onnx.ModelProto:
-    """A sum of the places of what is chosen twice: as many each time, or one."""
+    """A sum of the positions of two selections: as many each time, or one."""
     node = helper.make_node
     return model(
         [

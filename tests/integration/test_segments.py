@@ -276,7 +276,7 @@ def test_bad_inputs_are_named() -> None:
 
 
 def test_sessions_keep_what_the_data_chose() -> None:
-    """What is above 0 of the state and the new values stays."""
+    """The positive elements of the state and of the new values stay."""
     node = helper.make_node
     proto = model(
         [

@@ -194,7 +194,7 @@ def test_a_text_is_as_long_as_the_table_of_positions() -> None:
 
 
 def test_caches_of_which_one_is_no_state_are_copied() -> None:
-    """All that have one room grow together, or none is told of any."""
+    """All caches that share one room grow together, or none does."""
     model = decoder("gpt2", "growing")
     executable = compile_model(model, dims={"past": "0..20", "tokens": "1..5"})
     states, theirs = state_names(model), first_states(model)

@@ -1,4 +1,4 @@
-"""Export small transformers from PyTorch to the ONNX files beside this script.
+"""Export small transformers from PyTorch to the ONNX files next to this script.
 
 Run where torch, transformers, onnx and onnxscript are installed: `python tests/models/export.py`.
 The files are kept in the repository, so that the tests need none of these. Parameters are random

@@ -30,7 +30,7 @@ from tilewright.tuner.cancel import CancelToken
 LIMITS = Limits(256 << 20, 60.0)
 
 AT_ONCE = 1.0
-"""Seconds in which a child is gone whose answer nobody wants."""
+"""Seconds within which a child ends if its answer is no longer wanted."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 
@@ -101,7 +101,8 @@ def named(path: str) -> None:
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has asked for its status has, too."""
+    """Whether a process has ended; a process whose exit status was not collected counts as
+    ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

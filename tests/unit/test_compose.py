@@ -36,7 +36,7 @@ def volumes(name: str) -> dict[str, str]:
 
 
 def stages() -> dict[str, str]:
-    """What the Dockerfile does for each target."""
+    """The Dockerfile's instructions for each target."""
     parts = re.split(r"^FROM \S+ AS (\w+)$", DOCKERFILE, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

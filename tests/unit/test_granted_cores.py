@@ -1,4 +1,4 @@
-"""What control groups grant, as containers see them."""
+"""The cores that control groups grant, as containers see them."""
 
 from __future__ import annotations
 

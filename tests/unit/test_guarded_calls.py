@@ -1,4 +1,5 @@
-"""What a kernel under test must not do is found, and the tests go on; libc's functions stand in."""
+"""Forbidden accesses of a kernel under test are found, and the tests go on; libc's functions
+replace the kernel."""
 
 from __future__ import annotations
 

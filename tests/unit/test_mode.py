@@ -84,8 +84,8 @@ class Wider(Mode):
 def test_a_new_option_reaches_templates_and_caches_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From what a job asks for to the templates, and into the keys of what is kept: nothing on the
-    way names the fields of a mode."""
+    """From a job's options to the templates, and into the keys of caches: no code on the way names
+    the fields of a mode."""
     offered, lowered = set[Mode](), set[Mode]()
     gemm = contraction.TEMPLATE
 

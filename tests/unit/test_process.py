@@ -1,4 +1,4 @@
-"""What our own processes do otherwise: seen from within such a process."""
+"""Differences of our own processes from a plain one: seen from within such a process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_users_number_of_threads_stays() -> None:
 
 @pytest.mark.parametrize(("leaving", "searched"), [("leave_garbage()", "no"), ("", "yes")])
 def test_the_end_of_a_process_searches_no_garbage(leaving: str, searched: str) -> None:
-    """A cycle is left where it is, with what it would have said."""
+    """A cycle is not collected, and its finaliser's message is not printed."""
     code = f"""
 from tilewright.compiler.process import leave_garbage
 class Cycle:

@@ -303,7 +303,7 @@ def test_hints_that_nobody_states_give_way_to_what_a_machine_holds() -> None:
     ranges = [default_range(name) for name in names]
     wanted = dict.fromkeys(names, 128)
     assert affordable_hints(wanted, {}, ranges, elements) == dict.fromkeys(names, 32)
-    # what a user states stays, as do hints of what is small
+    # a size that a user states stays, as do hints of small sizes
     stated = {"a": 4096, "b": 4096}
     left = affordable_hints(dict.fromkeys("cde", 128), stated, ranges, elements)
     assert left == dict.fromkeys("cde", 2)

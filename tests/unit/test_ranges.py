@@ -1,4 +1,4 @@
-"""What users write of an open dimension, and what it means."""
+"""The notations of users for an open dimension, and their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release refuses: other versions, files that are not what they say, and what fails."""
+"""The refusals of a release: other versions, files with the wrong contents, and failing checks."""
 
 from __future__ import annotations
 

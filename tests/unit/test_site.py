@@ -1,4 +1,5 @@
-"""The documentation as a site: it builds, asks nobody for anything, and a dead link stops it."""
+"""The documentation as a site: it builds, requests nothing from other hosts, and fails on a dead
+link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes against the integers that they become, drawn."""
+"""Sizes against the integers that they become, for random values."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_sizes_are_equal_in_another_process() -> None:
 
 
 def test_the_smaller_of_two_is_known_where_they_may_be_equal() -> None:
-    """What lies 256 * (tokens - 1) before a value never starts behind it."""
+    """A value reduced by 256 * (tokens - 1) is never larger than before."""
     behind = 256 - 256 * dynamic_size(Dimension("tokens", 1, 4096))
     assert smaller(0, behind) == smaller(behind, 0) == behind
     assert larger(0, behind) == larger(behind, 0) == 0

@@ -44,12 +44,12 @@ class Model:
         self._compiled = compiled
 
     def first(self, **hints: int) -> str:
-        """What the first program serves; empty without one."""
+        """The sizes that the first program serves; empty without one."""
         make_first(self.cut, self.make, hints)
         return next(iter(self.cut.made)).text if self.cut.made else ""
 
     def at(self, **sizes: int) -> str:
-        """What the program serves that runs at these sizes."""
+        """The sizes that the program for these sizes serves."""
         values = {"x": np.broadcast_to(np.float32(0), [sizes[name] for name in self.names])}
         while True:
             facts = self.cut.facts(values)

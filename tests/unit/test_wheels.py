@@ -98,7 +98,7 @@ def test_equal_sources_make_equal_wheels(made: dict[str, Path], tmp_path: Path) 
 
 
 def test_wheels_have_every_file_of_a_package_and_what_is_stated_is_there() -> None:
-    """What no pattern of pyproject.toml names is missing where pip installs a wheel."""
+    """A file that no pattern of pyproject.toml names is missing where pip installs a wheel."""
     stated = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns: dict[str, list[str]] = stated["package-data"]
     folders = sorted(path for path in (ROOT / "tilewright").iterdir() if path.is_dir())

@@ -1,4 +1,4 @@
-"""What the templates make of known workloads, and what LLVM makes of that for a named CPU.
+"""The templates' output for known workloads, and LLVM's assembly of it for a named CPU.
 
 `<case>.txt` holds the loop nest of one schedule and facts about its machine code: fused
 multiply-adds in its innermost loops, and vector registers on the stack. They are cross-compiled, so

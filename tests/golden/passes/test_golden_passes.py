@@ -308,7 +308,7 @@ def looping() -> Graph:
 
 
 def bodies(graph: Graph) -> Graph:
-    """What the pipeline does to bodies after its last round."""
+    """The bodies of control flow after the pipeline's last round."""
     return optimise_bodies(graph, lambda body, repeated: optimise(body, repeated=repeated))
 
 

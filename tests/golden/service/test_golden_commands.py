@@ -1,4 +1,4 @@
-"""What the commands that talk to a service ask of it, and all that they print.
+"""The requests of the commands that talk to a service, and all their output.
 
 A line with `$` is a command, one with `>` what it sent, one with `!` what it said on standard
 error. `pytest tests/golden/service --update-golden` writes the files.

@@ -1,4 +1,4 @@
-"""What commands print of models: whole, of reports that are made up.
+"""The commands' output about models: complete, for reports with invented numbers.
 
 `pytest tests/golden/service --update-golden` writes the files.
 """

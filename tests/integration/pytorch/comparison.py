@@ -1,4 +1,4 @@
-"""Functions and modules of PyTorch, compiled, beside themselves."""
+"""Functions and modules of PyTorch, compiled, against their originals."""
 
 from __future__ import annotations
 

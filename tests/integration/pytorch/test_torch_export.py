@@ -62,7 +62,7 @@ def test_a_module_that_writes_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_transforms_and_encoder_layers_are_exported(tmp_path: Path) -> None:
-    """Longer transforms than those that PyTorch would run beside a compiled graph, too."""
+    """Longer transforms than those that PyTorch would run next to a compiled graph, too."""
 
     class Spectrum(nn.Module):
         def __init__(self) -> None:

@@ -31,7 +31,7 @@ def test_weights_that_are_written_to_are_compiled_again(made: list[Any]) -> None
 def test_a_table_is_read_where_it_lies(made: list[Any]) -> None:
     model = Small().eval()
     compiled = same(model, IDS)
-    model.table.weight.data.mul_(2)  # nobody counts that
+    model.table.weight.data.mul_(2)  # a change that no counter sees
     close(compiled(IDS), model(IDS))
     assert len(made) == 1
     assert "(10, 8)" in [str(tuple(port.shape)) for port in made[0].inputs]

@@ -1,4 +1,4 @@
-"""What is called lost after a chaos, and what is not."""
+"""The losses that a chaos run reports, and those that it must not report."""
 
 from __future__ import annotations
 

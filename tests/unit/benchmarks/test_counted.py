@@ -27,7 +27,7 @@ def test_what_is_not_counted_again_stays(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_rows_are_in_the_order_of_models_and_machines() -> None:
-    """RISC-V beside our own code for AArch64; a model that was not counted there has no ratio."""
+    """RISC-V next to our own code for AArch64; a model that was not counted there has no ratio."""
     _, rows = table([*ROWS, Count("resnet50", "riscv64", "ours", 6, 1, 1, 1)])
     assert [row[:3] for row in rows[:3]] == [
         ["mobilenetv2", "neoverse-n1", PEER],

@@ -17,12 +17,12 @@ from benchmarks.onnx_writer import OnnxWriter
 MOST_VALUES = 16
 """Of a parameter whose values say shapes."""
 
-# Million multiply-accumulates. What the papers and fvcore or ptflops give for these networks:
+# Million multiply-accumulates. Sources for these networks are the papers and fvcore or ptflops:
 # EfficientNet-B0 0.39 G, its Lite0 0.41 G, MobileNetV2 0.30 G, YOLOv5n 0.56 G at 320 pixels (with a
-# stem of 6x6, which is 3x3 here), DeiT-S 4.6 G, ConvNeXt-T 4.5 G, PVT-Tiny 1.9 G, SegFormer-B0
-# 8.4 G at 512 pixels, VGG-16 without its head 15.3 G. A transformer layer has 12 hidden^2 a token
-# and 2 tokens * hidden for attention; GPT-2's head multiplies every token with 50257 words. An LSTM
-# layer has 4 hidden (features + hidden) a step.
+# stem of 6x6, which is 3x3 here), DeiT-S 4.6 G, ConvNeXt-T 4.5 G, PVT-Tiny 1.9 G, SegFormer-B0 8.4
+# G at 512 pixels, VGG-16 without its head 15.3 G. A transformer layer has 12 hidden^2 per token and
+# 2 tokens * hidden for attention; GPT-2's head multiplies every token with 50257 words. An LSTM
+# layer has 4 hidden (features + hidden) per step.
 MILLIONS = {
     "mobilenetv2": 300.8,
     "efficientnet-b0": 385.8,
@@ -48,7 +48,7 @@ MILLIONS = {
 
 @pytest.fixture
 def no_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large parameters are inputs: hundreds of megabytes need not be drawn and copied."""
+    """Large parameters are inputs: hundreds of megabytes need not be generated and copied."""
     whole = OnnxWriter.constant
 
     def constant(self: OnnxWriter, value: Any, hint: str = "constant") -> str:

@@ -1,4 +1,4 @@
-"""What llama.cpp is given: the weights and the shape of the ONNX model."""
+"""llama.cpp's input: the weights and the shape of the ONNX model."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_kernels_that_were_not_measured_count_untuned() -> None:
         (0, 0.0, 3.0, 2),
         (1, 1.0, 2.0, 1),
         (2, 2.0, 2.0, 1),  # the first candidate of the other task failed
-        (3, 3.0, 2.0, 1),  # slower than what was known
+        (3, 3.0, 2.0, 1),  # slower than the best known
         (4, 4.0, 1.25, 0),
     ]
     assert [p.seconds for p in replace(run, defaults=(1.0, None)).curve] == [*[None] * 4, 1.25]
@@ -78,7 +78,7 @@ def test_a_run_says_what_it_knew_by_trials_and_by_seconds() -> None:
 
 @pytest.fixture
 def row() -> Comparison:
-    """Three seeds each; in one of TVM's there was no time for its fourth trial."""
+    """Three seeds each; one of TVM's runs had no time for its fourth trial."""
     runs = [
         _run(Engine.OURS, 0, [0.5, 0.5, 0.25, 0.25]),
         _run(Engine.OURS, 1, [0.5, 0.5, 0.5, 0.5]),

@@ -1,4 +1,4 @@
-"""What quantising loses, in both engines, and with a stated loss."""
+"""The loss from quantisation, in both engines, and with a stated loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-operator models, drawn shapes, and the reports of what was measured; no time is compared."""
+"""One-operator models, random shapes, and the reports of measurements; no time is compared."""
 
 from __future__ import annotations
 

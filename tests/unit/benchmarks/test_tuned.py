@@ -1,4 +1,4 @@
-"""What runs of the tuner cost and gained."""
+"""The cost and the gain of runs of the tuner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the comparison of tuned ranges with tuned sizes says of its times."""
+"""The statement about times in the comparison of tuned ranges with tuned sizes."""
 
 from __future__ import annotations
 

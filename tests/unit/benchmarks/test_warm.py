@@ -1,4 +1,4 @@
-"""What a base model picks of a table, and that a warm search starts from it."""
+"""A base model's picks of a table, and that a warm search starts from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program beside a C library, of models that differ from a plain one."""
+"""The example program of a C library, for models that differ from a plain one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def built(folder: Path, name: str) -> Path:
 
 
 def printed(program: Path) -> str:
-    # what a program has not given back when it ends is no leak
+    # memory that a program has not freed when it ends does not count as a leak
     quiet = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run(
         [program], cwd=program.parent, env=quiet, capture_output=True, text=True, check=False

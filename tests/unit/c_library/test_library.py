@@ -355,7 +355,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(program: Path, *arguments: object) -> tuple[int, str]:
-    # what a program has not given back when it ends is no leak
+    # memory that a program has not freed when it ends does not count as a leak
     quiet = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     command = [program, *map(str, arguments)]
     done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)

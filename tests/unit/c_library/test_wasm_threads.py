@@ -54,7 +54,7 @@ worker.on("message", (said) => console.log(JSON.stringify(Object.keys(said))));
 worker.on("error", () => console.log("null")); // of which a page is not told
 worker.postMessage({module: null});
 """
-"""A promise that fails in a worker of a page is no error of the worker."""
+"""A promise that fails in a page's worker is not an error of the worker."""
 
 MODEL = """\
 import {writeFileSync} from "node:fs";
@@ -99,7 +99,7 @@ console.log(JSON.stringify([found, results.size, errors]));
 
 
 def said(folder: Path, script: str) -> object:
-    """What a script of Node prints as JSON."""
+    """The JSON that a Node script prints."""
     folder.joinpath("run.mjs").write_text(script)
     command = [str(NODE), "run.mjs"]
     done = subprocess.run(

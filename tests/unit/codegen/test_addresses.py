@@ -51,7 +51,7 @@ def test_transposing_stores(rows: int, columns: int, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_an_axis_taken_apart_at_run_time(bits: int) -> None:
-    """What a reshape leaves of two axes: a quotient and a remainder, each in its bounds."""
+    """The indices of two axes after a reshape: a quotient and a remainder, each in its bounds."""
     i = Axis("i", 15)
     x, y = Tensor("x", (5, 3)), Tensor("y", (15,), role=Role.OUTPUT)
     compute = Compute((Store(y[i], Accumulator()),), x[i // 3, i % 3])
@@ -170,7 +170,7 @@ def test_index_values(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_grouped_channels_in_blocks(bits: int) -> None:
-    """x[c // 3] beside blocked stores: division at run time, one tile in each quotient."""
+    """x[c // 3] with blocked stores: division at run time, one tile in each quotient."""
     lanes = bits // 32
     c, h = Axis("c", 3 * lanes), Axis("h", 5)
     x = Tensor("x", (lanes, 5))

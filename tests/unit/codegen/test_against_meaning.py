@@ -1,4 +1,4 @@
-"""Generated code computes what its loop nest says: kernels run beside `run_nest`."""
+"""Generated code computes the meaning of its loop nest: kernels are compared with `run_nest`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def aligned(array: Array) -> Array:
 
 
 def run_code(nest: LoopNest, target: Target, buffers: list[Array]) -> list[Array]:
-    """What a kernel's object code makes of its buffers, in their physical form."""
+    """The buffers that a kernel's object code has changed, in their physical form."""
     library = load_objects([emit_object(lower_nest(nest, target), target)])
     placed = [aligned(buffer) for buffer in buffers]
     pointers = (ctypes.c_void_p * len(placed))(*[b.ctypes.data for b in placed])

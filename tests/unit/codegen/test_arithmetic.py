@@ -203,7 +203,7 @@ def test_integer_division_never_traps(dtype: DType) -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
 def test_identities_are_exact(dtype: DType, bits: int) -> None:
-    """What is left out of `x * 1`, `x + 0` and the like changes no bit, NaN and -0.0 included."""
+    """The simplification of `x * 1`, `x + 0` and the like changes no bit, NaN and -0.0 included."""
 
     def make(x: Expr, y: Expr) -> list[Expr]:
         return [
@@ -245,7 +245,7 @@ def test_floats_at_the_limits_of_integers(source: DType) -> None:
 
 @pytest.mark.parametrize(("name", "lanes"), [("x86-64-v2", 4), ("x86-64-v3", 8)])
 def test_floats_become_integers_of_their_width_in_vectors(name: str, lanes: int) -> None:
-    """The first instruction converts a scalar: LLVM's saturating conversion is made of them."""
+    """The first instruction converts a scalar: LLVM's saturating conversion is built from such."""
     nest, _, _ = elementwise(lanes, 64, [DType.FLOAT32], lambda x: [Cast(x, DType.INT32)])
     target = resolve_target(name)
     backend = backend_of(target)

@@ -1,4 +1,4 @@
-"""What code for AArch64 and RISC-V does without: addresses, loads, and conversions one by one."""
+"""Code for AArch64 and RISC-V without superfluous addresses, loads, and conversions one by one."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ EVERY = np.arange(1 << 16, dtype=np.uint16)
 
 
 def numbers() -> Array:
-    """float32 numbers at, beside and between all of both types; and of any magnitude."""
+    """float32 numbers at, near and between all numbers of both types; and of any magnitude."""
     exact = [EVERY.view(kind).astype(np.float32) for kind in TYPES.values()]
     bits = np.concatenate(exact).view(np.uint32)
     steps = [0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0x1FFF]

@@ -101,7 +101,7 @@ def test_joined_vectors_compute_what_others_do(
 
 @pytest.mark.parametrize("zero", [0, -128])
 def test_rounding_to_bytes_saturates(zero: int, joining: Target) -> None:
-    """Also what is no number, halves, and what no integer holds."""
+    """Includes NaN, halves, and numbers that no integer holds."""
     some = np.array(SPECIAL * 16, np.float32)
     agree(bytes_nest(some.size, 2, 8, zero), BITS, some)
 
@@ -162,7 +162,7 @@ def test_riscv_joins_two_vectors_of_a_tile() -> None:
 
 
 def test_what_is_not_joined() -> None:
-    """Vectors that no other has beside it, and targets whose vectors are as long as it gets."""
+    """Vectors without a neighbour, and targets whose vectors already have the greatest length."""
     assert [RISCV.joined(vectors) for vectors in (1, 2, 3, 4)] == [1, 2, 1, 2]
     assert resolve_target("riscv64-zvl256b").joined(2) == 2
     assert resolve_target("neoverse-n1").joined(2) == resolve_target("x86-64-v4").joined(4) == 1

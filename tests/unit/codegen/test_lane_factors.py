@@ -55,7 +55,7 @@ def loads(nest: LoopNest, target: Target = N1) -> tuple[int, int]:
         (6, 4, 1, True, 2),  # four of six
         (4, 4, 4, False, 0),  # a vector of four steps for each row
         (8, 3, 4, False, 16),  # as 4 of 32 registers are left, 4 of 8 rows
-        (6, 4, 2, False, 12),  # two steps are no vector
+        (6, 4, 2, False, 12),  # two steps do not fill a vector
     ],
 )
 def test_four_elements_take_one_load(
@@ -75,7 +75,7 @@ def test_other_targets_load_elements(name: str) -> None:
 
 
 def test_as_many_as_fit_are_kept() -> None:
-    """And so many of them at one time."""
+    """And the same number of them at one time."""
     assert _live_at_once([1, 1, 2, 2, 3], 1) == ({1, 2, 3}, 1)
     assert _live_at_once([1, 2, 3, 1, 2, 3], 2) == ({1, 2}, 2)
     assert _live_at_once([1, 2, 1, 2, 3, 4], 1) == ({1, 3, 4}, 1)

@@ -385,7 +385,8 @@ def test_constant_matrices_lose_their_zeros(bits: int) -> None:
 
 
 def test_what_is_read_only_moves_out_of_loops() -> None:
-    """A load that does not depend on a loop stands before it; one of a written tensor does not."""
+    """A load that does not depend on a loop is hoisted before it; one of a written tensor is
+    not."""
     i, k = Axis("i", 8), Axis("k", 9)
     x, s = Tensor("x", (9, 8)), Tensor("s", (8,))
     for written in (False, True):

@@ -147,8 +147,8 @@ def test_few_rows_alone_ask_for_nothing_ahead() -> None:
 
 @pytest.mark.parametrize("rows", [7, 10, 15, 20, 23, 100])
 def test_a_rest_leaves_the_next_panel_to_full_tiles(rows: int) -> None:
-    """It is over soon, and asks as a pass alone does: for what full tiles have brought near. One
-    full tile before it is alone, too."""
+    """A short tail prefetches as a single pass does: for the rows that full tiles have brought
+    near. One full tile before it is single, too."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, rows)
     near, panel = 8192 // LINE, 256 * WIDTH * DType.FLOAT32.bytes // LINE

@@ -280,8 +280,8 @@ def test_rows_are_repeated_where_no_full_tile_is_certain(fewest: int, is_repeate
 
 @pytest.mark.parametrize(("fewest", "is_full"), [(24, True), (6, True), (5, False)])
 def test_the_last_of_some_tiles_overlaps_the_one_before(fewest: int, is_full: bool) -> None:
-    """There is no code of a tail: 6 rows, two vectors, 4 steps of the sum and then 2. Rows that may
-    be computed again take the steps one by one."""
+    """The code has no tails: 6 rows, two vectors, 4 steps of the sum and then 2. Rows that may be
+    computed again take the steps one by one."""
     nest = row_tiles(fewest)
     rest = 0 if is_full else 1 + 2 + 3 + 5
     text = lower_nest(nest, width(128))
@@ -409,7 +409,7 @@ def test_rows_and_positions_of_a_flat_index() -> None:
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_scratch_of_a_size_between_stages_and_scattered_lanes(bits: int) -> None:
-    """A transposed copy in shared memory and back: gathered lanes are a size apart."""
+    """A transposed copy in shared memory and back: gathered lanes have a stride of one size."""
     lanes = bits // 32
     m, n = Axis("m", M), Axis("n", N)
     x, y = Tensor("x", (M, N)), Tensor("y", (N, M), role=Role.OUTPUT)

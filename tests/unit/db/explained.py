@@ -11,7 +11,8 @@ import sqlalchemy as sa
 def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
     """The plans of all statements of `ask` that read a table, as text. They are the store's own.
 
-    PostgreSQL scans a small table rather than look into an index, so it is told not to.
+    PostgreSQL scans a small table rather than look into an index, so sequential scans are switched
+    off.
     """
     asked: list[tuple[str, Any]] = []
 

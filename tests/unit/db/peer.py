@@ -29,7 +29,7 @@ def say(value: object) -> None:
 
 
 def measure(engine: sa.Engine, name: str) -> None:
-    """Claim and complete requests until there is none; say (request, attempt) of each."""
+    """Claim and complete requests until none is left; print (request, attempt) of each."""
     store = LeaseStore(engine)
     WorkerStore(engine).register(name, ["t"], {}, worker_id=name)
     seen = []
@@ -48,7 +48,7 @@ def expire(engine: sa.Engine, name: str) -> None:
 
 
 def tune(engine: sa.Engine, name: str) -> None:
-    """Claim jobs and finish them until there is none; say their ids."""
+    """Claim jobs and finish them until none is left; print their ids."""
     store = JobStore(engine)
     seen = []
     while (taken := store.claim(name, 600)) is not None:

@@ -36,7 +36,7 @@ from tilewright.db.stores.tokens import Scope, TokenStore
 
 @pytest.fixture
 def full(engine: sa.Engine, blobs: BlobStore, models: ModelStore, clock: Any) -> BlobStore:
-    """Something in most tables, with what is hard to write down."""
+    """Rows in most tables, with values that are hard to serialise."""
     model = models.add(b"an ONNX model", 'né"t\n.onnx').digest
     jobs, leases = JobStore(engine, clock), LeaseStore(engine, clock)
     done = jobs.create(model, "host", options={"budget": {"trials": 3}, "nan": float("nan")})

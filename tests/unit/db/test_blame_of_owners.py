@@ -1,4 +1,4 @@
-"""Whose fault it was, among the workers of several tokens: nobody decides for all others."""
+"""Blame among the workers of several tokens: no owner decides for all others."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_workers_of_one_token_set_nobodys_candidate_aside(
 def test_a_candidate_that_kills_workers_of_all_tokens_is_set_aside(
     leases: LeaseStore, workers: WorkerStore, clock: Any, tokens: tuple[str, ...]
 ) -> None:
-    """Two tokens have workers, or one: there is nobody else to ask."""
+    """Two tokens have workers, or one: no other token can be asked."""
     workers.leave("w")
     submit(leases, "killer")
     for number, token in enumerate(tokens):

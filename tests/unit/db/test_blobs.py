@@ -362,7 +362,7 @@ def test_who_saves_what_is_being_deleted_waits_and_writes_it_anew(
 def test_a_mark_that_ran_out_is_no_longer_ones_own(
     engine: sa.Engine, slow: Slow, clock: Any
 ) -> None:
-    """A sweep that slept for so long removes no row that somebody has written since."""
+    """A sweep that slept for so long removes no row that another process has written since."""
     blobs = BlobStore(engine, slow, clock)
     digest = blobs.put(b"old")
     clock.advance(KEEP + 1)

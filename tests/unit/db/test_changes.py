@@ -1,4 +1,4 @@
-"""What lookups answer otherwise: every commit that changes it is heard of, and no other."""
+"""Changes to the answers of lookups: every commit that changes one is announced, and no other."""
 
 from __future__ import annotations
 

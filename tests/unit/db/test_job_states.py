@@ -30,7 +30,7 @@ def test_every_state_can_be_reached_and_left_for_a_final_one() -> None:
     assert all(JobState.QUEUED in TRANSITIONS[state] for state in HELD_STATES)
 
 
-# What the service does with a job, written out: who does it, and the step that it takes.
+# The service's steps with a job, written out: the actor, and the step.
 STEPS = {
     "a tuner takes it": ("queued", "running"),
     "a tuner that shuts down gives it back": ("running", "queued"),

@@ -160,7 +160,7 @@ def test_a_job_without_a_worker_holds_up_nobody(
     bound = jobs.create(model_digest, "w1", target_key="host", worker_id="w1")
     clock.advance(1)
     served = jobs.create(model_digest, "host", target_key="host")
-    old = jobs.create(model_digest, "host")  # of an earlier release: nobody knows its target
+    old = jobs.create(model_digest, "host")  # of an earlier release: its target is unknown
 
     def only_host(target_key: str, worker_id: str | None) -> bool:
         return target_key == "host" and worker_id is None

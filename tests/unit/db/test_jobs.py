@@ -229,7 +229,7 @@ def test_requests_of_a_job_that_is_stopped_are_measured_no_more(
 def test_a_job_that_is_stopped_is_its_tuners_no_longer(
     jobs: JobStore, model_digest: str, stop: str
 ) -> None:
-    """At once: nobody waits for a tuner to notice."""
+    """The job changes at once, before its tuner notices."""
     job = jobs.create(model_digest, "host")
     claim = take(jobs)
     stopped = getattr(jobs, stop)(job.id)

@@ -248,7 +248,7 @@ def test_a_worker_that_left_or_is_drained_or_unknown_claims_nothing(
 ) -> None:
     leases.submit([request("r1")])
     workers.leave("w")
-    workers.heartbeat("w")  # a message that was delayed brings nobody back
+    workers.heartbeat("w")  # a delayed message does not revive the worker
     workers.drain("w1")
     for name in ("w", "w1"):
         assert leases.claim(name, ["t"], limit=1, lease_seconds=10) == []
@@ -336,7 +336,7 @@ def test_what_an_open_job_waits_for_is_never_pruned(
     assert leases.prune(60) == 1 and leases.prune(60) == 0
     assert [s.request_id for s in leases.of_job(job.id)] == ["waits", "open"]
     assert leases.status(["waits"])["waits"].result == {"n": 1}
-    # the job ends: nobody will ask any more
+    # the job ends: it will make no further requests
     leases.cancel(job_id=job.id)
     jobs.cancel(job.id)
     assert leases.prune(60) == 1, "what was cancelled just now is young"

@@ -49,7 +49,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def differences(engine: sa.Engine) -> list[object]:
-    """What the database has that the tables of `db.models` have not, and the other way round.
+    """The differences between the database and the tables of `db.models`, in both directions.
 
     What `alembic check` asks.
     """

@@ -1,4 +1,5 @@
-"""Who tunes what, against a simple model: jobs come, go, die, are taken over, stopped and resumed.
+"""The tuners' jobs and tasks, against a simple model: jobs come, go, die, are taken over, stopped
+and resumed.
 
 In the model a job has the tasks that it took under its present claim, and nothing else.
 """
@@ -46,7 +47,7 @@ _rows = table_of(OpenTaskRow)
 
 @dataclass
 class Known:
-    """What the model knows of a job."""
+    """The model's state of a job."""
 
     id: str
     state: str = "queued"  # held, paused, ended

@@ -54,7 +54,7 @@ def trial(number: int, measurement: Measurement = GOOD, key: RecordKey = KEY) ->
 
 
 class TestConformance:
-    """What the protocol says, on every record store."""
+    """The requirements of the protocol, on every record store."""
 
     @pytest.fixture(params=["memory", "sql"])
     def store(self, request: pytest.FixtureRequest) -> RecordStore:
@@ -111,7 +111,7 @@ class TestConformance:
     def test_nothing_crosses_from_key_to_key(
         self, store: RecordStore, change: dict[str, Any]
     ) -> None:
-        """What is known of one target, say, is not known of another."""
+        """A record of one target, say, is not a record of another."""
         other = replace(KEY, **change)
         failed = trial(1, Measurement(Status.CRASH, error="signal 11"))
         store.add_trials([failed])

@@ -1,4 +1,5 @@
-"""What may be forgotten by age, and what never is: the best, its evidence, and open jobs'."""
+"""Rows that retention may delete by age, and rows that stay: the best, its evidence, and open
+jobs'."""
 
 from __future__ import annotations
 
@@ -178,7 +179,7 @@ def test_jobs_that_were_built_with_a_served_record_stay_until_it_is_superseded(
     model_digest: str,
     clock: Any,
 ) -> None:
-    """They are who is told when it is withdrawn."""
+    """They are the jobs to notify when the record is withdrawn."""
     served = record(2e-3)
     records.add_record(served)
     builder = finish(jobs, blobs, clock, model_digest, b"a")

@@ -1,4 +1,4 @@
-"""Whose turn it is, and how long nobody had it."""
+"""The order of turns, and how long a turn was free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes from many workers at one moment: each is treated as if it had come alone."""
+"""Simultaneous messages from many workers: each is treated as if it had come alone."""
 
 from __future__ import annotations
 

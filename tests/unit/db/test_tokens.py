@@ -28,7 +28,8 @@ def test_only_the_digest_is_kept(tokens: TokenStore, engine: sa.Engine) -> None:
 def test_no_secret_looks_like_an_option(
     tokens: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of 64 began with a hyphen, and `tilewright server worker --token -x` is no command."""
+    """One of 64 began with a hyphen, and `tilewright server worker --token -x` is not a valid
+    command."""
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: "-" * size)
     secret, token = tokens.create("ci", [Scope.READ])
     rotated, _ = tokens.rotate(token.id, grace_seconds=0.0)
@@ -87,7 +88,7 @@ def test_a_rotated_token_takes_both_secrets_for_a_while(tokens: TokenStore, cloc
     assert tokens.verify(first) is None, "two rotations ago"
     clock.advance(60)
     assert tokens.verify(second) is None and tokens.verify(third) is not None
-    # whose it was is known for ever: nobody makes another token of an old secret
+    # its owner is known for ever: no new token may have an old secret
     assert tokens.find(second) == tokens.find(third)
 
 

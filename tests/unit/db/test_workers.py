@@ -113,7 +113,7 @@ def test_trials_are_counted_once_for_the_worker_that_measured_them(
     good, bad = replace(GOOD, worker=board), replace(CRASH, worker=board)
     first = [trial(1, good), trial(2, bad), trial(3, replace(GOOD, worker=other))]
     records.add_trials([*first, trial(1, good)])
-    # again, and of nobody who is known: a machine of another service, the service's own
+    # again, and of unknown workers: a machine of another service, the service's own
     records.add_trials([*first, trial(4, good), trial(5, replace(bad, worker=f"key/{board}"))])
     records.add_trials([trial(6, replace(bad, worker=""))])
     assert workers.outcomes([board, other, "none"]) == {

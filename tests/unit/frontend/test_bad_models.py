@@ -1,4 +1,4 @@
-"""What malformed models get: one sentence that names the offender, never another exception."""
+"""Malformed models raise one sentence that names the offender, never another exception."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_sizes_of_dimensions_that_are_not_open_are_refused() -> None:
 
 
 def test_a_model_that_leaves_nothing_open_takes_no_size() -> None:
-    """What would change nothing is a mistake of whoever states it."""
+    """A size that would change nothing is an error of the caller."""
     for size in (1, "1..4", "two"):
         message = "no dynamic dimension 'batch': all their sizes are fixed"
         with pytest.raises(InvalidArgumentError, match=message):

@@ -85,7 +85,7 @@ def test_open_dimensions_are_those_of_the_inputs() -> None:
 
 
 def test_a_shape_that_is_not_stated_and_one_that_is_open_beside_values() -> None:
-    """The rank of `x` is seen at a run; `axes` decides, with `rows` open beside it."""
+    """The rank of `x` is seen at a run; `axes` decides, while `rows` is open, too."""
     shapes = {"x": None, "z": ("rows", 3), "axes": (1,)}
     infos = [
         helper.make_tensor_value_info(

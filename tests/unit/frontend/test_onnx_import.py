@@ -99,7 +99,7 @@ def test_temporary_names_give_way_to_the_model() -> None:
 
 
 def test_shape_arithmetic_folds() -> None:
-    """What exporters write for x.reshape(x.shape[0], -1, 2)."""
+    """The nodes that exporters write for x.reshape(x.shape[0], -1, 2)."""
     m = model(
         [
             node("Shape", "x", "s"),

@@ -1,4 +1,4 @@
-"""Sequences: made, changed and taken apart at import, against ONNX Runtime."""
+"""Sequences: built, changed and split at import, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -190,8 +190,8 @@ FRUITS = helper.make_tensor("fruits", TensorProto.STRING, [3], [b"fig", b"kiwi",
 
 
 def lists() -> ModelProto:
-    """A list of all kinds: what is computed, an input, a constant, twice the same, and texts; and
-    an output beside it, one of the list under another name."""
+    """A list with elements of all kinds: computed values, an input, a constant, the same value
+    twice, and texts; and an additional output, one of the list under another name."""
     nodes = [
         node("Relu", "x", "r"),
         node("SequenceConstruct", "r x zero_rows r", "parts"),

@@ -1,5 +1,5 @@
-"""Positions and masks from tables of fixed length, where sums of open sizes say how much of them is
-read: `past + tokens <= 16` is no range of a dimension."""
+"""Positions and masks from tables of fixed length, where sums of open sizes determine how much of
+them is read: `past + tokens <= 16` is not a range of a dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text form reads back to an equal graph, and says what is wrong with what it cannot read."""
+"""The text form reads back to an equal graph, and its errors name the problem in malformed text."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ RAGGED = [
     gqa(2, 5, 0, 16, lengths=(2, 4), known=False, do_rotary=1),
     gqa(2, 1, 6, 16, lengths=(3, 6), rest=(None, (1, 4, 1, 7), (4,)), known=False, do_rotary=1),
 ]
-"""Caches with room behind their rows, which nobody may read."""
+"""Caches with unused room behind their rows, which no operator may read."""
 
 ROTARY = [
     ms("RotaryEmbedding", (_ROWS, data(_RANDOM.integers(0, 32, (2, 5))), _TABLE, _TABLE)),

@@ -23,7 +23,7 @@ def scale(*values: float) -> np.ndarray:
 
 
 def fourier(attrs: dict[str, Any], x: np.ndarray, length: Any, axis: Any) -> list[np.ndarray]:
-    """NumPy's, in float64: ONNX Runtime's is 4e-4 off where the length is no power of two."""
+    """NumPy's, in float64: ONNX Runtime's is 4e-4 off if the length is not a power of two."""
     values = x[..., 0] + (1j * x[..., 1] if x.shape[-1] == 2 else 0)
     turn = np.fft.ifft if "inverse" in attrs else np.fft.fft
     result = turn(values.astype(np.complex128), int(length), int(axis))

@@ -82,7 +82,8 @@ NO_STEPS = [
 def old_training(
     x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, variance: np.ndarray
 ) -> list[np.ndarray]:
-    """Training before opset 14 gives the batch's mean and variance beside the running ones."""
+    """Training before opset 14 gives the batch's mean and variance in addition to the running
+    ones."""
     axes = tuple(dim for dim in range(x.ndim) if dim != 1)
     wide = x.astype(np.float64)
     now, spread = wide.mean(axis=axes), wide.var(axis=axes)

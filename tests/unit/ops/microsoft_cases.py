@@ -200,7 +200,7 @@ FUSED = [
 def nbits(
     x: Any, columns: int, depth: int, *rest: Any, block: int = 16, bits: int = 4, **attrs: int
 ) -> Case:
-    """MatMulNBits with drawn weights and scales."""
+    """MatMulNBits with random weights and scales."""
     blocks = -(-depth // block)
     weight = _RANDOM.integers(0, 256, (columns, blocks, block * bits // 8)).astype(np.uint8)
     scales = _RANDOM.uniform(0.005, 0.02, (columns, blocks)).astype(FLOAT)
@@ -330,7 +330,7 @@ CONTRADICTIONS = [
         "zero points are uint8",
     ),
 ]
-"""What contradicts ONNX Runtime's documentation, and part of the message."""
+"""Inputs that contradict ONNX Runtime's documentation, and part of the message."""
 
 UNSUPPORTED = [
     (ms("FusedGemm", ((2, 3), (3, 2)), {"activation": "Gelu"}), "activation 'Gelu'"),

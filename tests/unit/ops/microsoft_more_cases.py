@@ -176,7 +176,7 @@ CONTRADICTIONS = [
     ),
     (ms("BiasSoftmax", ((4, 5), (3, 5)), {"axis": 1}), "a bias .* for"),
 ]
-"""What contradicts ONNX Runtime's documentation, and part of the message."""
+"""Inputs that contradict ONNX Runtime's documentation, and part of the message."""
 
 UNSUPPORTED = [
     (ms("Inverse", ((65, 65),)), "matrices of 65 rows"),

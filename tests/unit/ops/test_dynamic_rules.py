@@ -87,7 +87,7 @@ def open_forms(case: Case) -> Iterator[tuple[ModelProto, dict[str, np.ndarray], 
 
 
 def outcome(proto: ModelProto, n: int, feeds: dict[str, np.ndarray]) -> Any:
-    """What the import at a fixed size computes; None if the model means nothing there."""
+    """The results of the import at a fixed size; None if the model is invalid there."""
     try:
         return run_graph(import_model(proto, {"n": n}), feeds)
     except CompilerError:

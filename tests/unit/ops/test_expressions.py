@@ -382,6 +382,7 @@ def test_an_unknown_operator_is_named() -> None:
 
 
 def test_a_long_padding_is_not_split_to_its_end() -> None:
-    """Two elements are reflected in runs of two: half a million of them are no boxes anyway."""
+    """Two elements are reflected in runs of two: half a million of them do not become boxes
+    anyway."""
     assert len(_runs(2, 1_000_000, 0, "reflect")) == _MOST_BOXES + 2
     assert _boxes((2,), (1_000_000, 0), "reflect") == ()

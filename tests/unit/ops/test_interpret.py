@@ -98,7 +98,7 @@ def chain(dtype: DType) -> Graph:
 
 
 def peak(g: Graph, inputs: dict[str, np.ndarray], **options: Any) -> int:
-    """Bytes that a run needs beside its inputs and constants."""
+    """Bytes that a run needs in addition to its inputs and constants."""
     tracemalloc.start()
     run_graph(g, inputs, **options)
     _, most = tracemalloc.get_traced_memory()

@@ -1,5 +1,5 @@
-"""What no case of one answer can hold: caches with room, layouts that ONNX Runtime's CPU refuses,
-and the same operators compiled."""
+"""Tests that do not fit a case of one answer: caches with room, layouts that ONNX Runtime's CPU
+refuses, and the same operators compiled."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_mask_of_all_positions_is_read_from_the_past_on() -> None:
     "case", [PLAIN[6], PLAIN[-1], *GROUPED[3:9], *RAGGED[-3:], *ROTARY[1:4]], ids=lambda c: c.name
 )
 def test_compiled(case: Case) -> None:
-    """Kernels of what the rules emit, heads that share keys and turned ones among them."""
+    """Kernels of the rules' output, including heads that share keys and rotated ones."""
     model, feeds = case.model()
     feeds = {name: np.asarray(array) for name, array in feeds.items()}
     expected = run_graph(import_model(model), feeds)

@@ -34,7 +34,7 @@ def scores(*shape: int) -> np.ndarray:
 
 
 def natively(op: str, arrays: list[np.ndarray], attrs: Attrs, threads: int = 1) -> np.ndarray:
-    """What the operator's native function gives."""
+    """The results of the operator's native function."""
     operator = ops.get(op)
     types = [TensorType(DType(a.dtype.name), a.shape) for a in arrays]
     assert operator.native is not None

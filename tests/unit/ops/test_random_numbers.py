@@ -121,7 +121,7 @@ def test_the_largest_number_below_another() -> None:
 
 
 def test_no_impossible_class_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum of 3000 equal shares in float32 ends below the largest number that may be drawn."""
+    """The sum of 3000 equal shares in float32 ends below the largest possible random number."""
 
     def largest(drawn: RandomTensor, dtype: DType) -> str:
         node = drawn._node

@@ -50,7 +50,7 @@ def agrees(extent: int, **resized: Any) -> bool:
 
 
 def fitting(extent: int) -> list[dict[str, Any]]:
-    """What an extent is resized by or to, where something is left of it."""
+    """Scales and sizes whose result has at least one element."""
     scales = [{"scale": s} for s in SCALES if np.float32(s) * np.float32(extent) >= 1]
     return [*scales, *({"size": s} for s in SIZES)]
 

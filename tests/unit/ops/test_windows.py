@@ -21,7 +21,7 @@ from tilewright.compiler.ops.interpret import run_graph
 from tilewright.compiler.ops.shapes import Shape, Window, pad
 
 ROOM = 1 << 18
-"""Bytes that a reference may need beside its arrays."""
+"""Bytes that a reference may need in addition to its arrays."""
 
 
 def drawn(seed: int, negative: int = 0) -> Iterator[tuple[Shape, Shape, Attrs, Window]]:

@@ -162,7 +162,7 @@ def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> 
     none = np.zeros((1, 1, 3, 5), bool)
     none[:, :, 0] = True
     seen = g.constant("seen", none)
-    if at_run_time:  # inputs of integers are drawn as 0 or 1: never 2
+    if at_run_time:  # integer inputs are random 0 or 1: never 2
         drawn = g.input("drawn", 1, 1, 3, 5, dtype=DType.INT64)
         seen = g("equal", drawn, g.constant("two", np.array(2, np.int64)))
     node = found(g.graph(plain(g, g("where", seen, scores, g.constant("low", low)), v)))
@@ -172,7 +172,7 @@ def test_keys_that_are_all_hidden_weigh_alike(low: float, at_run_time: bool) -> 
 @pytest.mark.parametrize("first", ["where", "add"])
 @pytest.mark.parametrize("second", ["where", "add"])
 def test_keys_that_two_masks_hide_weigh_as_in_the_model(first: str, second: str) -> None:
-    """GPT-Neo as torch.export writes it: a window of keys, and a mask beside it."""
+    """GPT-Neo as torch.export writes it: a window of keys, and an additional mask."""
     g = Maker()
     q, k, v = operands(g, 1, 2)
     scores = g("mul", g("matmul", q, k), g.constant("much", 30.0))

@@ -1,4 +1,4 @@
-"""Convolutions and matrix products with what may be folded into them, and with what may not."""
+"""Convolutions and matrix products with operators that may be folded into them, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of one tensor of bytes that become tables, and those just beside them."""
+"""Functions of one tensor of bytes that become tables, and near misses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_many_cheap_operations_are_a_table() -> None:
 
 
 def test_tables_of_tables_are_one() -> None:
-    """SiLU as quantisers write it: its gate is quantised apart, and both are of one byte."""
+    """SiLU as quantisers write it: its gate is quantised separately, and both are of one byte."""
     g = Maker()
     value = dequantised(g, g.input("x", *SHAPE, dtype=DType.INT8))
     gate = quantised(g, g("sigmoid", value))

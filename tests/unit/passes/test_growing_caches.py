@@ -93,7 +93,7 @@ def test_caches_of_one_length_have_one_room() -> None:
 @pytest.mark.parametrize(
     "graph",
     [
-        cache(outputs=("sum",)),  # nobody sees the whole
+        cache(outputs=("sum",)),  # no output contains the whole
         cache(outputs=("all", "all", "sum")),  # two outputs cannot be one buffer
         cache(outputs=("all", "past", "sum")),  # the input is an output itself
         cache().at({"past": 5, "added": 1}),  # every size is known

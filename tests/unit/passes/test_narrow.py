@@ -1,4 +1,4 @@
-"""What is stored in 16 bits, what is not, and what comes out."""
+"""The values that are stored in 16 bits, the others, and the results."""
 
 from __future__ import annotations
 

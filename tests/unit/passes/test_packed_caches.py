@@ -119,7 +119,7 @@ def one_part_twice() -> Graph:
         along_heads(),  # heads are added, whose number is known
         one_part_twice(),
         step().at({"past": 5, "new": 1}),  # every size is known
-        replace(step(), outputs=("sum0", "sum1")),  # nobody sees the whole
+        replace(step(), outputs=("sum0", "sum1")),  # no output contains the whole
     ],
 )
 def test_what_is_no_packed_cache_stays(graph: Graph) -> None:

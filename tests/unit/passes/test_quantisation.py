@@ -1,4 +1,4 @@
-"""What a quantised value is made of: its integers, their zero point and scale."""
+"""The parts of a quantised value: its integers, their zero point and scale."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Partitions with readers of every kind of one value: each computes what the graph says.
 
-What a reader takes (rows, blocks, channels-last, any layout) and what its maker offers decide how
-the layouts are chosen. Here all pairs are tried; `tests/differential/test_readers.py` draws readers
-of all operators.
+The forms that a reader accepts (rows, blocks, channels-last, any layout) and the forms that its
+producer offers decide how the layouts are chosen. Here all pairs are tried;
+`tests/differential/test_readers.py` generates readers of all operators.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_all_pairs_of_readers_have_a_plan(maker: str, channels: int) -> None:
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_readers_of_every_kind_get_the_value(maker: str) -> None:
-    """All readers at once, so that each copy that a plan makes is read by somebody."""
+    """All readers at once, so that each copy that a plan makes has a reader."""
     target = resolve_target("host")
     for channels in CHANNELS:
         for readers in (tuple(READERS), ("gather of 2", "gather of 3"), ("gather of 1", "relu")):

@@ -1,4 +1,4 @@
-"""What the passes must leave alone, and forms that the golden files do not show."""
+"""Graphs that the passes must leave alone, and forms that the golden files do not show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays float32 between kernels, because it is a sum or goes into one."""
+"""Values that stay float32 between kernels, because each is a sum or goes into one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_sums_and_what_goes_into_them(
 ) -> None:
     g = Maker()
     graph = g.graph(make(g, g.input("x", 1, 4, 6, 6)))
-    groups = fuse(graph, {node.output for node in graph.nodes})  # each is a kernel of its own
+    groups = fuse(graph, {node.output for node in graph.nodes})  # each is in a separate kernel
     wide = wide_sums(graph, groups)
     assert {node.op for node in graph.nodes if node.output in wide} == expected
 

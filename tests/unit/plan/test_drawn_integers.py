@@ -1,4 +1,4 @@
-"""Integer inputs that nobody provides are random rows of the tables that they index, or the number
+"""Integer inputs without given values are random rows of the tables that they index, or the number
 that the model compares them with."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_random_inputs_reach_all_rows_of_their_tables_and_no_others() -> None:
         ),
         # columns
         ([node("Gather", ["small", "x"], "y", axis=1)], 4),
-        # a table that an input makes, and numbers that are no positions
+        # a table computed from an input, and numbers that are not positions
         (
             [
                 node("Cast", ["x"], "table", to=TensorProto.FLOAT),

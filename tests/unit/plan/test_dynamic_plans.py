@@ -106,7 +106,7 @@ CASES = {
             {"us": [2, "steps", 8], "vs": ["steps", 2, 8]},
         ),
         {"steps": "1..70"},
-        ({"steps": 19}, {"steps": 70}, {"steps": 20}),  # fewer are spelled out at a fixed size
+        ({"steps": 19}, {"steps": 70}, {"steps": 20}),  # fewer are unrolled at a fixed size
         more=1,  # the number of the last step
     ),
     "two branches": Case(
@@ -349,7 +349,7 @@ def test_equal_kernels_of_different_names_are_one() -> None:
 
 @pytest.mark.parametrize("build", [gpt2_decoder, partial(llama_decoder, groups=2, intermediate=48)])
 def test_caches_of_fixed_length_take_any_number_of_rows(build: Callable[..., Any]) -> None:
-    """What a cache holds behind its rows is anyone's: the import at fixed sizes is compared."""
+    """A cache's contents behind its rows are undefined: the import at fixed sizes is compared."""
     proto = build(length=16, cache="fixed", **SMALL)
     graph = make_plan(
         optimise(import_model(proto, {"tokens": "1..16"}), Mode(TARGET)), Mode(TARGET)

@@ -1,4 +1,4 @@
-"""What ends a fused group: each condition of fusion, broken alone."""
+"""The ends of a fused group: each condition of fusion, broken alone."""
 
 from __future__ import annotations
 

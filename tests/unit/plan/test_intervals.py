@@ -48,7 +48,7 @@ def texts(workload: Workload) -> list[str]:
         ("17..128", ["17..128"]),
         ("0..40", ["0..1", "2..16", "17..40"]),
         ("32..640:32", ["32..128:32", "160..640:32"]),
-        ("0..640:32", ["0..128:32", "160..640:32"]),  # 0 alone is no work to tune
+        ("0..640:32", ["0..128:32", "160..640:32"]),  # 0 alone needs no tuning
         ("0..", ["0.."]),
     ],
 )
@@ -96,7 +96,7 @@ def test_pieces_are_workloads_of_their_own() -> None:
 
 
 def chosen(tree: object, sizes: tuple[int, ...]) -> object:
-    """What a tree decides on at numbers of the dimensions' multiples."""
+    """The leaf that a tree chooses at numbers of the dimensions' multiples."""
     while isinstance(tree, SizeSplit):
         tree = tree.below if sizes[tree.position] <= tree.last else tree.above
     return tree

@@ -1,4 +1,4 @@
-"""What layouts are taken to cost, and which are offered: the numbers that the choice rests on."""
+"""The estimated costs of layouts, and the layouts offered: the numbers behind the choice."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def saved(channels: int, pixels: int, *size: int, **attrs: Any) -> float:
 
 
 def test_winograds_algorithm_saves_multiplications() -> None:
-    # F(4x4, 3x3) has 36 where there were 144: a quarter, and transforms beside them
+    # F(4x4, 3x3) has 36 where there were 144: a quarter, and transforms in addition
     assert 0.25 < saved(256, 56, 3, 3) < 0.35
     assert 0.5 < saved(256, 56, 3, 1) < 0.6  # F(4, 3) along one dimension: 6 instead of 12
     assert saved(256, 56, 3, 1) == saved(256, 56, 1, 3)

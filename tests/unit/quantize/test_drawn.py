@@ -1,4 +1,4 @@
-"""Samples that nobody gives: at the sizes at which a job plans the model, and of valid tokens."""
+"""Generated samples: at the sizes at which a job plans the model, and of valid tokens."""
 
 from __future__ import annotations
 

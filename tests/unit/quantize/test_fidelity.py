@@ -133,7 +133,7 @@ def test_every_output_keeps_the_limit() -> None:
 
 @pytest.mark.parametrize("rows", [100, 200, 1000])
 def test_a_share_may_be_lost_whole(rows: int) -> None:
-    """Shares that are no sums of powers of 2 come out the same however they are written."""
+    """Shares that are not sums of powers of 2 come out the same however they are written."""
     for changed in range(rows):
         limit = parse_limit(f"{100 * changed / rows:.10g}%")
         assert keeps(limit, (output(1, TopOne(rows, rows - changed)),)), changed

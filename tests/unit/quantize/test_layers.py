@@ -112,8 +112,8 @@ def test_every_kernel_has_its_layers(static: Made) -> None:
 
 
 def test_what_no_layer_makes_is_elsewhere(dynamic: Made) -> None:
-    """Tanh is quantised by nobody. The kernel of a Tanh is fused with the product before it, or
-    alone, and then it belongs to no layer."""
+    """Neither quantiser handles Tanh. The kernel of a Tanh is fused with the product before it, or
+    separate, and then it belongs to no layer."""
     before, after = dynamic.timed(dynamic.model, 1.0), dynamic.timed(dynamic.quantised, 1.0)
     owned = kernel_layers(before)
     found = attribute(dynamic.layers, before, after)

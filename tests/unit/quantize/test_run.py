@@ -267,7 +267,7 @@ def branching(*, outside: bool = True) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("method", [StaticInt8(), DynamicInt8(), Int4()])
 def test_bodies_stay_in_float32(tmp_path: Path, method: Method) -> None:
-    """What is changed is what the report lists, and can be kept."""
+    """Only the layers in the report are changed, and only they can be kept in float32."""
     path, samples = saved(branching(), tmp_path), drawn([4, 32], 12)
     made, report = quantize(work(path, method, samples))
     assert "mm0" in [layer.layer.name for layer in report.layers]

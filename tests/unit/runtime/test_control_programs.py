@@ -137,7 +137,7 @@ def test_scratch_is_for_functions_in_bodies_too() -> None:
 
 
 def test_a_refusal_ends_the_run_with_its_reason() -> None:
-    # in the second branch that is met, so that reasons are told apart
+    # in the second branch reached, so that the test distinguishes the reasons
     inner = Branch(CHOICE, (Refuse("first"),), (Refuse("second"),))
     made = program((*CALLS, Branch(STOPS, (inner,), ())))
     check_program(made)

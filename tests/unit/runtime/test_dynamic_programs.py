@@ -149,7 +149,7 @@ def test_inputs_that_contradict_the_program_are_named(
 ) -> None:
     given = feeds(2, 4)
     with pytest.raises(InvalidInputError, match=message):
-        executable.run(given | {name: array})  # type: ignore[dict-item]  # some are no arrays
+        executable.run(given | {name: array})  # type: ignore[dict-item]  # some are not arrays
     expect(executable.run(given), given)
 
 
@@ -214,7 +214,7 @@ def test_an_outputs_shape_does_not_depend_on_its_room() -> None:
 
 
 def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
-    """A program whose input and output have room, and are no state: a run has room for none."""
+    """A program whose input and output have room, and are not state: a run has room for none."""
     left = dynamic_size(RoomDimension("left", 0))
     more = past + 2 + left
     x = Port("x", DType.FLOAT32, (past, 4), room=(0, more))

@@ -187,7 +187,7 @@ def test_one_program_serves_its_ranges_and_others_are_made() -> None:
         feeds = arrays(batch, sequence)
         np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
     assert ranged.runs == 3 and executable.made == () and executable.reason == ""
-    feeds = arrays(5, 8)  # nobody gave the range: what lies outside is made
+    feeds = arrays(5, 8)  # the range is not given: a size outside is compiled
     np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
     assert executable.made == ((("batch", 5), ("sequence", 8)),)
     executable.run(arrays(2, 2))
@@ -235,7 +235,7 @@ def test_a_range_of_a_dimension_that_the_program_expresses_by_others_holds() -> 
         executable.run(arrays(2, 7))
     with pytest.raises(InvalidInputError, match=r"'x' has shape \(3,\)"):
         executable.run({**arrays(2, 6), "x": np.ones(3)})
-    executable.executable({"batch": 2, "sequence": 4})  # one of its own, beside
+    executable.executable({"batch": 2, "sequence": 4})  # a separate one for these sizes
     with pytest.raises(InvalidInputError, match=message):
         executable.run(arrays(2, 7))
     assert ranged.runs == 1

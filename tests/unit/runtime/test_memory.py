@@ -1,4 +1,4 @@
-"""What fills a lot of memory asks whether it is there, since the system would end the process."""
+"""Large allocations check the free memory first, since the system would end the process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zig's is taken where there is no other."""
+    """zig's is used if no other is installed."""
     monkeypatch.setattr(native_build.shutil, "which", lambda name: None)
     monkeypatch.setattr(native_build.importlib.util, "find_spec", lambda name: name)
     assert native_build._compiler()[1:] == ("-m", "ziglang", "cc")

@@ -243,7 +243,7 @@ def test_accumulate_runs_along_an_axis(
 
 
 def test_products_are_formed_one_by_one() -> None:
-    """What comes after a zero may be infinite, and is not multiplied before."""
+    """A factor behind a zero may be infinite, and is not multiplied before."""
     x = np.array([[[2.0], [0.0], *[[1e30]] * 9]], np.float32)
     kind = DType.FLOAT32
     parameters = (kind.kind, kind.bytes, Combination.MUL, *x.shape, 0, 0)
@@ -261,7 +261,7 @@ def test_each_run_counts_for_itself() -> None:
 
 
 def test_boxes_that_overlap_a_better_one_go() -> None:
-    """Two boxes share a third of what they cover, the third touches none."""
+    """Two boxes share a third of their area, the third touches none."""
     boxes = np.array([[[0, 0, 2, 2], [0, 1, 2, 3], [5, 5, 6, 6]]], np.float32)
     scores = np.array([[[0.5, 0.9, 0.2]]], np.float32)
 

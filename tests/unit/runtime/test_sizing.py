@@ -1,4 +1,4 @@
-"""Numbers that C makes of sizes, against the same in Python, drawn."""
+"""C code for numbers computed from sizes, against the same in Python, for random sizes."""
 
 from __future__ import annotations
 

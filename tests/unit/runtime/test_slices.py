@@ -1,4 +1,4 @@
-"""Large batches in slices: for which models, of how many elements, and with what results."""
+"""Large batches in slices: the models concerned, the number of elements, and the results."""
 
 from __future__ import annotations
 

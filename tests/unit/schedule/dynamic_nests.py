@@ -1,4 +1,4 @@
-"""Nests with open extents, run at many sizes and compared with what the workload means there."""
+"""Nests with open extents, run at many sizes and compared with the workload's meaning there."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ def test_winograd_reads_cached_weights_seldom_where_caches_are_slow(untuned: Unt
 def test_rows_that_share_cache_sets_are_read_once(
     untuned: Untuned, size: int, channels: int, inner: bool
 ) -> None:
-    """64 blocks of 16 channels, a power of two apart, are more than the lines of a set."""
+    """64 blocks of 16 channels, with a stride of a power of two, are more than the lines of a
+    set."""
     workload = conv(16, channels=channels, filters=256, size=size, kernel=1)
     found = untuned(workload, "strict", cache_bytes=caches(MI, 32 * MI))
     assert (found.text("order") == "lanes-inner") is inner

@@ -64,7 +64,7 @@ def offered(workload: Workload, name: str) -> set[object]:
         (product(), "neoverse-n1", {None}),
         (product(), "neoverse-v1-sve256", {None}),  # two rows are half a vector
         (product(), "znver4", {None}),
-        (product(rows=1), "neoverse-v1", {None}),  # no row beside it
+        (product(rows=1), "neoverse-v1", {None}),  # no row next to it
         (product(depth=4), "neoverse-v1", {None}),  # half a group
         (product((DType.INT8, DType.UINT8)), "neoverse-v1", {None}),  # the other way round
         (product(), AMX, {"tiles", "groups"}),
@@ -226,7 +226,7 @@ def bytes_of(make: Maker, name: str, *shape: int) -> str:
 
 
 def test_a_program_in_registers_of_matrices(tmp_path: Path) -> None:
-    """On two threads, and as a C library, which asks the system by itself."""
+    """On two threads, and as a C library, which asks the system itself."""
     graph = two_layers(Maker())
     inputs = {"x": narrow(DType.UINT8, 70, 64)}
     (exact,) = run_graph(graph, inputs)

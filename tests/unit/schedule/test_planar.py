@@ -89,7 +89,7 @@ def test_lanes_run_along_the_pixels(op: str, stride: int) -> None:
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_groups_keep_to_the_registers(stride: int) -> None:
-    """Lanes along pixels are not the groups' channels: a ragged panel harms nobody."""
+    """Lanes along pixels are not the groups' channels: a ragged panel has no effect."""
     workload = planar("conv", 44, 25, 67, 3, stride, 2)
     schedule = next(iter(untuned_schedules(workload, Mode(V4))))
     assert schedule.algorithm == "direct"

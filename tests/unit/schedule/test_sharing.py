@@ -88,7 +88,8 @@ def test_inner_loops_are_shared_while_outer_ones_have_few_tiles() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("pixels", [(5, 7), (37, 9)])
 def test_all_parts_of_shared_kernels_are_computed(pixels: tuple[int, int], threads: int) -> None:
-    """An image of channels in blocks, whose halo is written beside: more channels, more pixels."""
+    """An image of channels in blocks, whose halo is written separately: more channels, more
+    pixels."""
     g = Maker()
     x = g.input("x", 1, 48, *pixels)
     graph = g.graph(g("conv", x, g.input("w", 48, 1, 3, 3), pads=(1, 1, 1, 1), group=48))

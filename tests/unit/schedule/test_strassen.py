@@ -48,7 +48,7 @@ def pointwise(
     lanes: int, channels: int, filters: int, size: int, *, batch: int = 1, stride: int = 1,
     halo: bool = False,
 ) -> Workload:  # fmt: skip
-    """A 1x1 convolution in blocked channels; a halo around its output keeps its rows apart."""
+    """A 1x1 convolution in blocked channels; a halo around its output separates its rows."""
     make, layout = Maker(), blocked(4, 1, lanes)
     shape = batch, channels, size, size
     y = make(
@@ -120,7 +120,7 @@ def test_any_size(
     m: int, n: int, k: int, bits: int, threads: int, transposed: bool, residual: bool,
     data: st.DataObject,
 ) -> None:  # fmt: skip
-    """Odd rows, halves that are no whole vectors, tails of every tile, any point of the space."""
+    """Odd rows, halves that are not whole vectors, tails of every tile, any point of the space."""
     workload = rows_times_weights(m, 2 * n, 2 * k, transposed=transposed, residual=residual)
     space = TEMPLATE.space(workload, Mode(width(bits), threads))
     assert space is not None

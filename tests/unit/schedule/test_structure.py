@@ -1,4 +1,4 @@
-"""What templates share: edges, and pieces of pads and concatenations."""
+"""Common parts of templates: edges, and pieces of pads and concatenations."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def adding(
 def measure(
     device: LeasedDevice, target: Target, library: bytes, symbols: Sequence[str], phase: Phase
 ) -> dict[str, Measurement]:
-    """What the worker says of kernels that add two arrays, through the queue of leases."""
+    """The worker's results for kernels that add two arrays, through the queue of leases."""
     submit(device, target, library, symbols, phase)
     ends = time.monotonic() + 120
     while not (results := device.runner.poll(1.0)):

@@ -1,4 +1,4 @@
-"""What tests ask of the application, and how they read its answers."""
+"""Requests to the application from tests, and readers of its answers."""
 
 from __future__ import annotations
 

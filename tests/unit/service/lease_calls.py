@@ -1,4 +1,4 @@
-"""What a worker asks of the service, for tests."""
+"""A worker's requests to the service, for tests."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.statistics import Comparison
 
 K, N = 300, 400
-"""The weights have 480,000 and 16,000 bytes: one travels by itself, one with others."""
+"""The weights have 480,000 and 16,000 bytes: one travels alone, one with others."""
 
 
 def model_bytes(seed: int = 3) -> bytes:
-    """relu(x @ w1) @ w2, of a batch of 4; the weights are drawn."""
+    """relu(x @ w1) @ w2, of a batch of 4; the weights are random."""
     rng = np.random.default_rng(seed)
     parameters = {
         "w1": rng.standard_normal((K, N), dtype=np.float32) / np.float32(K**0.5),

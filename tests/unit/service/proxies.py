@@ -21,7 +21,7 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self.instead: Callable[[str], Answer | None] = lambda path: None
         self.loses: Callable[[str, bytes], bool] = lambda path, answer: False
-        self.answered: list[str] = []  # paths that the proxy answered by itself
+        self.answered: list[str] = []  # paths that the proxy answered without the service
         self.tokens: list[str | None] = []
         outer = self
 

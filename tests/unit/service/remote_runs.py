@@ -1,4 +1,4 @@
-"""What tests of the remote runner send, and who works on it."""
+"""Requests of the remote runner's tests, and the workers that run them."""
 
 from __future__ import annotations
 

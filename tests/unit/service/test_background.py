@@ -1,4 +1,4 @@
-"""Tuning in a process of its own, beside a program that serves."""
+"""Tuning in a separate process, alongside a program that serves."""
 
 from __future__ import annotations
 

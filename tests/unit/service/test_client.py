@@ -1,4 +1,4 @@
-"""The client beside a service that goes away in the middle of each of its calls."""
+"""The client's behaviour if the service stops in the middle of each of its calls."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def problem(status: int, slug: str, **headers: str) -> httpx2.Response:
 @pytest.mark.parametrize(
     ("first", "asked"),
     [
-        (httpx2.ConnectError("refused"), 1),  # nobody was ever there
+        (httpx2.ConnectError("refused"), 1),  # no server was ever there
         (problem(404, "not-found"), 1),
         (problem(429, "quota-exceeded", **{"Retry-After": "0"}), 1),
         (problem(507, "insufficient-storage"), 1),

@@ -57,7 +57,7 @@ def compared() -> ModelDifference:
 
 def test_kernels_are_matched_by_their_workloads() -> None:
     found = compared()
-    assert [pair.name for pair in found.pairs] == ["b", "a", "c", "d"]  # by what changed
+    assert [pair.name for pair in found.pairs] == ["b", "a", "c", "d"]  # by the size of the change
     assert [pair.ratio for pair in found.pairs] == [0.2, 0.5, 1.0, None]
     assert [pair.same_schedule for pair in found.pairs] == [False, False, True, None]
     assert found.changed == {
@@ -164,7 +164,7 @@ def test_top_knows_what_runs_behind_many_that_wait() -> None:
 
     class Service:
         def jobs(self, state: str | None = None, limit: int = 100, *, results: bool) -> list[Job]:
-            assert not results  # of hundreds of jobs they are megabytes, and nobody looks at them
+            assert not results  # of hundreds of jobs they are megabytes, and are not displayed
             asked.append(state)
             waiting = [job("queued", id=f"{n:032x}", created_at=NOW + n) for n in range(limit)]
             return {None: waiting, "running": [job("running", id="f" * 32)]}.get(state, [])

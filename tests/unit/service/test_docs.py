@@ -23,7 +23,7 @@ def test_every_route_is_documented(anonymous: TestClient) -> None:
 
 
 def test_every_problem_is_documented() -> None:
-    """Slugs stand in the sources as the second argument of Problem, or the last of invalid."""
+    """Slugs are the second argument of Problem in the sources, or the last of invalid."""
     source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
     slugs = set(re.findall(r'Problem\(\s*\d{3},\s*"([a-z-]+)"', source))
     slugs |= set(re.findall(r'invalid\([^()]*, "([a-z-]+)"\)', source))

@@ -1,4 +1,4 @@
-"""Files that are replaced: whole or not at all, through links, and not where they are no files."""
+"""Files are replaced whole or not at all, through links, and not if they are not regular files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the container image against a server that answers as it is told."""
+"""The check of the container image against a server with prepared answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client shows while it waits, and what notebooks show of its results."""
+"""The client's display while it waits, and its results in notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of an error, whatever stands in a model's names."""
+"""The text shown for an error, whatever characters a model's names contain."""
 
 from __future__ import annotations
 

@@ -131,11 +131,11 @@ class Running:
     def _run(self) -> None:
         try:
             self.worker.run()
-        except BaseException as error:  # noqa: BLE001 - `end` raises what is no refusal
+        except BaseException as error:  # noqa: BLE001 - `end` raises anything but a refusal
             self.error = error
 
     def ended(self) -> Running:
-        """It ends by itself."""
+        """It ends without a signal."""
         self._thread.join(60)
         assert not self._thread.is_alive()
         return self

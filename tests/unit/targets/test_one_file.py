@@ -36,7 +36,7 @@ NAMES = sorted(
 )
 WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, NAMES))})(?![\w-])")
 
-# Where a name of an architecture, a CPU or a feature may stand in a string, and why.
+# Places where a name of an architecture, a CPU or a feature may occur in a string, and why.
 ALLOWED = {
     ("compiler/targets/device.py", "rv64"): "how the `isa` line of /proc/cpuinfo begins",
     ("compiler/targets/device.py", "rv32"): "the same",

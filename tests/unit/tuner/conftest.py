@@ -84,7 +84,7 @@ def seconds(schedule: Schedule) -> float:
 
 @dataclass
 class Bench:
-    """What strategies and models are tried on."""
+    """A test problem for strategies and models."""
 
     space: ScheduleSpace = field(default_factory=gemm_space)
     m: int = M

@@ -86,7 +86,8 @@ def test_each_failure_is_its_own(builder: ProcessBuilder) -> None:
 
 
 def test_processes_start_when_they_are_asked_to_and_end_with_the_builder() -> None:
-    """They load the compiler while the caller plans; where nothing is built there are none."""
+    """They load the compiler while the caller plans; without anything to build no process
+    starts."""
     before = set(multiprocessing.active_children())
     pool = ProcessBuilder(workers=2, compile_candidate=pretend)
     assert set(multiprocessing.active_children()) == before

@@ -96,7 +96,7 @@ def test_who_asks_for_what_no_kernel_needs_is_killed(
 
 @pytest.mark.parametrize("symbol", REFUSED)
 def test_what_libraries_look_for_is_refused(measured: dict[str, Measurement], symbol: str) -> None:
-    """What a C library tries on its way fails; a signal to itself does not."""
+    """System calls that a C library tries on its way fail; a signal to itself does not."""
     assert measured[symbol].status is Status.OK, measured[symbol].error
 
 

@@ -106,7 +106,7 @@ def test_sizes_that_mean_nothing_are_refused(
 
 
 def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
-    """What costs say of a kernel is its time; then each size counts its share of the sum."""
+    """The cost of a kernel is its time; then each size counts its share of the sum."""
     workload = product()
     points = points_of(workload)
     costs = [64 * 32 * 2.0 * dict(point.sizes)["s0"] for point in points]

@@ -1,4 +1,4 @@
-"""Signatures that a device can check by itself, against the library that makes them."""
+"""Signatures that a device can check without a library, against the library that makes them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_the_library_takes_is_taken_and_nothing_else() -> None:
 
 
 def test_a_second_form_of_a_signature_is_none() -> None:
-    """S plus the order of the group fits the equation, and is no signature (section 5.1.7)."""
+    """S plus the order of the group fits the equation, and is not a signature (section 5.1.7)."""
     private = Ed25519PrivateKey.from_private_bytes(bytes(32))
     public, right = private.public_key().public_bytes_raw(), private.sign(b"m")
     scalar = int.from_bytes(right[32:], "little") + ORDER

@@ -23,7 +23,7 @@ from tilewright.tuner.tasks import make_task
 
 @pytest.fixture
 def family(world: World) -> World:
-    """One task by itself, and three of one family, of which the second occurs most often."""
+    """One single task, and three of one family, of which the second occurs most often."""
     alone, first = world.tasks
     counts = {"layer 1": 1, "layer 2": 3, "layer 3": 2}
     layers = [replace(first, name=n, count=c, alike="layer") for n, c in counts.items()]

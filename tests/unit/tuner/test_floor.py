@@ -1,4 +1,5 @@
-"""What no machine beats: below it is a mistake or a lie, above it whatever a machine does."""
+"""A lower bound for the time on any machine: a time below it is a mistake or a lie, a time above it
+may be true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts against draws whose expectation is known, and what they say of themselves."""
+"""Forecasts against random samples whose expectation is known, and their stated uncertainty."""
 
 from __future__ import annotations
 

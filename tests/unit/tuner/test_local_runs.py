@@ -151,7 +151,7 @@ def test_a_step_that_does_not_end_is_ended(runner: LocalRunner, model: Loadable)
 
 
 def test_every_native_function_is_in_the_harness() -> None:
-    """What a program calls of the C runtime must be linked into the harness, too."""
+    """The harness must link the functions of the C runtime that a program calls, too."""
     text = (FOLDER / "programs.c").read_text()
     linked = set(re.findall(r"each\((\w+)\)", text))
     runtime = "".join(source.read_text() for source in SOURCES)

@@ -89,7 +89,7 @@ def test_a_wrong_answer_never_wins(world: World, gemm: Any) -> None:
 
 
 def test_where_all_finalists_are_wrong_the_next_ones_are_compared(world: World, gemm: Any) -> None:
-    """A single draw of the inputs shows less than those of a certificate: fast candidates, and the
+    """A single random input shows less than those of a certificate: fast candidates, and the
     default with them, pass the screening and fail in the comparison."""
     world.tasks = world.tasks[:1]
     fast = sorted(gemm.space.points, key=gemm.seconds)[: len(gemm.space) // 2]

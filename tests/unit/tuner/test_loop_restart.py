@@ -124,7 +124,8 @@ def test_killed_between_the_comparison_and_its_record(world: World) -> None:
 
 
 def test_what_was_withdrawn_teaches_nobody_and_its_name_stays_taken(world: World) -> None:
-    """A job goes on after its worker was caught lying: by what it said it would be finished."""
+    """A job goes on after its worker was caught lying: by the worker's numbers it would be
+    finished."""
     world.tune(trials=16, job_id="job")
     said = [trial for task in world.tasks for trial in world.store.trials(task.key)]
     world.store = MemoryStore()

@@ -1,4 +1,4 @@
-"""JSON forms of what is kept and sent: they read back equal, and refuse what they do not know."""
+"""JSON forms of stored and sent values: they read back equal, and refuse unknown fields."""
 
 from __future__ import annotations
 

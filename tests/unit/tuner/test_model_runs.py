@@ -1,4 +1,4 @@
-"""Running whole models: drawn inputs, errors of outputs, races in pairs."""
+"""Running whole models: random inputs, errors of outputs, races in pairs."""
 
 from __future__ import annotations
 

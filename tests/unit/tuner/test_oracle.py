@@ -43,9 +43,10 @@ def test_what_float32_is_compared_with_is_float32() -> None:
 
 @pytest.mark.parametrize("draw", range(len(DRAWS)))
 def test_no_draw_saturates_what_follows_a_sum(draw: int) -> None:
-    """A ReLU6 of large sums is 0 or 6, and float32's errors of large sums beside 6 refuse anything.
+    """A ReLU6 of large sums is 0 or 6, and float32's errors of large sums exceed any tolerance near
+    6.
 
-    What float32 makes of the inputs, term after term as kernels do, is far within the tolerance.
+    A float32 sum of the inputs, term after term as in kernels, is far within the tolerance.
     """
     make = Maker()
     x, w = make.input("x", 1, 96, 14, 14), make.input("w", 576, 96, 1, 1)
@@ -132,7 +133,7 @@ def test_where_nothing_is_near_a_tie_the_tolerance_stays(monkeypatch: pytest.Mon
 
 
 def test_integers_that_floats_hold_are_drawn_as_such() -> None:
-    """Another kernel rounded them: what lies beside an integer would be cut off."""
+    """Another kernel rounded them: a number next to an integer would be truncated."""
     for offset, whole in ((124.0, True), (0.5, False)):
         make = Maker()
         moved = make("add", make.input("x", 64, 96), make.constant("zero", np.float32(offset)))

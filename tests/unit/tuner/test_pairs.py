@@ -54,7 +54,7 @@ def test_a_failure_is_slower_than_what_works_and_no_other_failure() -> None:
     gradient, _ = AllPairs(tasks, throughputs)(np.zeros(4), None)
     assert gradient[0] < 0 and gradient[0] < gradient[1] < gradient[2]
     assert gradient[2] == pytest.approx(gradient[3])
-    # nothing but failures, or nobody to compare with: nothing to learn
+    # nothing but failures, or a single candidate: nothing to learn
     for alone in (np.zeros(4), np.array([0.0])):
         gradient, hessian = AllPairs(tasks[: len(alone)], alone)(np.arange(len(alone)), None)
         assert not gradient.any()

@@ -1,4 +1,4 @@
-"""Requests spelled out for devices without NumPy: their plan says where every element goes."""
+"""Requests expanded for devices without NumPy: their plan states where every element goes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def buffer(
 
 
 def put(said: dict[str, Any], blobs: dict[str, bytes], dtype: Any) -> np.ndarray:
-    """What a device makes of a plan: one sum of table entries for each element."""
+    """The array that a device builds from a plan: one sum of table entries for each element."""
     values = np.frombuffer(blobs[said["array"]], dtype)
     made = np.zeros(said["elements"], dtype)
     for value, place in zip(values, np.ndindex(*said["shape"]), strict=True):

@@ -1,4 +1,4 @@
-"""A job's references: computed beside it, in a process that ends with it."""
+"""A job's references: computed in a second process that ends with the job."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_bytes_are_counted_of_what_lives_at_one_time() -> None:
 
 
 def test_weights_of_a_product_are_held_twice() -> None:
-    """As they are drawn and as they are computed with."""
+    """As generated and in the type of the computation."""
     needed = reference_bytes(_product(1, 4096, 16384))
     assert 4096 * 16384 * 12 <= needed <= 4096 * 16384 * 17
 

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def _recorded(world: World, finished: Finished, job_id: str = "job") -> RecordedRun:
-    """What a database keeps of a run, through JSON and back: of its last process, if killed."""
+    """The rows that a database keeps of a run, through JSON and back: of its last process, if
+    killed."""
     started = [e for e in world.events if isinstance(e, Started)][-1]
     inputs = json.loads(json.dumps([inputs_to_json(i) for i in started.inputs]))
     options = json.loads(json.dumps(options_to_json(started.options)))
@@ -166,7 +167,7 @@ def test_a_cancelled_run_is_repeated_as_far_as_it_went(world: World) -> None:
 def test_a_run_that_was_killed_and_taken_up_is_repeated(
     world: World, poll: int, in_order: bool
 ) -> None:
-    """What the last process knew, and what it took over, belongs to the run."""
+    """The last process's knowledge, and the trials that it took over, belong to the run."""
     world.queue.fails = lambda candidate, serial: (
         Status.WORKER_LOST if serial == 0 and candidate.schedule["choices"]["mr"] == 8 else None
     )

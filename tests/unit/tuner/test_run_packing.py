@@ -1,4 +1,5 @@
-"""What a run request names: weights cut where programs refer to them, shared by their contents."""
+"""The contents of a run request: weights cut where programs refer to them, shared by their
+contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one job learned of failures holds for the next, through the store; and for no other key."""
+"""The failures that one job found hold for the next, through the store; and for no other key."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_faster_kernel_that_is_wrong_only_in_the_finals_is_no_record(
         if candidate.schedule_digest != fastest.digest:
             return None
         attempts[candidate.trial_id] += 1
-        # right on the draw of the screening, wrong on one of those of the finals
+        # right on the inputs of the screening, wrong on some of the finals' inputs
         return Status.WRONG_ANSWER if serial >= len(world.tasks) else None
 
     world.queue.fails = fails

@@ -1,4 +1,5 @@
-"""What candidates share is found once; no candidate's row may depend on who came before it."""
+"""Features that candidates share are computed once; no candidate's row may depend on earlier
+ones."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _trial(number: int, key: RecordKey = KEY, status: Status = Status.OK) -> Tri
 
 
 class RecordStoreSuite:
-    """What every record store does; a subclass gives the fixture `store`."""
+    """The behaviour of every record store; a subclass gives the fixture `store`."""
 
     def test_nothing_is_known_at_first(self, store: RecordStore) -> None:
         assert store.best_record(KEY) is None and store.trials(KEY) == []

@@ -1,4 +1,5 @@
-"""What a task remembers of its measurements: whose times count, and what models learn from."""
+"""A task's state of its measurements: the times that count, and the times that models learn
+from."""
 
 from __future__ import annotations
 

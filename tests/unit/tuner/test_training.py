@@ -132,7 +132,7 @@ def test_too_few_tasks_give_no_model(gemm: Any) -> None:
 
 @pytest.mark.parametrize("objective", list(Objective))
 def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
-    """The base believes the opposite of what this run measures."""
+    """The base predicts the opposite of this run's measurements."""
     kept, rows = gemm.features().rows(list(gemm.space.points))
     truth = [gemm.seconds(s) for s in kept]
     opposite = [

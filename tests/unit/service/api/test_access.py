@@ -35,7 +35,7 @@ from tilewright.tuner.measure.wire import PROTOCOL
 def test_only_an_admin_sees_or_changes_tokens(
     anonymous: TestClient, storage: Storage, method: str, path: str, body: Any
 ) -> None:
-    """Not a reader, and not somebody who may do all but that."""
+    """Neither a reader, nor a token with all scopes except that one."""
     secret, victim = storage.tokens.create("victim", [Scope.READ])
     header = with_scopes(storage, Scope.READ, Scope.SUBMIT, Scope.MEASURE)
     answer = anonymous.request(method, path.replace("ID", victim.id), json=body, headers=header)
@@ -287,7 +287,7 @@ def test_jobs_and_lookups_by_model_have_limits(
 
 
 def test_leases_are_spelled_out_within_a_limit(settings: Settings, storage: Storage) -> None:
-    """To draw arrays costs the service more than to ask for them costs a worker."""
+    """Generating arrays costs the service more than asking for them costs a worker."""
     with TestClient(create_app(limited(settings, spellings_per_minute=1), storage)) as client:
         header = with_scopes(storage, Scope.MEASURE)
         body = {"name": "phone", "protocol": PROTOCOL, "targets": ["x86-64-v3"]}

@@ -80,7 +80,8 @@ NEEDED: dict[str, Scope | None] = {
     "DELETE /v1/tokens/{token_id}": Scope.ADMIN,
     "DELETE /v1/workers/{worker_id}": Scope.MEASURE,
 }
-"""Which scope each route needs. Written by hand: who lets somebody in does it here, too."""
+"""The scope that each route needs. Written by hand, so that a wider scope has to be granted here,
+too."""
 
 PROTECTED = sorted(route for route, scope in NEEDED.items() if scope is not None)
 

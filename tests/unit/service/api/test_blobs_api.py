@@ -15,7 +15,7 @@ from tilewright.db.storage import Storage
 def test_the_bytes_of_an_artifact_uploaded_as_a_model_leave_the_artifact(
     client: TestClient, storage: Storage
 ) -> None:
-    """They are no model and refused; the refusal takes nothing away that was there before."""
+    """They are not a model and are refused; the refusal deletes nothing that was there before."""
     job = submit(client)
     claimed = storage.jobs.claim("tuner", 30.0)
     assert claimed is not None

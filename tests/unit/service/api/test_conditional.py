@@ -1,4 +1,4 @@
-"""What a client has is not sent to it again."""
+"""Content that a client already has is not sent to it again."""
 
 from __future__ import annotations
 

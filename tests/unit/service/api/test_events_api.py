@@ -48,7 +48,7 @@ def test_a_stream_replays_everything_and_ends_with_the_job(
 
 def test_a_curve_has_points_wherever_they_lie_among_other_events(storage: Storage) -> None:
     job = storage.jobs.create(storage.models.add(onnx_bytes(), "tiny").digest, "host")
-    # the first event tells the state: those of progress all have odd numbers
+    # the first event carries the state: those of progress all have odd numbers
     storage.events.append(job.id, [("task", {}), ("progress", {})] * 15)
     for most, count in ((100, 15), (5, 5), (4, 4), (2, 2)):
         found = storage.events.spread(job.id, "progress", most)

@@ -1,4 +1,4 @@
-"""What a request passes before its body is read, and clients that do not get on."""
+"""The checks of a request before its body is read, and clients that stall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database that lives for long keeps, and what goes."""
+"""The rows that a long-lived database keeps, and those that it deletes."""
 
 from __future__ import annotations
 
@@ -268,7 +268,8 @@ def test_nothing_ends_housekeeping(
 def test_the_settings_say_what_is_forgotten_by_age(
     storage: Storage, settings: Settings, clock: Clock
 ) -> None:
-    """By default nothing; with them, what nobody needs goes, and its bytes with it."""
+    """By default nothing is deleted; with the settings, unneeded rows go, and their bytes with
+    them."""
     finish_a_job(storage, 0)
     (job,) = storage.jobs.list()
     model = storage.models.add(b"never used", "net.onnx").digest

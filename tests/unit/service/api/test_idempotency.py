@@ -172,7 +172,7 @@ def test_every_post_that_changes_something_takes_a_key(client: TestClient) -> No
         if each["name"] == "Idempotency-Key"
     }
     posts = {path for path, verbs in paths.items() if "post" in verbs}
-    # a read; and what workers send, which is safe to repeat by itself
+    # a read; and the workers' requests, which are safe to repeat anyway
     rest = {path for path in posts if path.startswith(("/v1/leases", "/v1/workers"))}
     assert taking == posts - rest - {"/v1/schedules/lookup"}
 
@@ -191,7 +191,7 @@ def test_old_keys_are_forgotten(client: TestClient, storage: Storage, settings: 
 def test_a_long_request_is_held(
     client: TestClient, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it lasts, however long, nobody takes it over."""
+    """While it lasts, however long, no other request takes it over."""
     renewed = threading.Event()
     monkeypatch.setattr("tilewright.service.api.idempotency.HELD_SECONDS", 0.1)
     monkeypatch.setattr(IdempotencyStore, "renew", lambda *_: renewed.set())

@@ -218,7 +218,7 @@ def test_blobs_are_served_by_digest(client: TestClient, storage: Storage) -> Non
 def test_a_measure_token_reads_the_blobs_of_its_leases_alone(
     anonymous: TestClient, storage: Storage
 ) -> None:
-    """By digest a worker could read every model; who is not told of a blob has no such file."""
+    """By digest a worker could read every model; a blob that is not in its leases looks missing."""
     mine, other, model = (storage.blobs.put(data) for data in (b"mine", b"other", b"a model"))
     for name, digest in (("a", mine), ("b", other)):
         storage.leases.submit([NewRequest(name, TARGET, {}, (digest,))])

@@ -1,4 +1,4 @@
-"""What strangers may send, field by field: the last value that is taken, and the first that is not.
+"""Bounds on untrusted input, field by field: the last accepted value, and the first refused one.
 
 Every body is here, and every field of it that has a limit. Settings have theirs, too.
 """
@@ -47,7 +47,7 @@ def text(most: int, least: int = 0) -> tuple[Taken, Refused]:
 
 
 def number(least: float, most: float | None) -> tuple[Taken, Refused]:
-    """From `least` to `most`; without `most` there is none."""
+    """From `least` to `most`; unbounded without `most`."""
     beyond = () if most is None else (most + 1,)
     taken = (least,) if most is None else (least, most)
     return taken, (least - 1, *beyond, nan, inf, -inf, "many")

@@ -1,4 +1,4 @@
-"""What is answered where nothing is found, and where something is wrong with the service."""
+"""The answers to unknown paths, and to requests that the service fails to handle."""
 
 from __future__ import annotations
 

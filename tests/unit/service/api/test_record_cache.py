@@ -50,7 +50,7 @@ def with_served(storage: Storage, run: Callable[[RecordCache], Awaitable[None]])
 
 
 class Counted:
-    """What is asked of the database, and how often a record was made into an answer."""
+    """The queries to the database, and how often a record was encoded into an answer."""
 
     def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queries = 0

@@ -1,4 +1,4 @@
-"""What a job's answer looks like: of this release, of earlier ones, and of devices that lie."""
+"""The form of a job's answer: of this release, of earlier ones, and of devices that lie."""
 
 from __future__ import annotations
 

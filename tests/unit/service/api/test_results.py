@@ -1,4 +1,5 @@
-"""The door for results: what a sick or lying worker says is refused, counts, and is stored nowhere.
+"""Validation of results: the report of a faulty or lying worker is refused, counts, and is stored
+nowhere.
 
 Each lie was believed once: it became a record, or failed every later job of its workload.
 """
@@ -169,7 +170,7 @@ LIES = [
 
 
 def judge(request: MeasureRequest | RunRequest, result: dict[str, Any]) -> dict[str, Any]:
-    """What is stored of a result that came as JSON, of Python's kind, which has NaN."""
+    """The stored form of a result that arrived as JSON, of Python's kind, which has NaN."""
     held = Held("l" * 32, request.request_id, request.to_json())
     return dict(admit(held, "w", json.loads(json.dumps(result))))
 

@@ -1,4 +1,4 @@
-"""`tilewright bench`: times beside another engine, of ranges, of artifacts, on a worker."""
+"""`tilewright bench`: times compared with another engine, of ranges, of artifacts, on a worker."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_engines_are_sampled_in_pairs_whose_ratios_a_drift_does_not_change(
 
 
 def test_short_runs_are_timed_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor time may stand still for as long as one of them takes."""
+    """The processor time may not advance for the duration of a single run."""
     ran, reads = [0], []
 
     def run_once() -> list[np.ndarray]:

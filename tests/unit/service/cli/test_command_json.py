@@ -1,4 +1,5 @@
-"""What commands print for programs: JSON alone on standard output, the same as the text says."""
+"""Output of commands for programs: JSON alone on standard output, with the same content as the
+text."""
 
 from __future__ import annotations
 

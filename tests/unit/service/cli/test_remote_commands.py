@@ -32,7 +32,7 @@ TARGET = "t" * 64
 
 @pytest.fixture(autouse=True)
 def served(server: Any, owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands find in their environment."""
+    """The environment of commands."""
     monkeypatch.setenv("TILEWRIGHT_SERVER", server.url)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -156,7 +156,7 @@ def test_a_job_is_paused_resumed_and_cancelled(
 def test_a_job_that_tuned_nothing_does_not_end_well(
     storage: Storage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its user is told while it waits and why it ended, and still gets the defaults."""
+    """The command reports the wait and the reason for the end, and still delivers the defaults."""
     path, folder = tmp_path / "tiny.onnx", tmp_path / "made"
     path.write_bytes(onnx_bytes())
     made = BytesIO()

@@ -1,4 +1,4 @@
-"""What others wrote reaches no terminal as it is."""
+"""Text from other users is escaped before it reaches a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of devices gives an admin who adds one: a link with its QR code, or a command."""
+"""The page of devices gives an admin who adds one a link with its QR code, or a command."""
 
 from __future__ import annotations
 

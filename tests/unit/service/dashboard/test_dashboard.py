@@ -61,7 +61,7 @@ def test_a_form_that_is_none_is_refused(anonymous: TestClient) -> None:
 
 
 def test_pages_are_counted_by_their_routes(anonymous: TestClient, owner: str) -> None:
-    """What strangers ask for makes no new series of the metrics."""
+    """Unknown paths create no new series of the metrics."""
     sign_in(anonymous, owner)
     for path in ("nowhere-1", "static/none-1", "static/icon.svg", "jobs/none-1", "jobs"):
         anonymous.get(f"/dashboard/{path}")
@@ -105,7 +105,8 @@ def test_a_revoked_token_is_out_at_once(
 
 
 def test_a_link_of_somebody_elses_page_signs_nobody_out(anonymous: TestClient) -> None:
-    """A browser follows it without the cookie, and keeps that unless it is told otherwise."""
+    """A browser follows it without the cookie, and keeps the cookie unless the answer deletes
+    it."""
     answer = anonymous.get("/dashboard/jobs", follow_redirects=False)
     assert answer.status_code == 303 and "set-cookie" not in answer.headers
 

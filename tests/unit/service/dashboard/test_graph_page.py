@@ -1,4 +1,4 @@
-"""A model as a graph of kernels: what is drawn, what is behind a kernel, and who may see it."""
+"""A model as a graph of kernels: its picture, the data behind a kernel, and the access to it."""
 
 from __future__ import annotations
 

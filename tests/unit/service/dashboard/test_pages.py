@@ -166,7 +166,7 @@ def test_a_token_is_of_one_list_and_its_filters(client: TestClient) -> None:
 
 @pytest.mark.parametrize("position", [[1e400, "a"], [10**400, "a"], [1.0], [None, {}], ["a", "b"]])
 def test_a_position_that_was_made_up_is_refused(client: TestClient, position: list[Any]) -> None:
-    """Whoever knows how tokens are made gets no further than to another page."""
+    """A forged position can lead only to another page."""
     for seed in range(2):
         submit(client, seed=seed)
     token = client.get("/v1/jobs", params={"limit": 1}).headers[TOKEN]

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="li
 LIMITS = Limits(1 << 30, 60.0)
 
 SECONDS = 3.0
-"""What a tuner's child may take in these tests; most models take a tenth."""
+"""Seconds that a tuner's child may take in these tests; most models take a tenth."""
 
 
 def _model(nodes: list[NodeProto], **constants: object) -> bytes:

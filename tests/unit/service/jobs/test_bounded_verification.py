@@ -126,7 +126,7 @@ def test_a_wrong_program_is_wrong() -> None:
 
 
 def test_a_crash_on_the_device_is_a_wrong_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the device says passes through the child."""
+    """The device's message passes through the child."""
 
     def crash(*arguments: object) -> None:
         raise DeviceError("the program crashed on this machine", ran=True)

@@ -21,7 +21,7 @@ TARGET = resolve_target("x86-64-v3")
 
 
 def heads() -> tuple[Graph, dict[str, np.ndarray]]:
-    """Three products of one value, which a pass merges, and what is made of them."""
+    """Three products of one value, which a pass merges, and their readers."""
     m = Maker()
     x = m.input("x", 16, 32)
     h = m("layer_norm", x, m.weight("g", 32), m.weight("b", 32), name="h", axis=-1, epsilon=1e-5)

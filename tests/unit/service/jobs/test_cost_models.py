@@ -119,7 +119,7 @@ def test_a_version_is_promoted_only_if_it_is_better(storage: Storage, target: Ta
     loaded = XGBoostModel(0)
     loaded.load(data)
     assert loaded.trained
-    # the same trials again give the same model, which is no better
+    # the same trials again give the same model, which is not better
     again = train_cost_model(storage, target.key)
     assert again is not None and not again.promoted and again.before == first.scores
     assert again.model.state is CostModelState.CANDIDATE

@@ -1,4 +1,4 @@
-"""What a job for a target of modules hands over, and what it refuses to."""
+"""The files that a job for a target of modules delivers, and the requests that it refuses."""
 
 from __future__ import annotations
 

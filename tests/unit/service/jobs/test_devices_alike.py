@@ -1,4 +1,4 @@
-"""What every device does, whoever stands for it: the same cases on this machine and on a worker."""
+"""Behaviour that all devices share: the same cases on this machine and on a worker."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_what_is_right_is_delivered_once(
 def test_a_workers_word_takes_no_record_from_others(
     storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
 ) -> None:
-    """Who says that a value is wrong may lie: the job does without the kernel, and no more."""
+    """A worker that reports a wrong value may lie: the job does without the kernel, and no more."""
     settled = tuned(storage, planned, ours([0.5]))
     bad = key_of(planned, "h")
     judge = Judge(lambda served: "h" if bad in served.schedules.schedules else None)

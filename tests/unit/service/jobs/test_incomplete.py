@@ -13,7 +13,7 @@ from tilewright.tuner.measure.measurement import Status
 
 
 def reason(ended: Ended, screened: int, compared: int) -> str:
-    """What is said of a job whose candidates all worked, and which has no record."""
+    """The message about a job whose candidates all worked, and which has no record."""
     status = SimpleNamespace(key="key", from_store=False)
     finished = SimpleNamespace(
         tasks=(status,), ended=ended, screened=Screened(screened, 7.0), reason=""

@@ -1,4 +1,4 @@
-"""References of jobs: they end with their job, and what they lack is no other's trouble."""
+"""References of jobs: they end with their job, and their failures do not affect other jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a model is before and after, at each hint, and beside another engine."""
+"""A model's latency before and after, at each hint, and compared with another engine."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def bounded_plan(number: float) -> Planned:
 
 
 def others(one: Workload) -> list[Schedule]:
-    """Schedules of a workload beside its default, which other sizes have as well."""
+    """Schedules of a workload other than its default, which other sizes have as well."""
     default = next(untuned_schedules(one, Mode(TARGET)))
     return [s for s in schedule_space(one, Mode(TARGET)) if s != default][:40]
 

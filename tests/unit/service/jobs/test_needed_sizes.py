@@ -88,7 +88,7 @@ CONSTANTS = {"q": np.ones((4, 1, 16), np.uint8), "c": np.ones(4, np.float32)}
 
 
 def model(node: Any, inputs: Mapping[str, tuple[int, Shape]]) -> bytes:
-    """The node of inputs with these types; what it reads beside them is constant."""
+    """The node of inputs with these types; its other operands are constant."""
     graph = helper.make_graph(
         [node],
         "needed",

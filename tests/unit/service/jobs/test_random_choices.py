@@ -1,4 +1,4 @@
-"""A model that drawn inputs make fail: the error names the inputs to give."""
+"""A model that fails on random inputs: the error names the inputs to give."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_inputs_that_select_a_branch_are_named_before_it_runs() -> None:
 
 
 def test_the_child_that_plans_for_a_job_refuses_them() -> None:
-    """What the model says is computed there, within limits."""
+    """The model's output is computed in the child, within limits."""
     spec = JobSpec(selecting(), options=JobOptions(dims={"n": "1..8@4"}))
     with pytest.raises(CompilerError, match=NAMED):
         plan_bounded(spec, Limits(4 << 30, 60.0), CancelToken())

@@ -1,4 +1,4 @@
-"""Records that go from service to service: signed, checked, told apart, never worse than before."""
+"""Records that go from service to service: signed, checked, attributed, never worse than before."""
 
 from __future__ import annotations
 

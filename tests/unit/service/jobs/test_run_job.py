@@ -225,7 +225,7 @@ def test_a_weight_limit_that_cannot_be_met_is_said_before_tuning(
 def test_a_weight_limit_holds_in_races_too(
     storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is raced is what is served."""
+    """The race runs the same programs that are served."""
     limits: list[int | None] = []
     make = ProgramBuilder.__init__
 

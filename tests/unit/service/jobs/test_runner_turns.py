@@ -78,7 +78,7 @@ def takes(storage: Storage, worker: str) -> list[str]:
 def test_what_a_named_worker_does_not_take_goes_to_the_next(
     storage: Storage, job: str, clock: Clock
 ) -> None:
-    """One that lives and takes nothing: nobody can tell it from one that is busy."""
+    """A live worker that takes nothing looks the same as a busy one."""
     slow, drained, quick = registered(storage, "slow", "drained", "quick")
     storage.workers.drain(drained)
     names = [slow, drained, quick]
@@ -106,7 +106,7 @@ def test_what_a_named_worker_does_not_take_goes_to_the_next(
 def test_a_turn_begins_when_there_is_something_to_take(
     storage: Storage, job: str, clock: Clock
 ) -> None:
-    """What is measured is built before that."""
+    """Requests are built before the turn."""
     first, second = registered(storage, "first", "second")
     remote = RemoteRunner(storage, job, TARGET, CancelToken(), [first, second], clock=clock)
     clock.now = 2 * TURN_SECONDS

@@ -1,4 +1,5 @@
-"""Jobs that want the same tasks, in any order of events: nothing is tuned twice, nobody is stuck.
+"""Jobs that want the same tasks, in any order of events: nothing is tuned twice, and no job is
+stuck.
 
 Each job is a thread that stops where a real one would measure or wait; the machine says who goes
 on. `tests/unit/db/test_open_task_machine.py` asks who has what when tuners die.

@@ -141,7 +141,7 @@ def test_a_job_takes_over_when_the_other_one_ends(
 def test_a_job_waits_no_longer_than_its_time(
     storage: Storage, tasks: list[Task], holds: list[JobLease]
 ) -> None:
-    """It compares the best of what is known, and measures no more."""
+    """It compares the best known schedules, and measures no more."""
     first, second = holds
     storage.open_tasks.take(first.claim, [shared_tasks._open_task(task) for task in tasks])
     now = iter(range(1000))

@@ -1,4 +1,4 @@
-"""What a worker is given, from the facts that it tells."""
+"""A worker's target, from the facts that it reports."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_run_is_followed_to_its_end() -> None:
     expected = JobProgress("tuning", 2, 1, 40, 5, 2, default, best, 90.0, 0.04)
     assert tracker.progress == expected
 
-    # without a forecast, and with times that are not known just now, the last ones stand
+    # without a forecast, and with times that are not known just now, the last ones remain
     again = replace(went, trials=6, default_seconds=None, best_seconds=None, failures=1)
     (row,) = tracker.take(Progress(again, 6, 40, None, 1.0, 80.0, 10.0))
     assert (row.default_seconds, row.best_seconds, row.trials) == (4e-4, 3e-4, 6)

@@ -46,7 +46,7 @@ OF_THE_MODEL = {
     ),
 }
 OF_THE_QUEUE = {"priority", "wait_seconds"}
-"""What a job says of its model and of its turn, not of its tuning."""
+"""The fields that describe a job's model and its turn, not its tuning."""
 
 CHOSEN = {
     "trials": 7,

@@ -270,8 +270,8 @@ def test_values_that_are_not_finite_have_their_places() -> None:
 def test_a_device_without_the_memory_verifies_nothing(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large size of a range may be more than this machine holds: the artifact is made, and told
-    to be unverified there."""
+    """A large size of a range may need more than this machine's memory: the artifact is built, and
+    marked as unverified there."""
 
     def refuse(_: LocalRunner, request: RunRequest, blobs: Blobs) -> RunResult:
         why = "there is not enough memory to run 'm'"

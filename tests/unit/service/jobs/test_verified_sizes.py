@@ -152,7 +152,8 @@ def test_boxes_that_are_compared_with_each_other_cost_their_pairs() -> None:
         (0.1, ["a1", "b1", "a2", "b2", "a3", "b3", "a4", "b4", "a5", "b5"]),
         # 10 s for the others, of which one would take 4 s, so that no third one of b fits
         (4.0, ["a1", "b1", "a2", "b2", "a3"]),
-        # sizes that take longer than 10 s would, by what the hints took, are taken nearer to them
+        # sizes that would take longer than 10 s, estimated from the hints, are moved closer to the
+        # hints
         (30.0, ["a1", "b1", "a2"]),
     ],
 )

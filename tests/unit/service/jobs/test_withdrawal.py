@@ -1,4 +1,5 @@
-"""Jobs that were built on what a bad device said are told, and what it decided is decided anew."""
+"""Jobs that were built on a faulty device's results are notified, and its decisions are
+repeated."""
 
 from __future__ import annotations
 

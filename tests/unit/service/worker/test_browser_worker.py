@@ -115,7 +115,7 @@ def test_it_is_the_same_worker_when_it_starts_again(
         spool = Path(folder, "spool")
         secret, _ = storage.tokens.create("one", [Scope.MEASURE])
         with registered(server, secret, spool, platform) as (first, process):
-            process.kill()  # says good-bye to nobody
+            process.kill()  # without signing off
         with registered(server, secret, spool, platform) as (again, process):
             assert again == first
             with registered(server, secret, spool, platform) as (beside, _):

@@ -1,4 +1,4 @@
-"""Parts of the harness, under AddressSanitizer and UBSan, given what nobody sends."""
+"""Parts of the harness, under AddressSanitizer and UBSan, with input that no service sends."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_libraries_are_loaded_or_refused(parts: Path, tmp_path: Path) -> None:
         hidden[segment + 4] &= ~4  # PF_R: its symbols cannot be read, if that is believed
     assert ask(parts, bytes(hidden), "elf", "kernel")[0] == 0
     rng = random.Random(3)
-    for _ in range(25):  # in the head and the tables that stand first
+    for _ in range(25):  # in the head and the tables that come first
         at = rng.randrange(4, 900)
         ask(parts, good[:at] + rng.randbytes(1) + good[at + 1 :], "elf", "kernel")
     for at in range(0, len(good), len(good) // 12):

@@ -1,5 +1,5 @@
-"""What every harness does, behind the real application: the C program on this machine, the same
-through a shell, and JavaScript in Node."""
+"""The behaviour of every harness, behind the real application: the C program on this machine, the
+same through a shell, and JavaScript in Node."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Bench:
 
 
 def command_of(kind: str, folder: Path) -> list[str]:
-    """What starts a worker of a kind, as a user does."""
+    """The command with which a user starts a worker of a kind."""
     python = [sys.executable, "-m", "tilewright.service.worker"]
     if kind == "here":
         return python

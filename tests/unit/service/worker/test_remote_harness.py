@@ -182,7 +182,7 @@ def test_a_device_is_looked_at_without_a_service(compiled: Path, tmp_path: Path)
 
 
 def request_of(symbols: Sequence[str], code: bytes) -> tuple[MeasureRequest, Blob]:
-    """What measures kernels that add two arrays, and its blobs."""
+    """The request that measures kernels that add two arrays, and its blobs."""
     request, blobs = adding(host_target(), code, symbols, Phase.SCREEN)
     return request, blobs.__getitem__
 

@@ -152,7 +152,7 @@ def test_a_killed_worker_reports_its_spool_before_it_claims(
     harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
-    """What a `kill -9` leaves: an id, a held lease, a spooled result."""
+    """The remains after a `kill -9`: an id, a held lease, a spooled result."""
     (token,) = storage.tokens.list()
     registered = storage.workers.register("w", [TARGET], {}, owner=token.id)
     queue(storage, "done", "begun", "new")

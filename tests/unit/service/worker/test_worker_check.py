@@ -166,7 +166,7 @@ def test_json_is_of_the_check(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_fastest_kind_is_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unless somebody wants the other one, by its name."""
+    """Unless the user names the other one."""
     for module in ("tilewright.compiler.targets.detection", "tilewright.service.worker.options"):
         monkeypatch.setattr(f"{module}.available_cores", lambda: set(range(8)))
     for given, cores in (

@@ -1,4 +1,4 @@
-"""What a device says of itself just now: read, reported, bounded and shown."""
+"""A device's current condition: read, reported, bounded and shown."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_parts_outlive_the_process_and_count(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f".{DIGEST}"]
     other = "0" * 64
     cache.path(other).write_bytes(bytes(500))
-    # 900 are missing yet: beside 500 and the 100 that are here that is too much
+    # 900 are missing yet: with the 500 and the 100 here they exceed the limit
     assert not cache.make_room({DIGEST: 1000}, {other})
     assert other in cache
     assert cache.make_room({DIGEST: 1000}, set())

@@ -1,4 +1,4 @@
-"""What a worker keeps on its disk."""
+"""The files that a worker keeps on its disk."""
 
 from __future__ import annotations
 
