@@ -1,1 +1,1 @@
-"""A measurement worker in JavaScript: a page of the api, and the same in Node."""
+"""The measurement worker in JavaScript, which runs on a page of the API or in Node."""

@@ -1,1 +1,1 @@
-"""The dashboard: pages over what the REST routes answer, for people with a browser."""
+"""The dashboard: web pages that show the answers of the REST routes."""

@@ -1,7 +1,7 @@
-"""The dashboard as an application within the service's: its pages, its files, its errors.
+"""The dashboard's application, mounted in the service's: its pages, files and errors.
 
-It shares the state of the service's application, so that its routes have the same stores, gate and
-notifier. A page asks the very functions that answer REST requests, with the token of the cookie.
+It shares the state of the service's application, so its routes use the same stores, gate and
+notifier. Pages call the functions of the REST routes with the token from the cookie.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEADERS = {
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # not `no-referrer`, which would make the origin of forms `null`
+    # not `no-referrer`: forms would then send the origin `null`
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
@@ -58,21 +58,21 @@ ROUTERS = (
     cost_model_pages.router,
     token_pages.router,
 )
-"""The pages, a file a group."""
+"""The routers of all pages, one per module."""
 
 entrance = APIRouter(include_in_schema=False)
 
 
 @entrance.get("/")
 async def enter(request: Request) -> Response:
-    """Where people go who open the service in a browser; to a program nothing is here."""
+    """Redirect a browser to the dashboard. Other clients get a 404."""
     if "text/html" not in request.headers.get("accept", ""):
         raise HTTPException(404)
     return RedirectResponse(f"{request.scope['root_path']}{PATH}/", 303)
 
 
 def create_dashboard(service: FastAPI) -> FastAPI:
-    """The application to mount at `PATH` of the service's."""
+    """Return the dashboard's application. The service mounts it at `PATH`."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.state = service.state
     app.add_middleware(_Guarded)
@@ -84,7 +84,7 @@ def create_dashboard(service: FastAPI) -> FastAPI:
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """Those of all pages, worked out once for every application of this process."""
+    """Return the routes of all pages. Every application of this process shares them."""
     whole = APIRouter()
     for router in ROUTERS:
         whole.include_router(router)
@@ -92,24 +92,24 @@ def _routes() -> Sequence[BaseRoute]:
 
 
 def _refused(request: Request, problem: ApiProblem) -> Response:
-    """A page that says what is wrong; without a token that is taken, the one to sign in."""
+    """Return a page with the problem, or redirect to the sign-in page without a valid token."""
     if problem.status != 401:
         return problem_page(request, problem)
     place = f"{request.scope['root_path']}/sign-in"
     response: Response
-    if request.headers.get("hx-request"):  # a part of a page: all of it has to go
+    if request.headers.get("hx-request"):  # a request for a part: redirect the whole page
         response = Response(status_code=401, headers={"HX-Redirect": place})
     else:
         back = urlencode({"next": request.url.path}) if request.method == "GET" else ""
         response = RedirectResponse(f"{place}?{back}", 303)
-    # what somebody else's page links to comes without the cookie, which must outlive that
+    # a link on a foreign site sends no cookie; that must not delete the browser's cookie
     if COOKIE in request.cookies:
         forget(response, request)
     return response
 
 
 class _Guarded:
-    """Headers of every answer: nothing but our own files runs, and no cache keeps a page."""
+    """Adds headers to every answer: only the dashboard's files run, and caches keep no pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

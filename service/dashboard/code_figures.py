@@ -1,4 +1,4 @@
-"""Two schedules of a task side by side: their knobs, what is counted in their code, the code."""
+"""Comparison of two schedules of a task: knobs, counts in their code, and the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class CodeSide:
-    """One schedule, or why it has no code here (`refusal`)."""
+    """One schedule with its code, or the reason why its code is missing (`refusal`)."""
 
     title: str
     code: CodeView | None
@@ -22,10 +22,10 @@ class CodeSide:
 
 @dataclass(frozen=True, slots=True)
 class CodeFigures:
-    """The best schedule, then the untuned one; one side if both are the same.
+    """The best and the untuned schedule, in this order, or one side if both are the same.
 
-    `knobs` are rows (name, a value for each side, whether they differ); those that differ first.
-    `counts` likewise, with values as they are shown.
+    `knobs` are rows (name, value per side, whether the values differ), differing rows first.
+    `counts` has the same form, with formatted values.
     """
 
     sides: tuple[CodeSide, ...]
@@ -42,7 +42,10 @@ class CodeFigures:
         *,
         chosen: bool = True,
     ) -> CodeFigures:
-        """`chosen` is whether the task has its schedule: until then there is its fastest trial."""
+        """Return the figures of two schedules.
+
+        `chosen` is whether the task's schedule is final. Otherwise `best` is its fastest trial.
+        """
         sides: tuple[CodeSide, ...] = (
             CodeSide("Best" if chosen else "Fastest trial", best, best_refusal),
             CodeSide("Untuned", untuned, untuned_refusal),

@@ -1,4 +1,4 @@
-"""The commands that do what a page shows. Names that others chose are quoted for a shell."""
+"""Command lines that correspond to a page. Untrusted names are quoted for a shell."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilewright.service.sentences import one_sentence
 
 
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
-    """(what it does, the command) for one job."""
+    """Return pairs (purpose, command line) for a job."""
     where = f"--server {shlex.quote(server)}"
     watch = f"tilewright job watch {job.id} {where}"
     listed = [("follow it", watch)]
-    with suppress(OptionError):  # another version may have stored options that this one lacks
+    with suppress(OptionError):  # another release may have stored options that are unknown here
         same = " ".join(["tilewright job submit", *_submission(job), where])
         listed.append(("tune the same again", same))
     if job.artifact:
@@ -28,7 +28,7 @@ def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:
 
 
 def worker_commands(server: str) -> list[tuple[str, str]]:
-    """(what it does, the command) for a device that is to measure."""
+    """Return pairs (purpose, command line) for a new measurement device."""
     where = f"--server {shlex.quote(server)}"
     return [
         ("on the device", f"tilewright-worker {where} --token-file token --name NAME"),
@@ -42,10 +42,10 @@ def worker_commands(server: str) -> list[tuple[str, str]]:
 
 
 def _submission(job: JobView) -> list[str]:
-    """The words that state a job. Raises OptionError for an unknown option."""
+    """Return the arguments that submit a job again. Raises OptionError for an unknown option."""
     name = one_sentence(job.model_name) or "model.onnx"
     words = [f"./{name}" if name.startswith("-") else name, "--target", one_sentence(job.target)]
-    # the columns of a job, and the options that it stores
+    # the job's columns, and its stored options
     stored = {
         "threads": job.threads,
         "numerics": job.numerics,

@@ -1,4 +1,4 @@
-"""Two jobs kernel by kernel: of two devices, two precisions, or before and after a change."""
+"""Page that compares the kernels of two jobs: of two devices, two precisions, two versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.service.difference import ComparedSide, ModelDifference, differe
 router = APIRouter(route_class=PageRoute)
 
 OFFERED = 100
-"""Jobs to choose from, the newest; any other by its id in the address."""
+"""Limit of the jobs in the form, the newest first. The address selects any other job by id."""
 
 JobQuery = Annotated[str, Query(max_length=64)]
 
@@ -33,7 +33,7 @@ def compare(
     b: JobQuery = "",
     rows: RowsQuery = ROWS,
 ) -> Response:
-    """The form, and the comparison once both jobs are chosen."""
+    """Show the form, and the comparison once both jobs are selected."""
     offered = {
         job.id: job
         for job in routes.list_jobs(storage, token, first_page(request, OFFERED)[0], results=False)
@@ -65,18 +65,18 @@ def compare(
 def _side(
     request: Request, job: JobView, storage: Storage, token: Token
 ) -> tuple[ComparedSide, bool]:
-    """A job with its first tasks, and whether it has more."""
+    """Return the side of a job with its first tasks, and whether the job has more tasks."""
     pages, answer = first_page(request, MOST_ROWS)
     tasks = routes.list_job_tasks(job.id, storage, token, pages)
     return side_of_job(job, tasks), has_more(answer)
 
 
 def _ordered(jobs: list[JobView], chosen: JobView | None) -> list[JobView]:
-    """Those of the same model as the chosen one first; each the newest first."""
+    """Return the jobs, jobs of the chosen job's model first, and otherwise the newest first."""
     digest = chosen.model if chosen is not None else ""
     return sorted(jobs, key=lambda job: (job.model != digest, -job.created_at))
 
 
 def _same(found: ModelDifference | None) -> int:
-    """Kernels of which nothing is known to differ."""
+    """Return the number of kernels without a known difference."""
     return 0 if found is None else sum(pair.same for pair in found.pairs)

@@ -1,4 +1,4 @@
-"""Cost models: how well each version ranks, and which one tuning runs start from."""
+"""Pages of cost models: how well each version ranks, and which version tuning runs start from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 640.0, 160.0
 MOST_SCORES = 6
 
 HELD_OUT = "tasks"
-"""Not a score: of how many tasks that a model was not taught the scores are means."""
+"""Key of the number of held-out tasks over which scores are averaged. It is not a score itself."""
 
 MEANINGS = {
     "pairwise": "share of pairs of candidates that it puts in order",
@@ -36,7 +36,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreLine:
-    """One score over versions, the oldest first: (x, y, version, value), and what chance gives."""
+    """One score per version, the oldest first: (x, y, version, value), and the score of chance."""
 
     name: str
     points: tuple[tuple[float, float, int, float], ...]
@@ -48,7 +48,7 @@ class ScoreLine:
 
 @dataclass(frozen=True, slots=True)
 class TargetModels:
-    """The versions for one target, the newest first, and their scores as lines from 0 to 1."""
+    """The versions for one target, the newest first, and lines of their scores, from 0 to 1."""
 
     target: str
     models: tuple[CostModelView, ...]

@@ -1,4 +1,4 @@
-"""Devices: who measures, how they are, and what can be done about it."""
+"""Pages of devices: the workers, their condition, and actions on them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def devices(
     pages: PagesDep,
     gone: bool = False,
 ) -> Response:
-    """The workers and their devices; those that said good-bye only if somebody wants them."""
+    """Show the workers and their devices. Workers that left are hidden by default."""
     found = routes.list_workers(storage, token, pages)
     return page(
         request,
@@ -57,7 +57,7 @@ def devices(
 
 @router.post("/devices/add")
 async def add(request: Request, storage: StorageDep, audit: AuditDep, token: Admin) -> Response:
-    """A token for one device, and what to do with it there: the one page that has its secret."""
+    """Create a token for one device, and show how to use it. No other page shows its secret."""
     form = await form_fields(request)
     in_browser = form.get("kind") != ["python"]
     body = checked_body(
@@ -69,7 +69,7 @@ async def add(request: Request, storage: StorageDep, audit: AuditDep, token: Adm
     made = await run_in_threadpool(token_routes.create_token, body, storage, audit, token)
     server = server_of(request) + request.scope["root_path"].removesuffix("/dashboard")
     link = worker_link(server, made.secret, made.name) if in_browser else ""
-    # a second for the longest name: nobody else's request waits for it
+    # in a thread: the longest name takes a second
     code = await run_in_threadpool(link_code, link) if link else None
     return page(
         request,
@@ -93,7 +93,7 @@ def drain(
 def use(
     request: Request, worker_id: str, storage: StorageDep, audit: AuditDep, token: Measurer
 ) -> Response:
-    """New leases again; by an admin, also after a quarantine."""
+    """Give a drained worker leases again. For an admin, this also ends the worker's quarantine."""
     return _drained(request, worker_id, storage, audit, token, draining=False)
 
 

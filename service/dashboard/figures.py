@@ -1,4 +1,4 @@
-"""Numbers as the pages show them. What a device says may be no number that makes sense."""
+"""Formatting of numbers on pages. A device may report values that make no sense."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from tilewright.service.units import finite
 
 
 def moment(at: float | None) -> str:
-    """`2026-11-23 02:40:07` in UTC."""
+    """Format a time as `2026-11-23 02:40:07` in UTC."""
     if at is None:
         return "-"
     try:
         return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # a clock that is off by a million years
+    except (ValueError, OverflowError, OSError):  # a clock may be wrong by a million years
         return "-"
 
 
 def ratio(default: float | None, best: float | None) -> float | None:
-    """How many times faster the best is; None if that cannot be said."""
+    """Return the speed-up of the best time over the default, or None without both times."""
     before, after = finite(default), finite(best)
     return before / after if before and after else None
 
 
 def gain(default: float | None, best: float | None) -> str:
-    """`1.32x`: how many times faster the best is."""
+    """Format the speed-up of the best time over the default: `1.32x`."""
     found = ratio(default, best)
     return "-" if found is None else f"{found:.2f}x"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """`12.3 %` of a share."""
+    """Format a share: `12.3 %`."""
     if share is None or not math.isfinite(share):
         return "-"
     return f"{100 * share:.{digits}f} %"
@@ -42,7 +42,7 @@ def count(number: int | None) -> str:
 
 
 def ago(now: float, then: float) -> str:
-    """`12 s ago`; a clock that is ahead was heard of just now."""
+    """Format the age of a moment: `12 s ago`. A moment in the future counts as now."""
     seconds = max(0.0, now - then)
     if not math.isfinite(seconds):
         return "-"

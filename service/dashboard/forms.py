@@ -1,4 +1,4 @@
-"""Forms that browsers send."""
+"""Reading of submitted forms."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def form_fields(request: Request) -> dict[str, list[str]]:
 
 
 async def form_file(request: Request, name: str) -> bytes:
-    """Return the file of a form's field; empty if the user chose no file.
+    """Return the file of a form's field, or b"" if the user chose no file.
 
     Raises:
-        ApiProblem: 422 if there is no such field.
+        ApiProblem: 422, if the form lacks the field.
     """
     try:
         async with request.form(max_files=1, max_fields=MOST_FIELDS) as form:
@@ -53,7 +53,7 @@ def checked_body(body: type[B], **fields: Any) -> B:
     """Return the REST body with the values of a form.
 
     Raises:
-        ApiProblem: 422, which names the first field that is wrong.
+        ApiProblem: 422, which names the first invalid field.
     """
     try:
         return body.model_validate(fields)

@@ -1,4 +1,4 @@
-"""A model's graph as its page draws it: boxes with colours by time, precision and layout."""
+"""Figures of a model's graph: boxes, with colours by time, precision and layout, and edges."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ from tilewright.service.sentences import one_sentence
 from tilewright.service.units import finite, microseconds
 
 HOTTEST = (0.002, 0.01, 0.03, 0.08, 0.2)
-"""Shares of the model's time from which on a step has the next hotter colour."""
+"""Shares of the model's time at which a step's colour changes to the next hotter one."""
 
 KINDS = 7
-"""Precisions and layouts with a colour of their own; all others share one."""
+"""Number of precisions, and of layouts, with separate colours. All others share one colour."""
 
 MARGIN = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepBox:
-    """A step; `classes` choose its colours, `link` is the workload of its first kernel, or ""."""
+    """The box of a step.
+
+    `classes` are CSS classes that select its colours. `link` is the workload key of its kernel, or
+    "".
+    """
 
     number: int
     step: DrawnStep
@@ -48,8 +52,11 @@ class StepBox:
 
 @dataclass(frozen=True, slots=True)
 class GraphFigures:
-    """`lines` are (start, end, path of SVG). `heat` are the legends of the colours of time;
-    `precisions` and `layouts`, (colour, name, steps)."""
+    """The drawing of a graph.
+
+    `lines` are edges (start, end, SVG path). `heat` are the legend texts of the time colours.
+    `precisions` and `layouts` are legends (colour, name, number of steps).
+    """
 
     boxes: tuple[StepBox, ...]
     lines: tuple[tuple[int, int, str], ...]
@@ -59,7 +66,7 @@ class GraphFigures:
     precisions: tuple[tuple[int, str, int], ...]
     layouts: tuple[tuple[int, str, int], ...]
     untuned: int
-    """Kernels of which the job has no task: another plan's, or another release's."""
+    """Number of kernels without a task of the job: another plan or release made the tasks."""
 
     @classmethod
     def of(cls, graph: ModelGraph, tasks: Sequence[TaskView]) -> GraphFigures:
@@ -86,7 +93,7 @@ class GraphFigures:
 
 
 def _seconds(step: DrawnStep, known: Mapping[str, TaskView]) -> float | None:
-    """Of one run of the step, by the best times; None if nothing of it was measured."""
+    """Return the time of one run of a step, from best times; None without a measurement."""
     times = []
     for key, runs in step.kernels:
         task = known.get(key)
@@ -117,7 +124,7 @@ def _box(
         under = "not measured"
     name = one_sentence(step.name, LONGEST_NAME) or "-"
     below = one_sentence(under, LONGEST_NAME)
-    # what is seen is a part of what is said, so that who says it to a machine finds the step
+    # the label contains the visible text, so that voice control finds the step
     said = f"{step.kind.value} {name}, {below}"
     said += "".join(
         f", {whole_text}"
@@ -140,7 +147,7 @@ def _box(
 
 
 def _path(points: Sequence[Point]) -> str:
-    """A curve through the points that leaves and reaches each of them vertically."""
+    """Return an SVG path through the points that is vertical at each point."""
     if not points:
         return ""
     rounded = [(round(x + MARGIN), round(y + MARGIN)) for x, y in points]
@@ -153,7 +160,7 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _colours(names: Iterable[str]) -> dict[str, int]:
-    """The most frequent names by number, 0 first."""
+    """Map the most frequent names to colours, 0 for the most frequent."""
     return {name: n for n, (name, _) in enumerate(Counter(names).most_common(KINDS))}
 
 

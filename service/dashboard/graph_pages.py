@@ -1,4 +1,4 @@
-"""The model of a job as a graph of kernels, and what is behind each."""
+"""Pages of a job's model: its graph of kernels, and the details of each step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def graph(
     token: Reader,
     wait: bool = False,
 ) -> Response:
-    """The page at once; the drawing comes with it if somebody looked at it lately."""
+    """Show the page immediately. It includes the drawing if that is cached."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = None
     if wait or planning.knows(question):
@@ -56,7 +56,7 @@ async def drawing(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """The drawing, once it is made."""
+    """Compute the drawing, and return it."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
 
@@ -78,7 +78,7 @@ async def step(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """One step: what it computes, and the nodes of the file behind it."""
+    """Show one step: what it computes, and its nodes in the ONNX file."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = await counted_answer(question, planning, limiter)
     if number >= len(found.steps):

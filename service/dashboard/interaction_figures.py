@@ -1,4 +1,7 @@
-"""Two knobs together: which values go well with which, where neither knob says so by itself."""
+"""Figures of interactions between two knobs: combinations of values that are fast together.
+
+An interaction is the part of the speed that the two knobs do not explain separately.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from tilewright.service.sentences import one_sentence
 
 MOST_PAIRS = 4
 MOST_VALUES = 8
-"""Of a knob: those with the fastest trials."""
+"""Limit of the values per knob. The values of the fastest trials come first."""
 
 LEAST_FILLED = 0.5
-"""Share of the fields that trials must have filled: with fewer there is no pattern to see."""
+"""Minimum share of fields with a trial. Below it, no pattern is visible."""
 
 SHADES = 10
 SWEEPS = 8
-"""Of taking out what rows and columns say by themselves; with gaps it takes a few."""
+"""Iterations that subtract the means of rows and columns. Empty fields make several necessary."""
 
 LONGEST_NAME = 12
 MOST_STRENGTH = 999.0
@@ -27,22 +30,23 @@ MOST_STRENGTH = 999.0
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The fastest trial that has both values: its speed, 1 for the fastest of all."""
+    """The fastest trial with both values. Its speed is relative to the fastest trial of all."""
 
     speed: float
 
     @property
     def shade(self) -> int:
-        """From 0 to `SHADES`, with the speed."""
+        """The shade for the speed, from 0 to `SHADES`."""
         return round(SHADES * self.speed)
 
 
 @dataclass(frozen=True, slots=True)
 class KnobPair:
-    """Values of one knob down and of another across; a field is None where no trial has both.
+    """A table of two knobs: the values of one in rows, of the other in columns.
 
-    `strength` is by what factor the fields' speeds are off, typically, where each knob is taken to
-    do the same whatever the other does: 1 if they have nothing to do with each other.
+    A field is None without a trial that has both values. `strength` is the typical factor by which
+    the speeds deviate from a model in which the knobs act independently. It is 1 without any
+    interaction.
     """
 
     down: str
@@ -55,11 +59,11 @@ class KnobPair:
 def interactions(
     trials: Sequence[tuple[Mapping[str, Any], float]], knobs: Sequence[str]
 ) -> tuple[KnobPair, ...]:
-    """Pairs of knobs, first those that depend on each other most.
+    """Return the pairs of knobs that interact most, the strongest first.
 
     Args:
-        trials: (value by knob, speed) of each trial that worked, the fastest first.
-        knobs: those to look at.
+        trials: (values by knob, speed) of each successful trial, the fastest first.
+        knobs: the names of the knobs to combine.
     """
     found = [_pair(trials, *two) for two in combinations(knobs, 2)]
     pairs = sorted((p for p in found if p is not None), key=lambda p: (-p.strength, p.down))
@@ -67,7 +71,7 @@ def interactions(
 
 
 def value_rank(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, before all others by name."""
+    """Return a sort key: numbers by value, followed by all other values by name."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, str(value))
 
@@ -105,7 +109,11 @@ def _pair(
 
 
 def _strength(speeds: Mapping[tuple[str, str], float]) -> float:
-    """Of speeds by row and column: what is left of their logarithms without both means."""
+    """Return the strength of an interaction, from speeds by (row, column).
+
+    It is the exponential of the root mean square of the logarithms' residuals, after subtracting
+    the means of rows and columns.
+    """
     left = {place: math.log(speed) for place, speed in speeds.items() if speed > 0.0}
     for _ in range(SWEEPS):
         for side in (0, 1):
@@ -117,4 +125,4 @@ def _strength(speeds: Mapping[tuple[str, str], float]) -> float:
     if not left:
         return 1.0
     typical = math.sqrt(sum(value * value for value in left.values()) / len(left))
-    return min(math.exp(min(typical, 10.0)), MOST_STRENGTH)  # times may be absurd
+    return min(math.exp(min(typical, 10.0)), MOST_STRENGTH)  # limited, because times may be absurd

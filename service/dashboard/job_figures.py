@@ -1,4 +1,4 @@
-"""What a job's page says in numbers and bars, from the answers of REST."""
+"""Figures of a job's page: numbers and bars, computed from REST answers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from tilewright.service.messages import result_lines
 from tilewright.service.units import finite
 
 COLOURS = 8
-"""Tasks that have a colour in the bars; the others share one."""
+"""Number of tasks with a separate colour in the bars. All others share one colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task, its share of the model's best time (0..1), None before it was measured, and how near
-    it is to what the device allows.
+    """A row of the table of tasks.
 
-    `colour` is its number in the bars, from 0; `COLOURS` is that of all others. `namesake` is
-    whether another task is called the same: they differ in what a name leaves out.
+    Attributes:
+        task: the task.
+        best_share: its share of the model's best time, 0 to 1; None before a measurement.
+        of_roofline: its bound by the device's roofline divided by its best time.
+        colour: its colour in the bars, from 0; `COLOURS` for all tasks that share one.
+        namesake: whether another task has the same name. They differ in something that names omit.
     """
 
     task: TaskView
@@ -36,7 +39,7 @@ class TaskLine:
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """A part of a bar; from `left` on, in thousandths of the longest bar."""
+    """A part of a bar. `left` and `width` are in thousandths of the longest bar."""
 
     left: float
     width: float
@@ -53,10 +56,12 @@ class TimeBar:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """`rows` are the tasks, the most expensive first; `more` says that there are others.
+    """The figures of a job.
 
-    `untuned` and `best` are seconds of the model, of the tasks that were `measured` while others
-    were not; that is None once all were. `took` are the seconds from the start to the end.
+    `rows` are tasks, the most expensive first; `more` is whether the job has others. `untuned` and
+    `best` are times of the model in seconds. If only some tasks have a measurement, both cover
+    these tasks, and `measured` is their number; otherwise `measured` is None. `took` is the time
+    from the job's start to its end, in seconds.
     """
 
     rows: tuple[TaskLine, ...]
@@ -96,7 +101,7 @@ class JobFigures:
 
 
 def drawn_curve(curve: CurveView) -> dict[str, Any]:
-    """The curve for its script, in few characters: moment, trials, untuned and best seconds."""
+    """Return the curve as compact JSON data: points (time, trials, untuned and best seconds)."""
     points = [
         [p.at, p.trials, finite(p.default_seconds), finite(p.best_seconds)] for p in curve.points
     ]
@@ -105,7 +110,7 @@ def drawn_curve(curve: CurveView) -> dict[str, Any]:
 
 
 def frame(job: JobView) -> dict[str, Any]:
-    """What else the curve shows: when it starts, the time that is enough, what the race said."""
+    """Return the curve's annotations: its start, the target latency, the end-to-end interval."""
     target = job.options.get("target_ms")
     return {"start": job.started_at, "target": target, "race": race_interval(job)}
 
@@ -121,7 +126,7 @@ def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
     after = [_cost(task, task.best_seconds) for task in tasks]
     whole_after = sum(after) or 1.0
     called = Counter(task.name for task in tasks)
-    # by what does not change while the job runs, so that rows and colours stay
+    # ordered by untuned times, which do not change while the job runs: rows and colours stay
     order = sorted(range(len(tasks)), key=lambda n: (-before[n], n))
     return tuple(
         TaskLine(
@@ -136,14 +141,17 @@ def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
 
 
 def _cost(task: TaskView, seconds: float | None) -> float:
-    """Seconds of all its runs in one inference; with the other time if this one is not known."""
+    """Return the time of all runs of a task in one inference, in seconds.
+
+    If `seconds` is unknown, the task's best or default time takes its place.
+    """
     known = seconds or task.best_seconds or task.default_seconds or 0.0
     cost = known * runs_of(task)
     return cost if math.isfinite(cost) and cost > 0.0 else 0.0
 
 
 def _bars(rows: Sequence[TaskLine]) -> tuple[TimeBar, ...]:
-    """The untuned and the best time of the model, cut by tasks."""
+    """Return bars of the model's untuned and best time, divided into tasks."""
     times = [
         ("untuned", [_cost(row.task, row.task.default_seconds) for row in rows]),
         ("best so far", [_cost(row.task, row.task.best_seconds) for row in rows]),
@@ -169,7 +177,7 @@ def _bar(name: str, seconds: Sequence[float], rows: Sequence[TaskLine], longest:
 
 
 def race_interval(job: JobView) -> tuple[float, float] | None:
-    """The interval of tuned / untuned of the whole model, raced on the device."""
+    """Return the interval of tuned / untuned time of the whole model, measured on the device."""
     verdict = (job.result or {}).get("end_to_end") or {}
     comparison = verdict.get("comparison")
     return (comparison["low"], comparison["high"]) if comparison else None

@@ -1,4 +1,4 @@
-"""Jobs: the list, one of them with its curve and its tasks, and what can be done with it."""
+"""Pages of jobs: the list, and one job with its curve, tasks and actions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tilewright.service.dashboard.session import PageRoute
 router = APIRouter(route_class=PageRoute)
 
 ROWS = 50
-"""Tasks that are shown unless somebody wants more."""
+"""Default number of tasks on the page."""
 
 MOST_ROWS = 1000
 LOG_LINES = 30
@@ -78,14 +78,14 @@ def job(
 def job_parts(
     request: Request, job_id: str, storage: StorageDep, token: Reader, rows: RowsQuery = ROWS
 ) -> Response:
-    """What changes of a job's page while it is open."""
+    """Return the parts of a job's page that change while it is open."""
     return page(request, "job_parts.html", **_shown(request, job_id, storage, token, rows))
 
 
 def _shown(
     request: Request, job_id: str, storage: Storage, token: Token, rows: int
 ) -> dict[str, Any]:
-    # the curve first: what comes meanwhile is sent behind it
+    # the curve is read first: later events follow in the stream
     found = storage.jobs.get(job_id, token.sees)
     curve = event_routes.get_job_curve(found, storage)
     view = routes.get_job(job_id, storage, token)
@@ -115,7 +115,7 @@ async def job_events(
     notifier: NotifierDep,
     after: Annotated[int, Query(ge=0, le=event_routes.LAST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """The events of REST, and one that says that no others come."""
+    """Stream the job's events, and a last event that ends the stream."""
     last = request.headers.get("last-event-id")
     async for event in event_routes.job_events(request, job, storage, notifier, last, after):
         yield event

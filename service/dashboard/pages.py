@@ -1,4 +1,4 @@
-"""How pages are made: templates that escape everything, and what they all show."""
+"""Rendering of pages from templates that escape all values, and functions that pages share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
 
 CLIPPED = 120
-"""Most characters of a name that a page shows; all of it is in the element's title."""
+"""Limit of the shown characters of a name. The element's title has the full name."""
 
 
 def _clipped(text: object) -> str:
@@ -31,7 +31,7 @@ def _clipped(text: object) -> str:
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
-        # whatever the template is called: names, labels and errors are what strangers wrote
+        # for all file names of templates: names, labels and errors are untrusted
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -63,7 +63,7 @@ _templates = _environment()
 
 
 def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """A template filled in. `root` is where the dashboard lies."""
+    """Render a template. It receives the dashboard's path as `root`, and the values `shown`."""
     root = request.scope["root_path"]
     token = request.scope.get("tilewright_token")
     text = _templates.get_template(template).render(
@@ -73,18 +73,21 @@ def page(request: Request, template: str, status: int = 200, **shown: Any) -> HT
 
 
 def first_page(request: Request, limit: int) -> tuple[Pages, Response]:
-    """The first page of another list than the request's, and the answer that would say more."""
+    """Return the first page of a list that the request's own page token does not concern.
+
+    The second value is the answer that receives the headers for the next page.
+    """
     response = Response()
     return Pages(request, response, limit, None), response
 
 
 def has_more(response: Response) -> bool:
-    """Whether a list goes on behind its page."""
+    """Whether the list has another page."""
     return NEXT_TOKEN in response.headers
 
 
 def next_link(request: Request, response: Response) -> str:
-    """Where the list of this request goes on; "" where it ends."""
+    """Return the link to the next page of the request's list, or "" on the last page."""
     token = response.headers.get(NEXT_TOKEN)
     if token is None:
         return ""
@@ -92,17 +95,17 @@ def next_link(request: Request, response: Response) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Where this page lies, for its own parts to be asked for again."""
+    """Return the address of this page, from which its parts are reloaded."""
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def server_of(request: Request) -> str:
-    """The address of the service as the browser knows it."""
+    """Return the address of the service as the browser uses it."""
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
 def problem_page(request: Request, problem: ApiProblem) -> HTMLResponse:
-    """What went wrong, for people."""
+    """Return an HTML page that explains a problem."""
     request_id = current_request_id()
     answer = page(request, "problem.html", problem.status, problem=problem, request_id=request_id)
     answer.headers.update(problem.headers)

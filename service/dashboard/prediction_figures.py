@@ -1,4 +1,4 @@
-"""Predicted against measured: of each trial, how fast it was and how fast it was said to be."""
+"""Scatter plots of predicted against measured speed, one dot per trial."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ WIDTH, HEIGHT = 320.0, 220.0
 
 @dataclass(frozen=True, slots=True)
 class PredictionPlot:
-    """Who predicted, and a dot for each trial: rightwards what was said, upwards what was measured.
+    """The plot of one predictor, with a dot per trial: prediction on x, measured speed on y.
 
-    Measured speeds go from 0 to 1, the fastest; what was said, from the least to the most.
+    The measured axis ranges from 0 to the fastest trial. The predicted axis ranges from the lowest
+    to the highest prediction.
     """
 
     name: str
@@ -27,7 +28,7 @@ class PredictionPlot:
 
 @dataclass(frozen=True, slots=True)
 class PredictionFigures:
-    """The cost model where there is one, then the machine's roofs."""
+    """The plots of the cost model, if one exists, and of the roofline estimate."""
 
     version: int | None
     refusal: str
@@ -48,7 +49,7 @@ class PredictionFigures:
             dots = _dots(known, measured)
             plots.append(PredictionPlot(name, "its score", found.by_score, dots))
         if found.trials:
-            # in the logarithm: a kernel that is said to take twice as long is as far away anywhere
+            # on a logarithmic scale, a factor of two has the same length everywhere
             logs = [-math.log(s) if s is not None and s > 0.0 else None for s in estimates]
             dots = _dots(logs, measured)
             means = "speed, by the logarithm"

@@ -1,26 +1,26 @@
-"""QR codes as drawings that a strict policy lets through: a path, no style, no image."""
+"""QR codes as SVG paths. A strict content security policy allows these, without style or image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 BORDER = 4
-"""Fields that must stay light around a code, for cameras to find it."""
+"""Width of the light border around a code, in modules. Cameras need it to find the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class QrCode:
-    """`path` draws the dark fields, one unit each, in a square of `size` with its border."""
+    """A QR code. `path` draws its dark modules, one unit each; `size` includes the border."""
 
     size: int
     path: str
 
 
 def qr_code(text: str) -> QrCode:
-    """The code of a text, which stays readable with a seventh of it hidden.
+    """Return the QR code of a text. It remains readable with a seventh of it covered.
 
     Raises:
-        ValueError: for a text of more than 2,331 bytes.
+        ValueError: if the text exceeds 2,331 bytes.
     """
     import segno
 

@@ -1,4 +1,4 @@
-"""Records: what is known for which operators and targets, and each with what it rests on."""
+"""Pages of records: coverage by operator and target, single records, export and import."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tilewright.service.jobs.device.job_target import target_names
 router = APIRouter(route_class=PageRoute)
 
 REFUSED = 100
-"""Lines of an import that are listed with what is wrong with them."""
+"""Limit of the rejected lines of an import that the page lists with their errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageTable:
-    """Numbers of workloads: a column for each (target, threads), a row for each operator."""
+    """Numbers of workloads, with a column per (target, threads) and a row per operator."""
 
     columns: tuple[tuple[str, str, int], ...]
     rows: tuple[tuple[str, tuple[int, ...]], ...]
@@ -83,7 +83,7 @@ def export(
     token: Reader,
     target: routes.TargetQuery = None,
 ) -> Response:
-    """The records that are served as a file of signed lines, of one target or of all."""
+    """Return a file of signed lines with the served records of one target or of all."""
     answer = routes.export(storage, settings, token, target=target or None)
     answer.headers["Content-Disposition"] = 'attachment; filename="records.jsonl"'
     return answer
@@ -93,7 +93,7 @@ def export(
 async def take_in(
     request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, token: Admin
 ) -> Response:
-    """Take in a file of signed lines, and tell what became of them."""
+    """Import a file of signed lines, and show the result."""
     lines = await form_file(request, "records")
     if not lines.strip():
         raise invalid("no file was chosen, or there is nothing in it")
@@ -105,7 +105,7 @@ async def take_in(
 async def withdraw(
     request: Request, record_id: str, storage: StorageDep, audit: AuditDep, token: Admin
 ) -> Response:
-    """Take back a record, or everything that its worker measured, and tell what that changed."""
+    """Withdraw a record, or all measurements of its worker, and show the effects."""
     form = await form_fields(request)
     found = await run_in_threadpool(routes.shown_record, record_id, storage, token)
     of_worker = form.get("what") == ["worker"]
@@ -123,7 +123,7 @@ async def withdraw(
 
 @router.get("/records/{record_id}")
 def record(request: Request, record_id: str, storage: StorageDep, token: Reader) -> Response:
-    """One record: its schedule, its certificate, and whose word it is."""
+    """Show one record: its schedule, its certificate, and the reporters of its measurements."""
     found = routes.shown_record(record_id, storage, token)
     names = target_names(storage)
     workload = storage.workloads.workloads([found.record.workload_key])

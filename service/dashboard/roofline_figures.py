@@ -1,6 +1,6 @@
-"""All kernels of a job under the roofs of its device: work for each byte against speed.
+"""Roofline plot of a job's kernels: operations per byte against speed, on logarithmic axes.
 
-Both axes are logarithmic. A kernel is a dot; the mark above it is the speed that the device allows.
+Each dot is a kernel. The mark above it is the highest speed that the device allows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tilewright.service.units import finite, microseconds
 
 WIDTH, HEIGHT = 720.0, 300.0
 SMALLEST, LARGEST = 3.5, 13.0
-"""Radii of dots, by the share of the model's time."""
+"""Smallest and largest radius of a dot. Its area grows with the share of the model's time."""
 
 MOST_DOTS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class RoofDot:
-    """`roof` is how high the device's limit is, in the drawing; None if it is not known."""
+    """A kernel's dot. `roof` is the y coordinate of the device's limit, or None if unknown."""
 
     x: float
     y: float
@@ -35,8 +35,8 @@ class RoofDot:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """`across` and `up` are (place, number) of the marks of the axes: operations for each byte, and
-    GFLOP/s."""
+    """The plot. `across` and `up` are the ticks (place, number) of its axes: operations per byte,
+    and GFLOP/s."""
 
     dots: tuple[RoofDot, ...]
     across: tuple[tuple[float, str], ...]
@@ -44,7 +44,10 @@ class Roofline:
 
     @classmethod
     def of(cls, rows: Sequence[TaskLine]) -> Roofline | None:
-        """None if nothing computes; kernels that only move bytes are left out."""
+        """Return the plot, or None without kernels that compute.
+
+        Kernels that only move bytes are left out.
+        """
         found = [each for row in rows if (each := _measured(row))]
         found = sorted(found, key=lambda each: -each.share)[:MOST_DOTS]
         if not found:
@@ -62,7 +65,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Operations for each byte, GFLOP/s, and GFLOP/s that the device allows."""
+    """A kernel's operations per byte, its GFLOP/s, and the GFLOP/s that the device allows."""
 
     intensity: float
     speed: float
@@ -86,7 +89,7 @@ def _measured(row: TaskLine) -> _Measured | None:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Whole powers of ten, from the lowest to the highest."""
+    """A logarithmic axis between two integer powers of ten."""
 
     low: int
     high: int

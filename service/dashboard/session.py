@@ -1,8 +1,8 @@
-"""Signing in: a token is pasted once, and kept where no script can read it.
+"""Sessions of the dashboard: the user pastes a token once, and a cookie keeps it.
 
-The cookie counts for pages alone, and the REST routes know nothing of it. A browser sends it only
-with what a page of this very service asks for (`SameSite=Strict`), and whatever changes something
-is refused unless the browser says that one of our pages sent it.
+No script can read the cookie. Only pages use it; the REST routes ignore it. Browsers send it only
+with requests that a page of this service starts (`SameSite=Strict`). A request that changes
+something is rejected unless the browser declares that a page of this service sent it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from tilewright.service.api.gate import GatedRoute
 COOKIE = "tilewright_token"
 
 KEPT_SECONDS = 30 * 86400
-"""How long a browser keeps the token; the service refuses it sooner if it is revoked or over."""
+"""Lifetime of the cookie. The service rejects a revoked or expired token sooner."""
 
 _AUTHORIZATION = b"authorization"
 
 
 class PageRoute(GatedRoute):
-    """A route for browsers: the token is in the cookie and nowhere else, and nobody else's page can
-    make a browser change something."""
+    """A route for browsers. It reads the token from the cookie only.
+
+    Pages of other sites cannot make a browser change anything.
+    """
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -41,15 +43,17 @@ class PageRoute(GatedRoute):
 
 
 def check_same_origin(headers: Mapping[str, str]) -> None:
-    """Raises a 403 problem unless the browser says that a page of this service sent the request.
+    """Check that the browser names a page of this service as the sender of a request.
 
-    `Sec-Fetch-Site` is sent wherever the connection is safe; `Origin`, with every form.
+    Browsers send `Sec-Fetch-Site` on secure connections, and `Origin` with every form.
+
+    Raises a 403 problem otherwise.
     """
     site = headers.get("sec-fetch-site")
     if site is None:
         try:
             origin = urlsplit(headers.get("origin", "")).netloc.lower()
-        except ValueError:  # of no browser
+        except ValueError:  # no browser sends such an origin
             origin = ""
         if origin and origin == headers.get("host", "").lower():
             return
@@ -59,12 +63,12 @@ def check_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def keep(response: Response, request: Request, secret: str) -> None:
-    """Let the browser keep a token."""
+    """Store a token in the browser's cookie."""
     response.set_cookie(COOKIE, secret, max_age=KEPT_SECONDS, **_attributes(request))
 
 
 def forget(response: Response, request: Request) -> None:
-    """Let the browser forget its token."""
+    """Delete the browser's cookie."""
     response.delete_cookie(COOKIE, **_attributes(request))
 
 
@@ -78,5 +82,5 @@ def _attributes(request: Request) -> dict[str, Any]:
 
 
 def safe_next(path: str, root: str) -> str:
-    """Where to go after signing in: a page of the dashboard, whatever a link says."""
+    """Return the page to show after sign-in: `path` if it is in the dashboard, else the jobs."""
     return path if path.startswith(f"{root}/") and path.isprintable() else f"{root}/jobs"

@@ -1,4 +1,4 @@
-"""Signing in and out, and where a visitor goes first."""
+"""Pages to sign in and out, and the redirect to the first page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def sign_in(request: Request, next: str = "") -> Response:
 
 @router.post("/sign-in")
 async def signed_in(request: Request) -> Response:
-    """Take a token, if it is one that may look at things."""
+    """Sign in with a token that has the scope to read."""
     given = await form_fields(request)
     secret = given.get("token", [""])[0].strip()
     back = given.get("next", [""])[0]

@@ -1,4 +1,4 @@
-"""What the trials of a task say: each knob against the speed that was measured."""
+"""Figures of a task's trials: plots of each knob's values against measured speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.service.dashboard.interaction_figures import KnobPair, interacti
 from tilewright.service.sentences import one_sentence
 
 WIDTH, HEIGHT = 320.0, 120.0
-"""Of a plot, without the names of its values."""
+"""Size of a plot, without the names of values."""
 
 MOST_KNOBS = 8
 MOST_DOTS = 300
@@ -25,10 +25,10 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class KnobPlot:
-    """A knob's values from left to right, and the speed of each trial (1: the fastest) upwards.
+    """The plot of a knob: its values on x, and each trial's speed relative to the fastest on y.
 
-    `matters` is how much faster the best trial of its best value is than that of its worst; `name`
-    is the `knob` as it is shown.
+    `matters` is the speed of the best value's best trial over the speed of the worst value's best
+    trial. `name` is the knob's name in its shown form.
     """
 
     knob: str
@@ -41,8 +41,11 @@ class KnobPlot:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """`fastest` are the trials that worked, the fastest first; `failed` is by kind of failure, with
-    the text of the newest one. `pairs` are knobs that depend on each other."""
+    """The figures of a task.
+
+    `fastest` are the successful trials, the fastest first. `failed` are (kind, count, error of the
+    newest trial). `pairs` are knobs that interact.
+    """
 
     fastest: tuple[TrialOutline, ...]
     failed: tuple[tuple[str, int, str], ...]
@@ -51,7 +54,7 @@ class TaskFigures:
 
     @classmethod
     def of(cls, trials: Sequence[TrialOutline]) -> TaskFigures:
-        """Of trials, the newest first."""
+        """Return the figures of trials, which are sorted with the newest first."""
         worked = [t for t in trials if t.run_seconds and t.status == "ok" and not t.withdrawn]
         fastest = sorted(worked, key=lambda trial: trial.run_seconds or 0.0)
         kinds = Counter(trial.status for trial in trials if trial.status != "ok")
@@ -64,7 +67,7 @@ class TaskFigures:
 
 
 def _choices(trial: TrialOutline) -> dict[str, Any]:
-    """The values of a trial's knobs; the algorithm is one."""
+    """Return the values of a trial's knobs, including the algorithm."""
     return {ALGORITHM: trial.schedule.get("algorithm"), **trial.schedule.get("choices", {})}
 
 
@@ -73,7 +76,7 @@ def _speed(trial: TrialOutline, fastest: TrialOutline) -> float:
 
 
 def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> tuple[KnobPlot, ...]:
-    """Those that tell most; knobs of which one value was tried tell nothing."""
+    """Return the plots of the knobs that matter most. Knobs with a single value are left out."""
     values: dict[str, list[tuple[str, float]]] = defaultdict(list)
     order: dict[str, dict[str, Any]] = defaultdict(dict)
     for choices, speed in trials:
@@ -87,13 +90,13 @@ def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> tuple[KnobPlot, ..
 
 
 def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any]) -> KnobPlot:
-    """`found` are a value and a speed for each trial, the fastest first."""
+    """Return the plot of a knob. `found` are (value, speed) per trial, the fastest first."""
     ordered = sorted(values, key=lambda name: value_rank(values[name]))
     across = {name: WIDTH * (n + 0.5) / len(ordered) for n, name in enumerate(ordered)}
     best: dict[str, float] = {}
     for name, speed in found:
         best.setdefault(name, speed)
-    worst = min(best.values())  # 0 beside a time that is absurd
+    worst = min(best.values())  # 0 if a time is absurd
     step = -(-len(ordered) // MOST_NAMES)
     return KnobPlot(
         knob=knob,

@@ -1,4 +1,4 @@
-"""A task: what its trials say of each knob, what was predicted of them, and its code."""
+"""Pages of a task: plots of its knobs, predictions for its trials, and its code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 MOST_TRIALS = 1000
 FASTEST = 15
-"""Trials that are listed."""
+"""Number of the fastest trials that the page lists."""
 
 
 @router.get("/jobs/{job_id}/tasks/{workload}")
@@ -45,7 +45,10 @@ async def task(
     token: Reader,
     wait: bool = False,
 ) -> Response:
-    """The page at once; code and predictions come when they are made, or with it for who waits."""
+    """Show the page immediately.
+
+    The browser loads code and predictions later. On request, the page waits for both.
+    """
     shown = await run_in_threadpool(_shown, request, job_id, workload, storage, token)
     parts: dict[str, Any] = {"wait": wait}
     if wait:
@@ -65,7 +68,7 @@ async def code(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """The best schedule and the untuned one as code, side by side."""
+    """Return the code of the best and of the untuned schedule, side by side."""
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _code(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_code.html", **parts)
@@ -81,7 +84,7 @@ async def predictions(
     limiter: LimiterDep,
     token: Reader,
 ) -> Response:
-    """Predicted against measured."""
+    """Return the plots of predicted against measured speed."""
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     parts = await _predictions(found, storage, planning, limiter)
     return await run_in_threadpool(page, request, "task_predictions.html", **parts)
@@ -111,7 +114,10 @@ def _shown(
 async def _code(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> dict[str, Any]:
-    """Both schedules as code, or why one cannot be shown: of another release, or too large."""
+    """Return the code of both schedules, or the reason why code is missing.
+
+    Code is missing for a schedule of another release, and for code that is too large.
+    """
     best, best_refusal = await _tried(code_of(found, False, storage, planning, limiter))
     untuned, untuned_refusal = await _tried(code_of(found, True, storage, planning, limiter))
     chosen = "schedule" in (found.task.facts or {})
@@ -128,11 +134,13 @@ async def _predictions(
 
 
 async def _tried(making: Awaitable[T]) -> tuple[T | None, str]:
-    """What is made, or what stands in the way of it: that is a part of a page, and no reason not to
-    show the others."""
+    """Return the result and "", or None and the error's text.
+
+    A failed part must not prevent the other parts of the page.
+    """
     try:
         return await making, ""
     except ApiProblem as problem:
         return None, problem.detail
-    except (CompilerError, NotFoundError) as error:  # of another release, or not kept any more
+    except (CompilerError, NotFoundError) as error:  # from another release, or removed
         return None, str(error)

@@ -1,4 +1,4 @@
-"""Tokens: who may do what; made, rotated and revoked by an admin. A secret is shown once."""
+"""Pages on which an admin creates, rotates and revokes tokens. A secret is shown once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def rotate(
     audit: AuditDep,
     token: Admin,
 ) -> Response:
-    """The browser goes on with the new secret, if the token is its own."""
+    """Rotate a token. If it is the browser's own, the cookie receives the new secret."""
     body = RotationRequest.model_validate({})
     made = await run_in_threadpool(
         routes.rotate_token, token_id, body, storage, settings, audit, token
@@ -83,7 +83,7 @@ def revoke(
 
 
 def _told(request: Request, made: NewTokenView, what: str) -> Response:
-    """The one page that has a secret: the answer itself, which no address leads to again."""
+    """Return the only page that shows a secret. No address leads to it again."""
     return page(request, "token_made.html", made=made, what=what)
 
 
