@@ -1,7 +1,7 @@
-"""The command line: `tilewright COMMAND`. Each command imports what it needs when it runs.
+"""The command line: `tilewright COMMAND`. Each command imports its dependencies when it runs.
 
-Wrong usage ends with status 2, a mistake in what was given with 1; both with one sentence on
-standard error and no traceback.
+A usage error ends with status 2, and a mistake in the input with status 1. Both print one sentence
+to standard error, without a traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.service.cli.terminal import complain, say
 from tilewright.service.cli.tree import Root, plant
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 and the number of the signal."""
+"""Exit status after Ctrl-C: 128 plus the number of the signal."""
 
 app = typer.Typer(
     name="tilewright",
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; returns its exit status. Warnings about models go to standard error, once."""
+    """Run a command, and return its exit status. Each warning goes to standard error, once."""
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         return _run(arguments)
@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str]) -> int:
         _complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader of a pipe has seen enough; what is still buffered has nowhere to go
+        # the reader has closed the pipe: discard the buffered output
         sys.stdout = None
         return 0
     except Exception as error:
@@ -94,9 +94,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _known(error: Exception) -> str | None:
-    """The sentence for a user's mistake; None for a bug, which shows its traceback."""
+    """Return the sentence for a user's mistake, or None for a bug, which prints a traceback."""
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    # by name, so that a command that needs neither database nor client imports neither
+    # compared by name, so that commands without database or client do not import these
     if names & {
         "tilewright.compiler.errors.CompilerError",
         "tilewright.db.errors.DatabaseError",

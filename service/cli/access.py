@@ -1,4 +1,4 @@
-"""Commands about who may do what, and who did: tokens and the audit log."""
+"""Commands on access: tokens and the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tilewright show graph` shows of an artifact."""
+"""Output of `tilewright show graph` for an artifact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.service.cli.inspect_view import size
 
 
 def artifact_facts(artifact: Artifact) -> dict[str, Any]:
-    """Plain data for `json`: what it was made for, and the programs in it."""
+    """Return an artifact's target, options and programs as plain data for `json`."""
     return {
         "target": artifact.target.get("name"),
         "cpu": artifact.target.get("cpu"),
@@ -53,7 +53,7 @@ def _port_facts(port: Port) -> dict[str, Any]:
 
 
 def artifact_view(facts: dict[str, Any]) -> RenderableType:
-    """The facts of an artifact, and a line for each of its programs."""
+    """Return the facts of an artifact, with a line per program."""
     head = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     head.add_column()
     head.add_column()

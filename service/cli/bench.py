@@ -1,4 +1,4 @@
-"""The command `bench`: how fast a model is, on this machine or on a worker."""
+"""The command `bench`, which times a model on this machine or on a worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 OURS = "tilewright"
-"""How tables name this program."""
+"""Name of this program in tables."""
 
 
 class Peer(StrEnum):
@@ -130,10 +130,10 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The times of an engine at some sizes, and how they compare with the last engine.
+    """The times of an engine at some sizes, and their ratio to the times of the last engine.
 
-    `ratio` is the median of the engine's time over the last engine's in interleaved pairs, `low`
-    and `high` its interval.
+    `ratio` is the median of the engine's time over the last engine's time in interleaved pairs.
+    `low` and `high` are its interval.
     """
 
     sizes: str
@@ -159,8 +159,11 @@ def _race(
     turns: _Turns,
     tell: Callable[[str], None],
 ) -> tuple[list[_Row], float | None]:
-    """Time each feed, beside another engine if one is named; and the largest difference to it, as
-    a share of the largest output."""
+    """Time each feed, interleaved with another engine if one is given.
+
+    Returns the rows, and the largest difference between the engines' outputs as a share of the
+    largest output (None without another engine).
+    """
     from tilewright.service.jobs.evidence.verification import largest_model_error
     from tilewright.service.jobs.report.comparison import PEERS, Run, compare, race
 
@@ -194,7 +197,7 @@ def _race(
 
 
 def _table(rows: Sequence[_Row]) -> Table:
-    """A row for each engine at each size; with two engines also our speed-up over the other."""
+    """Return a table with a row per engine and size. With two engines it has our speed-up."""
     from tilewright.service.cli.view import make_table
 
     sized = any(row.sizes for row in rows)

@@ -1,4 +1,4 @@
-"""What several commands share: options, parsing, the console."""
+"""Options and functions that several commands share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UserError(Exception):
-    """What the user gave is wrong; the message is one sentence."""
+    """A mistake in the user's input; the message is one sentence."""
 
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
@@ -67,13 +67,16 @@ TimingsOption = Annotated[
 
 
 def check_printing(as_json: bool, dump_after: list[str] | None) -> None:
-    """One form of output at a time. Raises UserError."""
+    """Raise UserError if both JSON and dumps of the graph are requested."""
     if as_json and dump_after:
         raise UserError("--dump-after prints text and --json prints JSON: give one of them")
 
 
 def dump_observer(names: list[str] | None) -> Observer | None:
-    """Prints the graph after the named passes, in each of their rounds. Raises UserError."""
+    """Return an observer that prints the graph after the named passes, in each of their rounds.
+
+    Returns None without names. Raises UserError for an unknown pass.
+    """
     if not names:
         return None
     from tilewright.compiler.graph.text import print_graph
@@ -92,7 +95,7 @@ def dump_observer(names: list[str] | None) -> Observer | None:
 
 
 def existing_file(path: Path) -> Path:
-    """The path, if a file is there. Raises UserError."""
+    """Return the path if it is a file. Raises UserError otherwise."""
     if path.is_file():
         return path
     if not path.exists():
@@ -101,7 +104,7 @@ def existing_file(path: Path) -> Path:
 
 
 def connect(server: str | None, token: str | None) -> Client:
-    """A client of the service that the options, or else the settings, name. Raises UserError."""
+    """Return a client of the service in the options, or else in the settings. Raises UserError."""
     from tilewright.service.client import Client
     from tilewright.service.embedded import client_token
 
@@ -116,7 +119,7 @@ def connect(server: str | None, token: str | None) -> Client:
 
 
 def load_settings(server: str | None = None, token: str | None = None) -> Settings:
-    """The settings, with what the command line says instead."""
+    """Return the settings, overridden by the options of the command line."""
     from tilewright.service.settings import Settings
 
     settings = Settings()
@@ -127,7 +130,7 @@ def load_settings(server: str | None = None, token: str | None = None) -> Settin
 def write_down(
     audit: AuditStore, command: str, action: Action, subject: str, **detail: object
 ) -> None:
-    """Add what a command on the service's own machine did to the audit log. Raises StorageError."""
+    """Add a local command's action to the audit log. Raises StorageError."""
     audit.add(
         action,
         subject,
@@ -139,7 +142,7 @@ def write_down(
 
 
 def _who_runs_this() -> str:
-    """The user and the machine."""
+    """Return the names of the user and the machine."""
     import getpass
     import socket
 

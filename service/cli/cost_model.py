@@ -1,4 +1,4 @@
-"""`tilewright cost-model`: the cost models of this machine's database."""
+"""`tilewright cost-model`: commands on the cost models of this machine's database."""
 
 from __future__ import annotations
 

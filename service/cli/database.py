@@ -1,4 +1,4 @@
-"""Commands for who keeps the database: check, backup, restore, migrate."""
+"""Commands that maintain the database: check, backup, restore, migrate."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def migrate(as_json: JsonOption = False) -> None:
 
 @contextmanager
 def _opened() -> Iterator[tuple[sa.Engine, BlobBytes]]:
-    """The database as it is, and where its blobs lie."""
+    """Open the database without a migration, and its blob store."""
     from tilewright.db.engine import open_engine
     from tilewright.db.storage import open_place
 

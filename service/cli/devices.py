@@ -1,4 +1,4 @@
-"""`tilewright device`: the devices that can be tuned for."""
+"""`tilewright device`: commands on the devices for which models can be tuned."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tilewright.service.client import Client
 
 SHOWN_TARGETS = 3
-"""Names of targets in a row; the best one comes first."""
+"""Limit of the targets in a row. The best target comes first."""
 
 
 MOST_LINK_MINUTES = 24 * 60.0
-"""A link is for a while: who wants more makes another one."""
+"""Longest lifetime of a link's token."""
 
 
 def list_devices(
@@ -92,7 +92,7 @@ def list_devices(
 
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each device. What a worker says of itself is shown as plain text."""
+    """Return a table with a row per device. Text from workers is untrusted and shown as it is."""
     from rich.text import Text
 
     from tilewright.service.cli.inspect_view import size
@@ -139,7 +139,7 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
-    """The condition without its governor, which has a column of its own."""
+    """Return a device's condition without its governor, which has a separate column."""
     from tilewright.service.api.schemas.workers import WorkerCondition
 
     found = one.get("condition")
@@ -147,7 +147,7 @@ def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
 
 
 def _caches(caches: object) -> str:
-    """`32 KiB, 512 KiB, 16 MiB`: the data caches by level."""
+    """Return the sizes of the data caches by level: `32 KiB, 512 KiB, 16 MiB`."""
     from tilewright.service.cli.inspect_view import size
 
     if not isinstance(caches, list):
@@ -160,8 +160,10 @@ WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or 
 
 
 def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
-    """A command that drains a worker or ends that: its options, with the help of `told`, which
-    gives the line that it prints."""
+    """Return a command that drains a worker, or that resumes a drained worker.
+
+    `told` returns the line that the command prints. Its docstring is the command's help.
+    """
 
     def command(
         worker: WorkerName,
@@ -202,7 +204,10 @@ resume = of_worker(_resumed, draining=False)
 
 
 def _worker_id(client: Client, wanted: str) -> str:
-    """The worker of this name, or whose id starts so. Raises UserError unless there is one."""
+    """Return the id of the worker with this name or start of an id.
+
+    Raises UserError unless exactly one worker matches.
+    """
     everybody = client.workers()
     known = [w for w in everybody if w.health != "gone"] or everybody
     found = [w for w in known if w.name == wanted] or [w for w in known if w.id.startswith(wanted)]

@@ -1,4 +1,4 @@
-"""`tilewright diff`: two artifacts or jobs, kernel by kernel."""
+"""`tilewright diff`: comparison of two artifacts or jobs, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def diff(
 
 
 def difference_view(found: ModelDifference, everything: bool = False) -> RenderableType:
-    """What is not the same of both as a whole, then a line for each kernel that differs."""
+    """Return the differing facts of both sides, followed by a line per differing kernel."""
     from rich.console import Group
     from rich.text import Text
 
@@ -91,7 +91,7 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
 
 
 def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
-    """A folder is an artifact, all else a job. Raises UserError."""
+    """Return the side of an artifact, if `given` is a folder, or of a job. Raises UserError."""
     from tilewright.service.client import NotKnownError
     from tilewright.service.difference import side_of_artifact, side_of_job
 
@@ -109,8 +109,12 @@ def _side(given: str, client: Callable[[], Client]) -> ComparedSide:
 
 
 def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
-    """How often a run calls each kernel, and the seconds of these calls; by "", the seconds of all
-    else. None if this machine does not run the artifact, or it has no one size."""
+    """Time the kernels of an artifact on this machine.
+
+    Returns the calls per run and the seconds of these calls, by kernel name. The key "" has the
+    seconds of all other instructions. Returns None if this machine cannot run the artifact, or if
+    its sizes are not fixed.
+    """
     from tilewright.compiler.errors import CompilerError
     from tilewright.compiler.runtime.artifact import load_artifact
     from tilewright.compiler.runtime.executable import Executable

@@ -1,4 +1,4 @@
-"""`tilewright doctor`: what is wrong here, and what to type."""
+"""`tilewright doctor`: checks of this machine and installation, with remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tilewright show kernels` shows."""
+"""Output of `tilewright show kernels`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SERVES = " serves: the sizes that the kernel is for, of those of the range; all 
 
 
 def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
-    """One line a kernel, the most expensive first, and what the columns mean."""
+    """Return a table with a line per kernel, slowest first, and a legend of its columns."""
     table = ReportTable.of(report)
     rows = make_table(*table.columns)
     for row in table.rows:
@@ -38,7 +38,10 @@ def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
-    """All facts of one kernel but its code; what depends on sizes at those of each report."""
+    """Return all facts of a kernel without its code.
+
+    Facts that depend on sizes are listed at the sizes of each report.
+    """
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column()
     facts.add_column()
@@ -70,7 +73,7 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
 
 
 def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:
-    """What there is to say of a kernel at the sizes of a report."""
+    """Return the facts (name, text) of a kernel at the sizes of a report."""
     share = report.share(kernel)
     lines = [
         ("operations", _operations(kernel)),
@@ -100,7 +103,7 @@ def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]
 
 
 def assembly_text(kernel: KernelReport) -> str:
-    """The instructions of the innermost loops, under a line with their counts."""
+    """Return the instructions of the innermost loops, below a line with their counts."""
     return "\n".join(line for loop in kernel.loops for line in _assembly(loop))
 
 

@@ -1,4 +1,4 @@
-"""`tilewright show kernels`: what was made of a model, kernel by kernel."""
+"""`tilewright show kernels`: report on the kernels of a compiled model."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def show_kernels(
     for one in chosen.values() if kernel or nest or asm else ():
         out.print()
         out.print(kernel_view(reports, one))
-        # as they are: the console would wrap long lines and read brackets as markup
+        # printed directly: the console would wrap long lines and interpret brackets as markup
         if nest:
             say(f"\n{one.nest}", end="")
         if asm:
@@ -147,7 +147,7 @@ def show_kernels(
 def _chosen(
     reports: Sequence[ModelReport], numbers: Sequence[int] | None
 ) -> dict[int, KernelReport]:
-    """The kernels with these numbers, or all that run, in order. Raises UserError."""
+    """Return the kernels with these numbers, or all that run, in order. Raises UserError."""
     from tilewright.compiler.runtime.ports import sizes_text
 
     found = {kernel.number: kernel for report in reports for kernel in reversed(report.kernels)}

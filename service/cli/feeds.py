@@ -1,4 +1,4 @@
-"""Inputs that a command runs a model on: samples, or random arrays of each size."""
+"""Inputs on which a command runs a model: samples, or random arrays of each size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Inputs by name, and the sizes that they have as text; "" if all are fixed."""
+    """Inputs by name, and their dynamic sizes as text; "" if all sizes are fixed."""
 
     sizes: str
     arrays: Mapping[str, Any]
@@ -32,13 +32,17 @@ def feeds_of(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """The samples, one of each size; or random inputs with a fixed seed, of each size that `shares`
-    and `ranges` state, that the model hints, or that an artifact has a program for.
+    """Return one sample of each size, or random inputs with a fixed seed.
+
+    The sizes of random inputs come from `shares` and `ranges`, from the model's hints, and from
+    the programs of an artifact.
 
     Args:
-        executable: what `model`, an ONNX file or an artifact, was loaded or compiled to.
-        shares, ranges: of --dim.
-        given: samples, and the values that fill random inputs.
+        executable: the loaded or compiled `model`.
+        model: an ONNX file or an artifact.
+        shares: size hints of --dim, with their shares.
+        ranges: sizes and ranges of --dim.
+        given: samples, and values for random inputs.
     """
     from tilewright.compiler.runtime.guarded import GuardedModel
 
@@ -56,7 +60,7 @@ def _feeds_at_hints(
     ranges: Mapping[str, int | str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Seeded inputs at the hints of a model of which no program serves a range."""
+    """Return seeded random inputs at the size hints of a model without a program for ranges."""
     from tilewright.compiler.runtime.ports import sizes_text
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
 
@@ -78,8 +82,11 @@ def _feeds(
     ranges: Collection[str],
     given: GivenInputs,
 ) -> list[Feed]:
-    """Seeded inputs at each size that is timed: those stated or hinted of ranges, and those that an
-    artifact has programs of their own for. None if no program serves a range."""
+    """Return seeded random inputs at each size to time.
+
+    These are the stated or hinted sizes of ranges, and the sizes with a separate program in an
+    artifact. Returns an empty list if no program serves a range.
+    """
     from tilewright.compiler.runtime.executable import Executable
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.runtime.ports import sizes_text
@@ -87,7 +94,7 @@ def _feeds(
     from tilewright.service.jobs.report.shown_sizes import hinted_sizes, stated_sizes
 
     if isinstance(executable, Executable):
-        stated_sizes(executable.dimensions, shares)  # refuses what is stated of no range
+        stated_sizes(executable.dimensions, shares)  # rejects hints of fixed dimensions
         return [Feed("", given.draw(executable.program.inputs))]
     assert isinstance(executable, GuardedModel)
     if executable.is_cut:
@@ -111,7 +118,7 @@ def _feeds(
 
 
 def _shapes_text(arrays: Mapping[str, Any]) -> str:
-    """`ids 1x12, mask 1x12`."""
+    """Return the names and shapes of arrays: `ids 1x12, mask 1x12`."""
     return ", ".join(
         f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}" for name, array in arrays.items()
     )

@@ -1,4 +1,4 @@
-"""`--samples` and `--value`: real inputs of a model."""
+"""The options `--samples` and `--value`, which give a model real inputs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def given_inputs(
     values: Mapping[str, float],
     dims: Mapping[str, Sequence[int | str]],
 ) -> GivenInputs:
-    """The real inputs that the options name.
+    """Return the inputs that the options select.
 
     Args:
         model: an ONNX file.
-        samples, values: what the options state.
-        dims: of --dim; a dimension with one integer has it in each sample.
+        samples: the file or folder of --samples.
+        values: values of --value by input name.
+        dims: sizes of --dim. A dimension with one integer has this size in each sample.
 
     Raises:
-        InvalidArgumentError: if it names no input, or one that cannot hold it.
-        QuantizeError: naming the file, and the array in it, that is wrong.
+        InvalidArgumentError: if a value names an unknown input, or an input that cannot hold it.
+        QuantizeError: if a sample is invalid; the message names the file and the array.
     """
     from tilewright.service.jobs.inputs.given_files import checked_values, inputs_at
     from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
@@ -61,11 +62,12 @@ def given_inputs(
 def sampled_hints(
     model: Path, given: GivenInputs, dims: Mapping[str, Sequence[int | str]]
 ) -> dict[str, str]:
-    """The sizes of samples as size hints of the dimensions that `dims` leave out, as --dim states
-    them: the range that nobody gave holds them.
+    """Return size hints from the samples, for the dimensions that `dims` omits, in --dim's form.
+
+    Such a dimension gets the default range, which contains the sizes of the samples.
 
     Raises:
-        InvalidArgumentError: if a sample has a size that a range of `dims` does not hold.
+        InvalidArgumentError: if a sample's size is outside the dimension's range in `dims`.
     """
     from tilewright.compiler.sizes.hinted_ranges import HintedRange, as_hinted
     from tilewright.service.jobs.inputs.given_files import inputs_at
@@ -81,7 +83,7 @@ def sampled_hints(
 
 
 def upload_samples(client: Client, given: GivenInputs) -> list[str]:
-    """Upload the samples as one file; the digests that a job names them by."""
+    """Upload the samples as one file. Returns the digests by which a job refers to them."""
     from tilewright.service.arrays import save_arrays
 
     if not given.samples:

@@ -1,4 +1,4 @@
-"""What `tilewright show graph` shows."""
+"""Output of `tilewright show graph`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.compiler.runtime.ports import ModelPorts, dims_text
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
-    """The figures of a model, its operators, and its workloads; `names` by workload key."""
+    """Return a model's figures, operators and workloads. `names` maps workload keys to names."""
     head = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     head.add_column()
     head.add_column()
@@ -60,7 +60,7 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
 
 
 def open_inputs(ports: ModelPorts) -> list[str]:
-    """One line about the inputs with open dimensions, which are called as --dim takes them."""
+    """Return one line about inputs with dynamic dimensions, by the dimensions' names in --dim."""
     listed = [
         f"{name} {dims_text(dims)}"
         for name, dims in ports.inputs.items()
@@ -70,7 +70,7 @@ def open_inputs(ports: ModelPorts) -> list[str]:
 
 
 def _products(summary: PlanSummary) -> list[str]:
-    """In which types what share of the products is formed; nothing where all are of one type."""
+    """Return the share of multiplications per data type, or nothing for a single type."""
     total = sum(share.macs for share in summary.products)
     if len(summary.products) < 2 and not any(share.reason for share in summary.products):
         return []
@@ -82,7 +82,7 @@ def _products(summary: PlanSummary) -> list[str]:
 
 
 def quantity(number: float) -> str:
-    """A number with three significant digits and a decimal prefix."""
+    """Format a number with three significant digits and a decimal prefix."""
     for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= factor:
             return f"{number / factor:.3g}{suffix}"
@@ -90,7 +90,7 @@ def quantity(number: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes with a binary prefix."""
+    """Format a number of bytes with a binary prefix."""
     for factor, suffix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
             return f"{count / factor:.3g} {suffix}"

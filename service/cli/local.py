@@ -1,4 +1,4 @@
-"""Commands on one model and this machine: show graph, compile, run."""
+"""Commands on one model on this machine: show graph, compile, run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What `compile` writes."""
+    """Output formats of `compile`."""
 
     ARTIFACT = "artifact"
     """A folder that loads in Python with NumPy alone."""
@@ -51,7 +51,7 @@ class Format(StrEnum):
 
 
 class WeightsIn(StrEnum):
-    """Where the weights of a C library are."""
+    """Locations of the weights of a C library."""
 
     SECTION = "section"
     FILE = "file"
@@ -165,7 +165,7 @@ def compile_(
     chosen = resolve_target(target)
     modules = chosen.family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
-    in_place = format_ is Format.ARTIFACT  # callers of C have arrays without room
+    in_place = format_ is Format.ARTIFACT  # arrays of C callers have no slack capacity
     request = ModelRequest(existing_file(model), mode.mode(chosen, in_place=in_place))
     if modules is not (format_ is Format.WASM):
         raise UserError(f"--format {format_.value} is not for target '{target}'")
@@ -250,7 +250,7 @@ def _written_for_c(
     weights: WeightsIn,
     threads: int,
 ) -> str:
-    """Write a C library or an executable; what to say of it."""
+    """Write a C library or an executable, and return a message about it."""
     from tilewright.compiler.bindings.c_library import (
         WeightPlace,
         library_name,
@@ -301,7 +301,7 @@ def run(
     from tilewright.service.arrays import save_arrays
 
     if outputs is not None:
-        _check_place(outputs)  # now, and not when the results are there
+        _check_place(outputs)  # checked before the run
     given = None if inputs is None else _load_arrays(inputs)
     ranges = parse_ranges(dim)
     with opened(model, mode, ranges) as (executable, known):
@@ -326,7 +326,7 @@ def _random_arrays(
     model: Path,
     ranges: Mapping[str, int | str],
 ) -> Mapping[str, Any]:
-    """Random inputs of the first size that `bench` would time; standard error says so."""
+    """Return random inputs of the first size that `bench` times, with a note on standard error."""
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.service.cli.feeds import feeds_of
     from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN
@@ -339,8 +339,10 @@ def _random_arrays(
 
 
 def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str, Any]]:
-    """An output as .npz holds it without pickle: of dictionaries their values, in columns; of a
-    list its elements, one by one, under names that none of the outputs has; of bfloat16 the bits.
+    """Return an output as arrays (name, array) that .npz stores without pickle.
+
+    A list of dictionaries becomes columns of values. Any other list becomes an array per element,
+    under names that no output has. A bfloat16 array becomes its bits.
     """
     import numpy as np
 
@@ -360,7 +362,7 @@ def _storable(name: str, output: Any, names: Collection[str]) -> list[tuple[str,
 
 
 def _check_place(path: Path) -> None:
-    """Raises UserError where no file can be."""
+    """Check that a file can be written at the path. Raises UserError otherwise."""
     if path.is_dir():
         raise UserError(f"--outputs '{path}' is a folder, no file")
     if not path.parent.is_dir():
@@ -377,7 +379,7 @@ def _load_arrays(path: Path) -> dict[str, Any]:
 
 
 def served_facts(settled: Settled) -> dict[str, Any]:
-    """Plain data for `json`: how many schedules are known, and what is served and why."""
+    """Return as plain data the number of known schedules, the served ones, and the reason."""
     return {
         "workloads": settled.workloads,
         "workloads_known": settled.known,
@@ -387,12 +389,12 @@ def served_facts(settled: Settled) -> dict[str, Any]:
 
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
-    """Plain data for `json` of what a model was built from; of an artifact it was said before."""
+    """Return as plain data the schedules of a compiled model; an empty list for an artifact."""
     return [] if known is None else [served_facts(settled) for settled in known.settled]
 
 
 def tell_served(known: KnownModel | None) -> None:
-    """Say what a model was built from. For an artifact this was said when it was made."""
+    """Print the origin of a compiled model's schedules. Does nothing for an artifact."""
     if known is None:
         return
     from tilewright.service.cli.view import settled_line
@@ -402,10 +404,10 @@ def tell_served(known: KnownModel | None) -> None:
 
 
 def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:
-    """Of --dim with an artifact: the sizes of dimensions, and the size hints that are stated.
+    """Return the sizes and the size hints of --dim for an artifact.
 
     Raises:
-        UserError: if one is a range, which an artifact has already.
+        UserError: if --dim states a range, because an artifact's ranges are fixed.
     """
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
 
@@ -426,10 +428,13 @@ def opened(
     dims: Mapping[str, int | str],
     tell: Callable[[str], None] = lambda _step: None,
 ) -> Iterator[tuple[Model, KnownModel | None]]:
-    """An artifact, or a model compiled with what the database knows and its KnownModel. `tell` is
-    called before the model is compiled, which may take long."""
+    """Load an artifact, or compile a model with the schedules in the database.
+
+    Yields the model, and its KnownModel, which is None for an artifact. Calls `tell` before it
+    compiles, because that may take long.
+    """
     if model.is_dir():
-        # an artifact needs neither the compiler nor the database
+        # loading an artifact needs neither the compiler nor the database
         from tilewright.compiler.runtime.artifact import load_artifact
 
         check_artifact(mode, model)
@@ -445,7 +450,7 @@ def opened(
     try:
         known = KnownModel(model, storage, mode.mode(resolve_target("host")))
         tell(f"compiling {model.name}")
-        # what no program is there for compiles, and asks the database, when it runs
+        # sizes without a program compile during a run, and then query the database
         yield known.compile(dims), known
     finally:
         storage.close()

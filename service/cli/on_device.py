@@ -1,4 +1,4 @@
-"""`--on WORKER`: commands that run their programs on a worker of the service."""
+"""The option `--on WORKER`, with which commands run their programs on a worker of the service."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ OnOption = Annotated[
 def device_for(
     on: str | None, target: str, storage: Storage, given: GivenInputs | None = None
 ) -> Iterator[tuple[Device, Target]]:
-    """The device that a command runs on, and the target that it compiles for.
+    """Yield the device on which a command runs, and the target for which it compiles.
 
-    Without `on` it is this machine, which runs programs on `given` inputs. With it, the target
-    `host` is the best one of the worker.
+    Without `on`, the device is this machine, which runs programs on `given` inputs. With `on`, the
+    target `host` means the best target of the worker.
 
     Raises:
-        UserError: if the worker is away, or does not run the target.
-        UnknownTargetError: if there is no such worker or target.
+        UserError: if the worker is absent, or does not run the target.
+        UnknownTargetError: if the worker or the target is unknown.
     """
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.db.stores.workers import Health
@@ -69,5 +69,5 @@ def device_for(
         try:
             yield device, chosen
         finally:
-            # what was interrupted is not run for nobody
+            # no request of an interrupted command remains in the queue
             storage.leases.cancel(job_id=job_id)

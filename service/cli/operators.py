@@ -1,4 +1,4 @@
-"""The command that lists what compiles."""
+"""The command that lists the operators that compile."""
 
 from __future__ import annotations
 

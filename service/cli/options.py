@@ -30,10 +30,10 @@ from tilewright.service.options import (
 
 
 def with_options(command: Callable[..., None], **only: Collection[str]) -> Callable[..., None]:
-    """The command with an option for each field of its parameters that are classes of options.
+    """Return the command with its parameters of option classes replaced by options, one per field.
 
-    The options take the place of the parameter. `only` lists, by parameter, the fields that have an
-    option; the others have their defaults, as do fields without a flag.
+    `only` lists, by parameter, the fields that become options. All other fields, and fields
+    without a flag, keep their defaults.
     """
     signature = inspect.signature(command, eval_str=True)
     stated: dict[str, tuple[type, tuple[OptionField, ...]]] = {}
@@ -64,7 +64,7 @@ def with_options(command: Callable[..., None], **only: Collection[str]) -> Calla
 
 
 def option_annotation(each: OptionField) -> Any:
-    """The annotation of a command's parameter for one field of options."""
+    """Return the annotation of the command parameter for one field of an option class."""
     option, text = each.option, each.option.text
     kind, limits = _bare(each.annotation)
     facts: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def _read(each: OptionField, given: Any) -> Any:
 
 
 def _bare(annotation: Any) -> tuple[Any, Between | None]:
-    """A type without marks, and its limits."""
+    """Return a type without its metadata, and its limits."""
     limits: Between | None = None
     while get_origin(annotation) is Annotated:
         annotation, *marks = get_args(annotation)
@@ -108,15 +108,14 @@ def _bare(annotation: Any) -> tuple[Any, Between | None]:
 
 
 def check_artifact(options: ModeOptions, folder: Path) -> None:
-    """Refuse options of a mode for an artifact, which runs with any number of threads and has
-    the rest of its mode.
+    """Check that mode options suit an artifact, whose mode is fixed except for its threads.
 
     Raises:
-        UserError: if another option is not its default.
+        UserError: if an option other than the threads differs from its default.
     """
     if words := option_words(replace(options, threads=DEFAULTS.threads)):
         raise UserError(f"{' '.join(words[:2])}: the artifact '{folder}' keeps its own")
 
 
 DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS = ModeOptions(), JobOptions(), QueueOptions()
-"""Defaults of commands' parameters, whose options all have defaults of their own."""
+"""Defaults of command parameters. Each option has a default as well."""

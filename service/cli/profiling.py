@@ -1,4 +1,4 @@
-"""`tilewright show time`: where the time of a run goes."""
+"""`tilewright show time`: time of a run per kernel, copy and native function."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _of_artifact(folder: Path, threads: int, dims: Mapping[str, int | str]) -> l
         return _of_stages(loaded, NONE_GIVEN, stated, (target, device, threads), operators)
     programs: list[tuple[Mapping[str, int], Executable]] = []
     if isinstance(loaded, Executable):
-        stated_sizes((), stated)  # refuses what is stated of no range
+        stated_sizes((), stated)  # rejects hints of fixed dimensions
         programs.append(({}, loaded))
     else:
         assert isinstance(loaded, GuardedModel), "of sizes that are given it is one program"
@@ -147,9 +147,10 @@ def _of_stages(
     where: tuple[str, str, int],
     operators: Mapping[str, Sequence[str]] | None = None,
 ) -> list[ModelProfile]:
-    """A profile of each program that a run on drawn inputs consists of, in order.
+    """Profile each program of a run on random inputs, in order.
 
-    `where` are the target, the device and the threads; `operators` those of each kernel, if known.
+    `where` are the target, the device and the threads. `operators` maps kernels to their
+    operators, if known.
     """
     from tilewright.service.jobs.inputs.segment_inputs import DRAWN, staged_inputs
     from tilewright.service.jobs.report.profiling import SAMPLES, ModelProfile, steps_of
@@ -222,7 +223,10 @@ def _of_known_stages(
     dims: Mapping[str, Sequence[int | str]],
     on: str | None,
 ) -> list[ModelProfile]:
-    """The stages of a model whose data decide sizes, on this machine. Raises UserError."""
+    """Profile the segments of a model with data-dependent sizes, on this machine.
+
+    Raises UserError.
+    """
     from tilewright.compiler.runtime.guarded import GuardedModel
     from tilewright.compiler.sizes.hinted_ranges import hinted_shares
     from tilewright.compiler.targets.detection import named_device

@@ -1,4 +1,4 @@
-"""What `tilewright quantize` shows."""
+"""Output of `tilewright quantize`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.service.quantize.report import QuantizeReport, Times
 from tilewright.service.units import microseconds, milliseconds, speedup
 
 ROWS = 40
-"""Most parts of a table; `--json` has all of them."""
+"""Limit of the parts in a table. `--json` prints all of them."""
 
 LEGEND = (
     "us: one run of the kernels that compute these layers; layers that share a kernel are timed "
@@ -26,7 +26,7 @@ LEGEND = (
 
 
 def report_view(report: QuantizeReport) -> RenderableType:
-    """What was done, the outputs, and the parts that take most time."""
+    """Return a summary of the quantisation, the outputs, and the slowest parts."""
     parts = _parts(report)
     lines: list[RenderableType] = [Text(f"{report.method}; {_samples(report)}"), Text()]
     lines += [_outputs(report.outputs), Text(), parts, Text(LEGEND, style="dim"), Text()]
@@ -62,7 +62,7 @@ def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
 
 
 def _parts(report: QuantizeReport) -> Table:
-    """The parts that take most time in float32, in the model's order."""
+    """Return a table of the parts that take most time in float32, in the model's order."""
     table = make_table("<layers", "SQNR", "cosine", "float32 us", "quantised us", "saved us", "<as")
     parts = report.times.parts
     order = sorted(range(len(parts)), key=lambda i: -(parts[i].float_seconds or 0.0))

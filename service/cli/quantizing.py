@@ -1,4 +1,4 @@
-"""`tilewright quantize`: a model in 8 or 4 bits, and what that costs and saves."""
+"""`tilewright quantize`: quantisation to 8 or 4 bits, with its loss of accuracy and saved time."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def quantize(
     limit = None if max_loss is None else parse_limit(max_loss)
     check_installed(method)
     existing_file(model)
-    check_place(output, model)  # now, and not when the model is there
+    check_place(output, model)  # checked before the quantisation
     pictures = {"--mean": mean, "--std": std, "--layout": layout}
     samples = _samples(model, calibration, method, parse_dims(dim), pictures, random=random)
     out = console()
@@ -162,7 +162,7 @@ def _method(
     per_tensor: bool,
     ranges: str | None,
 ) -> Method:
-    """The method that the options say. Raises UserError where they contradict each other."""
+    """Return the method that the options select. Raises UserError for contradictory options."""
     from tilewright.service.quantize.methods import DynamicInt8, Int4, Ranges, StaticInt8
 
     if dynamic and int4:
@@ -198,7 +198,7 @@ def _samples(
     *,
     random: bool,
 ) -> Samples:
-    """The samples that the options say. Raises UserError where they say none or two."""
+    """Return the samples that the options select. Raises UserError unless they select one kind."""
     from tilewright.compiler.frontend.dimensions import check_dims, model_ports
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.sizes import dynamic_size

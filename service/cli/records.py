@@ -1,4 +1,4 @@
-"""`tilewright record`: the records of this machine's database."""
+"""`tilewright record`: commands on the records of this machine's database."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
         record = one.record
         table.add_row(
             one.id[:12],
-            # as much as it is worth: who alone said it could have made it up
+            # a weak attestation is shown: a single reporter may have invented the record
             f"{one.state}, {one.attestation}" if one.attestation.weak else one.state.value,
             record.key.workload_key[:12],
             one_sentence(shapes.get(record.key.workload_key, "-"), 40),

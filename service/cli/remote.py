@@ -1,4 +1,4 @@
-"""Commands that talk to a service: those on jobs, and `record find`."""
+"""Commands that use a service: commands on jobs, and `record find`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KEY_LENGTH = 64
 
 
 MESSAGE_BYTES = (1 << 31) - 1
-"""What one protobuf message may have."""
+"""Size limit of a protobuf message."""
 
 
 def submit(
@@ -111,7 +111,7 @@ def submit(
 
 
 def _follow(client: Client, job: Job, out: Console) -> Job:
-    """Show a job's events until it ends; returns the job as it is then."""
+    """Show a job's events until it ends, and return its final state."""
     from tilewright.service.progress import OnConsole
 
     return client.wait(job.id, OnConsole(out))
@@ -130,7 +130,7 @@ def _summary(job: JobView) -> str:
 
 
 def _tell_reason(job: JobView, out: Console) -> None:
-    """Say why a job waits, or is incomplete, and what would help."""
+    """Print why a job waits or is incomplete, with a remedy."""
     if job.reason:
         state = job.state.replace("_", " ")
         out.print(with_reason(state, job.reason), soft_wrap=True, markup=False)
@@ -144,7 +144,7 @@ def _tell_result(job: JobView, out: Console) -> None:
 
 
 def _check_free(output: Path | None) -> None:
-    """Raises UserError where there is something."""
+    """Check that the output path does not exist. Raises UserError otherwise."""
     if output is not None and (output.exists() or output.is_symlink()):
         raise UserError(f"--output '{output}' is there already")
 
@@ -173,7 +173,7 @@ def list_jobs(
 
 
 def of_job(act: Callable[[Client, str, bool], Job]) -> Callable[..., None]:
-    """A command that acts on one job and shows it: its options, with the help of the function."""
+    """Return a command that acts on one job and shows it. The docstring of `act` is its help."""
 
     def command(
         job: JobName,
@@ -281,11 +281,12 @@ def _show(client: Client, job: Job, as_json: bool) -> None:
 
 
 def upload_model(client: Client, path: Path) -> ModelView:
-    """Upload a model as one file: tensors that lie in files beside it are written into it.
+    """Upload a model as one file, into which external tensors are copied.
 
     Raises:
         InvalidModelError: if the file is not a model.
-        UserError: if these files cannot be read, or the whole is larger than a message may be.
+        UserError: if the files of external tensors cannot be read, or if the result exceeds
+            `MESSAGE_BYTES`.
     """
     if find_spec("onnx") is None:
         return client.upload(path)

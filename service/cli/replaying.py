@@ -1,4 +1,4 @@
-"""`tilewright job replay`: a tuning run again, without its device."""
+"""`tilewright job replay`: repetition of a recorded tuning run, without its device."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _list(storage: Storage, out: Console) -> None:
 
 
 def _facts(run: StoredRun) -> dict[str, Any]:
-    """Plain data for `json`."""
+    """Return a run as plain data for `json`."""
     return {
         "id": run.id,
         "tasks": len(run.inputs),
@@ -90,7 +90,7 @@ def _facts(run: StoredRun) -> dict[str, Any]:
 
 
 def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) -> Repeated:
-    """Print the run again."""
+    """Repeat a run, and print its progress."""
     from tilewright.service.jobs.report.replaying import repeat
     from tilewright.tuner.events import Progress, Recorded
 
@@ -131,7 +131,7 @@ def _repeat(storage: Storage, run: StoredRun, curve: Path | None, out: Console) 
 
 
 def _retold(run: StoredRun, result: Repeated) -> dict[str, Any]:
-    """Plain data for `json`: a run, where its candidates came from, and its curve."""
+    """Return a run, the origins of its candidates and its curve as plain data for `json`."""
     from tilewright.tuner.events import Progress
 
     return {

@@ -1,4 +1,4 @@
-"""Commands that stay: server run, server tuner, server worker."""
+"""Commands that run until they are stopped: server run, server tuner, server worker."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def serve(
     def stop() -> None:
         server.should_exit = True
 
-    # uvicorn raises the signal that ended it once more when it is down: without a handler the
-    # process would be gone before its children are stopped
+    # uvicorn raises the signal that stopped it again after its shutdown. Without a handler, that
+    # would end this process before it stops its children.
     _on_signals(stop)
     try:
         server.run(sockets)
@@ -116,8 +116,10 @@ def serve(
 
 
 def _check_tls(settings: Settings, insecure: bool) -> None:
-    """Raises UserError unless the certificate and the key can be used, and where tokens would pass
-    a network in clear: a proxy that speaks TLS is believed to be there if its address is set."""
+    """Check that the certificate and key work, and that no token crosses a network unencrypted.
+
+    A configured proxy address counts as a proxy that terminates TLS. Raises UserError.
+    """
     import ssl
 
     if settings.tls_certificate is None:
@@ -152,9 +154,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _local_worker(settings: Settings, port: int) -> list[str]:
-    """Arguments of `server worker` for the service that listens on this port, without TLS.
+    """Return arguments of `server worker` for the service that listens on this port, without TLS.
 
-    The worker's spool lies in the data folder, so that no other worker of this user shares it.
+    The worker's spool is in the data folder, so this user's other workers do not share it.
     """
     import ipaddress
 
@@ -192,7 +194,7 @@ class Supervised:
         self._thread.start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # --with-parent: a child whose service was killed must not live on next to a new one
+        # --with-parent: after its service was killed, a child must not run next to a new one
         return subprocess.Popen(
             [*run_module("service.cli"), "server", self._command, "--with-parent", *self._arguments]
         )
@@ -201,21 +203,21 @@ class Supervised:
         pause = 1.0
         while not self._stopping.wait(0.2):
             if self._process.poll() is not None:
-                if self._stopping.wait(pause):  # Ctrl-C ends the children too, and is no news
+                if self._stopping.wait(pause):  # Ctrl-C also ends the children: nothing to report
                     return
                 complain(f"the {self._command} ended ({self._process.returncode})")
                 pause = min(2 * pause, 30.0)
                 self._process = self._start()
 
     def ask_to_end(self) -> None:
-        """Stop restarting it, and terminate it."""
+        """Terminate the child, and do not restart it."""
         self._stopping.set()
         self._thread.join()
         if self._process.poll() is None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Return when it has ended; it is killed after STOP_SECONDS."""
+        """Wait for the child's end, and kill it after STOP_SECONDS."""
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -254,7 +256,7 @@ def tuner(
     storage = open_storage(settings)
     process = TunerProcess(settings, storage)
     if is_dask(settings.builders):
-        _ = process.builder  # a scheduler that does not answer is told now, and not to a job
+        _ = process.builder  # reports a silent Dask scheduler now, not in a job
     _on_signals(process.stop)
     if with_parent:
         _watch_parent(process.stop)
@@ -295,7 +297,7 @@ CoresOption = Annotated[
 
 
 def as_arguments(**options: object) -> list[str]:
-    """["--sandbox-mib", "2048"] from sandbox_mib=2048; options that are None are left out."""
+    """Return ["--sandbox-mib", "2048"] for sandbox_mib=2048. Omits options that are None."""
     given = {name: str(value) for name, value in options.items() if value is not None}
     return [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
 

@@ -1,4 +1,4 @@
-"""One line that says what a command does just now."""
+"""A progress line with the current step of a command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def telling(out: Console | None) -> Iterator[Tell]:
-    """One line that says what goes on: rewritten on a terminal, else a line for each step."""
+    """Yield a function that shows a step: in one updated line on a terminal, else line by line."""
     if out is None:
         yield lambda _step: None
     elif out.is_terminal:

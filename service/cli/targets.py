@@ -1,4 +1,4 @@
-"""`tilewright show targets`: the targets of the compiler, and which of them this machine runs."""
+"""`tilewright show targets`: the compiler's targets, and which of them this machine runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def show_targets(as_json: JsonOption = False) -> None:
 
 
 def _table(listed: Sequence[dict[str, Any]], here: str) -> Table:
-    """One row per target; the one that describes this machine is marked."""
+    """Return a table with a row per target. It marks the target of this machine."""
     from tilewright.service.cli.view import make_table
 
     table = make_table("<target", "<architecture", "<CPU", "vector bits", "registers", "<here")

@@ -1,7 +1,7 @@
-r"""The border of the command line: all that it prints goes through here, and nothing else prints.
+r"""Output of the command line. All commands print through this module.
 
-Names of workers, models and tokens, errors and answers were written by others. What a terminal
-would obey in them is shown, as `\x1b`, and done by no terminal.
+Names of workers, models and tokens, errors and answers may contain control sequences of terminals.
+The functions print these escaped, such as `\x1b`, so that no terminal executes them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def complain(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """Print JSON to standard output; views of the REST interface are what it answers.
+    """Print JSON to standard output. REST views have the same form as in REST answers.
 
-    JSON has neither NaN nor infinities: they are null. A character that no terminal may get is
-    escaped as JSON does it.
+    NaN and infinities, which JSON lacks, become null. Control characters have JSON's escapes.
     """
     import json
 
@@ -40,7 +39,7 @@ def say_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A view or a dataclass as plain data. Raises TypeError, as `json` expects it, for others."""
+    """Return a view or a dataclass as plain data. Raises TypeError for others, for `json`."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if is_dataclass(value):
@@ -49,8 +48,9 @@ def _plain(value: Any) -> Any:
 
 
 def console(as_json: bool = False) -> Console:
-    """Standard output; tables are as wide as the terminal, or 160 columns into a pipe.
+    """Return a console on standard output, or on standard error if the command prints JSON.
 
-    Beside JSON it is standard error: what is piped on is JSON alone.
+    Standard output then contains only JSON. Tables are as wide as the terminal, or 160 columns in
+    a pipe.
     """
     return made_console(stderr=as_json)

@@ -1,4 +1,4 @@
-"""`tilewright server top`: jobs and devices of a service, live."""
+"""`tilewright server top`: live view of a service's jobs and devices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def top(
 
 
 def _jobs(client: Client) -> list[Job]:
-    """The newest, and those that run, however many newer ones wait."""
+    """Return the newest jobs, and all running jobs, even if many newer jobs wait."""
     found = [*client.jobs(limit=NEWEST, results=False)]
     for state in AT_WORK:
         found += client.jobs(state, NEWEST, results=False)
@@ -68,7 +68,7 @@ def _jobs(client: Client) -> list[Job]:
 
 
 def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
-    """A line with counts, a table of jobs, a table of devices."""
+    """Return a line with counts, a table of jobs, and a table of devices."""
     from collections import Counter
 
     from rich.console import Group
@@ -107,7 +107,7 @@ def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> 
 
 
 def _most_wanted(jobs: Sequence[Job]) -> list[Job]:
-    """Those that run, those that wait, and the newest of those that are over."""
+    """Return running jobs, waiting jobs, and the newest finished jobs, in this order."""
 
     def rank(job: Job) -> int:
         return 2 if job.final else 0 if job.state in AT_WORK else 1

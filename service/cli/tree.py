@@ -1,4 +1,4 @@
-"""The tree of commands: each by its words, in the order of the help."""
+"""The tree of commands by their words, in the order of the help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CommandGroup:
     """Commands that share their first word.
 
     Attributes:
-        help: the line of the word in the program's help.
+        help: the line of the first word in the program's help.
         commands: by their second word.
     """
 
@@ -145,7 +145,7 @@ TREE: Mapping[str, Command | CommandGroup] = {
 
 
 def paths() -> Iterator[str]:
-    """The words of each command."""
+    """Yield the words of each command."""
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):
             yield from (f"{word} {second}" for second in found.commands)
@@ -166,7 +166,7 @@ def plant(app: typer.Typer) -> None:
 
 
 class SingleValues(TyperCommand):
-    """A command that refuses an option with one value if it is given twice."""
+    """A command that rejects a repeated option, unless the option is repeatable."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises UsageError."""
@@ -180,10 +180,10 @@ class SingleValues(TyperCommand):
 
 
 class Root(TyperGroup):
-    """The program; an unknown command is answered with similar ones anywhere in the tree."""
+    """The root of the tree. For an unknown command it suggests similar commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of the first argument. Raises UsageError."""
+        """Return the command of the first argument. Raises UsageError."""
         if args[0] not in TREE and not ctx.resilient_parsing and (found := similar(args[0])):
             listed = " or ".join(f"'{each}'" for each in found)
             ctx.fail(f"No such command '{args[0]}'. Did you mean {listed}?")
@@ -191,7 +191,7 @@ class Root(TyperGroup):
 
 
 def similar(word: str) -> list[str]:
-    """Commands whose last word is like this one, such as ["tilewright job submit"]."""
+    """Return commands whose last word resembles a word, such as ["tilewright job submit"]."""
     endings: defaultdict[str, list[str]] = defaultdict(list)
     for path in dict.fromkeys((*TREE, *paths())):
         endings[path.rpartition(" ")[2]].append(f"tilewright {path}")

@@ -1,4 +1,4 @@
-"""What `tilewright tune` shows: a line while it runs, and what came of it."""
+"""Output of `tilewright tune`: a progress line, and a report at the end."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tilewright.tuner.events import Event
 
 
 class LineWatcher(JobWatcher):
-    """One line of progress: rewritten on a terminal; into a pipe, a line for each phase.
+    """Prints progress: an updated line on a terminal, or a line per phase in a pipe.
 
-    Ctrl-C ends the tuning while that goes on; before and afterwards it ends the program. What was
-    tuned is told as soon as that is over: building or verifying the artifact may fail.
+    During tuning, Ctrl-C ends the tuning; before and afterwards it ends the program. The results
+    are printed as soon as tuning ends, because building or verifying the artifact may fail.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LineWatcher(JobWatcher):
     def _show(self, phase: str) -> None:
         if self._live is not None:
             self._live.update(phase)
-        elif phase != self._shown:  # artifacts of several stages are verified one after the other
+        elif phase != self._shown:  # artifacts of several segments are verified in sequence
             self._out.print(phase, soft_wrap=True)
         self._shown = phase
 
@@ -110,7 +110,7 @@ def watching(
     token: CancelToken,
     verbose: bool = False,
 ) -> Iterator[LineWatcher]:
-    """A watcher that writes to a console."""
+    """Yield a watcher that prints to a console."""
     if not out.is_terminal:
         yield LineWatcher(out, None, storage, job_id, device, token, verbose)
         return
@@ -119,7 +119,8 @@ def watching(
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
-    """Print what is served, why, how fast and how sure that is, and how to run what was made."""
+    """Print the served schedules with the reason, their speed-up with its interval, and how to
+    run the artifact."""
     for line in result_lines(report):
         out.print(line, soft_wrap=True, markup=False)
     if output is not None:
@@ -127,6 +128,6 @@ def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:
 
 
 def tell_artifact(out: Console, folder: Path) -> None:
-    """Print where an artifact is, and how to run it."""
+    """Print the path of an artifact, and a command that runs it."""
     out.print(f"artifact: {folder}", soft_wrap=True, markup=False)
     out.print(run_text(folder), soft_wrap=True, markup=False)

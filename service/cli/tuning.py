@@ -1,4 +1,4 @@
-"""`tilewright tune`: tune on this machine, with the embedded database and no service."""
+"""`tilewright tune`: local tuning with the embedded database, without a service."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def tune(
     given = given_inputs(existing_file(model), samples, options.values, options.sizes)
     spec = JobSpec(model, mode.mode(chosen), options, given=given)
     if output is not None:
-        check_destination(output)  # now, and not after an hour of tuning
+        check_destination(output)  # checked before the tuning
     settings = load_settings()
     storage = open_storage(settings)
     token = CancelToken()
     out, beside = console(as_json), Timings()
     builder = open_builder(settings, beside)
-    # the kernels that planning makes are kept: a child that plans would leave them to this process
+    # planned in this process, which reuses the kernels: those of a child process would be lost
     bound = verification_limits(settings)
     job_context = JobContext(storage, builder, verification=bound, beside=beside)
-    # its own: two runs at once, each with its trials
+    # an id per run keeps the trials of concurrent runs separate
     job_id = f"tune-{secrets.token_hex(8)}"
     try:
         with LocalDevice(given) as device:

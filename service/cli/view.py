@@ -1,4 +1,4 @@
-"""Tables and progress lines."""
+"""Tables and lines of text that several commands print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
-    """A table whose columns are to the right but for those that start with '<'."""
+    """Return a table. Columns are right-aligned, except columns whose names begin with '<'."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
     for name in columns:
         left = name.startswith("<")
@@ -43,13 +43,13 @@ def make_table(*columns: str, title: str | None = None) -> Table:
 
 
 MOST_TASKS = 10
-"""Tasks that a table shows unless somebody asks for all."""
+"""Default limit of the tasks in a table."""
 
 
 def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
-    """The tasks of a job that ended: those that matter, or all of them.
+    """Return the tasks of a finished job: the most expensive ones, or all of them.
 
-    A task of which nothing is known has no row of its own.
+    Only `verbose` shows tasks without a known time.
     """
     known = [task for task in tasks if task.best_seconds or task.default_seconds]
     shown = tasks if verbose else sorted(known, key=_cost, reverse=True)[:MOST_TASKS]
@@ -64,23 +64,23 @@ def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]
 
 
 _OPEN = re.compile(r"(?<![a-jl-wyzA-Z])s\d+")
-"""`s0` and `s1` of `matmul ks0 s1x64` and `add s1xs0`, and not the end of an operator's name."""
+"""Matches `s0` and `s1` in `matmul ks0 s1x64` and `add s1xs0`, but not the end of an operator."""
 
 
 def sizes_note(names: Sequence[str]) -> str:
-    """What `s0` stands for in names of workloads; "" if none has it."""
+    """Return a note that explains `s0` in names of workloads, or "" if no name contains it."""
     found = sorted({size for name in names for size in _OPEN.findall(name)})
     sizes = "a size of its workload" if len(found) == 1 else "sizes of their workload"
     return f"{', '.join(found)}: {sizes} that each run decides" if found else ""
 
 
 def _told_apart(task: TaskView, names: Counter[str]) -> str:
-    """Its name; if several tasks have it, with the start of its key."""
+    """Return a task's name, with the start of its key if several tasks have the name."""
     return f"{task.name} {task.workload_key[:6]}" if names[task.name] > 1 else task.name
 
 
 def task_table(tasks: Sequence[TaskView]) -> Table:
-    """The tasks of a job, the most expensive first; rates count a MAC as two operations."""
+    """Return a table of tasks, the most expensive first. A MAC counts as two operations."""
     table = make_table(
         "<workload",
         "count",
@@ -150,7 +150,7 @@ def lookup_table(found: LookupView) -> Table:
 
 
 def worker_table(workers: Sequence[WorkerView]) -> Table:
-    """The workers, and the speed of their devices just now as a multiple of their best."""
+    """Return a table of workers, with each device's current speed relative to its best speed."""
     table = make_table(
         "<worker",
         "<name",
@@ -187,7 +187,7 @@ def worker_table(workers: Sequence[WorkerView]) -> Table:
 
 
 def settled_line(settled: Settled) -> str:
-    """How many schedules of a model are known, which of them are served, and why."""
+    """Return how many schedules of a model are known, which are served, and why."""
     known = known_text(settled.known, settled.workloads, settled.related)
     if not (settled.known or settled.related):
         return f"end to end: {known}; the defaults are served"
@@ -195,7 +195,7 @@ def settled_line(settled: Settled) -> str:
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
-    """Milliseconds and runs of every stage, in their order."""
+    """Return a table with the milliseconds and runs of each stage, in order."""
     table = make_table("<stage", "ms", "times", title=title)
     for stage in stages:
         table.add_row(stage.stage, f"{stage.seconds * 1e3:.1f}", str(stage.count))
@@ -203,7 +203,10 @@ def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> 
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
-    """Where a job's candidates and the fastest one of each task came from; "" without trials."""
+    """Return the origins of a job's candidates and of each task's fastest candidate.
+
+    Returns "" without trials.
+    """
     counts: Counter[str] = Counter()
     for task in tasks:
         counts.update(task.facts.get("origins", {}))
@@ -216,7 +219,7 @@ def origins_line(tasks: Sequence[TaskView]) -> str:
 
 
 def rate_line(finished: Finished) -> str:
-    """How fast candidates came, from the first proposal to the last one screened."""
+    """Return the rate of candidates, from the first proposal to the end of screening."""
     screened = finished.screened
     if not screened.candidates:
         return "no candidates were measured"
@@ -229,7 +232,10 @@ def rate_line(finished: Finished) -> str:
 
 
 def _trials(task: TaskView) -> str:
-    """Its trials; or why it has none: it was known, or searched as one that does the same."""
+    """Return a task's number of trials, or why it has none.
+
+    Its schedule was known, or an equivalent task was searched instead.
+    """
     if task.status == "cached":
         return "known"
     return "relative's" if task.facts.get("relative") and not task.trials else str(task.trials)
