@@ -33,17 +33,17 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/healthz")
 async def healthz() -> JSONResponse:
-    """The process answers; it asks nobody else."""
+    """Answer without any check: an answer shows that the process is alive."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/readyz")
 async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONResponse:
-    """200 once the database answers, is heard, and somebody looks after the leases; else 503 with a
-    reason.
+    """Answer 200 if the process can serve requests, and otherwise 503 with a reason.
 
-    A tuner that came and takes no jobs any more is a reason too, but not for `part=api`: who
-    directs requests to replicas wants those that serve, whatever becomes of jobs.
+    The database must answer, its notices must arrive, and a recent sweep must have expired leases.
+    Without `part=api`, a known tuner must also query for jobs. A load balancer uses `part=api`: it
+    needs replicas that serve requests, whether or not jobs proceed.
     """
     state = request.app.state
     if state.stopping:

@@ -40,13 +40,13 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/worker")
 def page() -> Response:
-    """The page itself."""
+    """Return the HTML of the page."""
     return _file(PAGE)
 
 
 @router.get("/worker/{name}")
 def part(name: str) -> Response:
-    """What the page loads: its style and its modules."""
+    """Return a file that the page loads: its style sheet, or one of its modules."""
     known = {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
     if name == PAGE or name not in known:
         raise HTTPException(404)
