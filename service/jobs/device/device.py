@@ -1,7 +1,7 @@
-"""The machine that a job tunes for: its facts, and what it can be asked to run.
+"""The machine that a job tunes for: its facts, and the runs that it can do.
 
-A job never looks at the machine that it runs on. It asks a `Device`, and there are two: the machine
-of this process (`service.jobs.device.local_device`), and one that workers stand for
+A job never inspects the machine that it runs on. It uses a `Device`, which is either the machine of
+this process (`service.jobs.device.local_device`), or a group of workers
 (`service.jobs.device.leased_device`). Only the local device compares a target with its host.
 """
 
@@ -26,7 +26,7 @@ from tilewright.tuner.measure.runner import Runner
 
 
 class DeviceError(CompilerError):
-    """A device did not do what it was asked; the message is one sentence that names the device.
+    """A device could not complete a request; the message is one sentence that names the device.
 
     Attributes:
         ran: whether the program was run and crashed or did not end. If not, the device is absent,
@@ -68,9 +68,9 @@ class Checked:
     """The result of a run on random inputs.
 
     Attributes:
-        errors: of each output that was compared, the largest difference from what was expected,
-            relative to the largest value expected (`tuner.measure.model_runs.largest_error`).
-        fetched: the outputs that were asked for, by name.
+        errors: for each compared output, the largest difference from the expected values, relative
+            to the largest expected value (`tuner.measure.model_runs.largest_error`).
+        fetched: the requested outputs, by name.
     """
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Device(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether it is ours: what it measures needs no second opinion."""
+        """Whether the device is ours, so that its measurements need no second opinion."""
 
     @property
     def fetch_bytes(self) -> int:
@@ -132,9 +132,9 @@ class Device(Protocol):
         Args:
             loadable: the program.
             threads: threads that the run uses.
-            seed: of the inputs (`tuner.measure.model_runs.draw_inputs`).
-            expected: outputs by name, as the references give them.
-            fetch: names of the outputs to bring back; the others stay there.
+            seed: the seed of the random inputs (`tuner.measure.model_runs.draw_inputs`).
+            expected: the references' outputs, by name.
+            fetch: names of the outputs to return; the others stay on the device.
 
         Raises:
             DeviceError: if the device cannot.
@@ -147,7 +147,7 @@ class Device(Protocol):
     ) -> Race:
         """Run variants interleaved in pairs with the first one, the incumbent.
 
-        Each is asked for when it is its turn.
+        Each variant is requested only when its turn comes.
 
         Raises:
             DeviceError: if the device cannot.

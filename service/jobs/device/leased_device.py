@@ -1,6 +1,6 @@
-"""A device that workers stand for: requests of a job go through the queue of leases.
+"""A device that consists of workers: requests of a job go through the queue of leases.
 
-The requests are those of `program_runs`; `run_queue` waits for their results.
+`program_runs` builds the requests; `run_queue` waits for their results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SECOND_SECONDS = 60.0
 """How long a second opinion waits while its worker is away."""
 
 LIMIT_SECONDS = 300.0
-"""Of one step of a run: loading a program, one run of it. Boards load from memory cards."""
+"""The limit of one step of a run: loading a program, or one run of it. Boards load from memory
+cards."""
 
 
 class LeasedDevice(ProgramRuns):
@@ -127,8 +128,7 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Facts of the worker that was asked for, or of the first one; the same all through the
-        job."""
+        """Facts of the requested worker, or of the first one; they never change during the job."""
         if self._facts is None:
             worker = self._queue.worker
             if worker is not None:

@@ -1,4 +1,4 @@
-"""Programs for devices to run: those that were just compiled, and those of artifacts."""
+"""Programs for devices to run: newly compiled programs, and programs of artifacts."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from tilewright.tuner.measure.run_wire import RunRequest
 from tilewright.tuner.measure.runner import Runner
 
 LIMIT_SECONDS = 300.0
-"""Of one step of a run: loading a program, one run of it."""
+"""The limit of one step of a run: loading a program, or one run of it."""
 
 
 class LocalDevice(ProgramRuns):
     """Measures kernels and runs whole programs in the harness of this machine.
 
-    A context, which ends the harness. Its methods wait for their results.
+    A context manager, which ends the harness. Its methods wait for their results.
 
     Args:
         given: real inputs of the model whose programs are run.

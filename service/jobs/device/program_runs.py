@@ -41,7 +41,7 @@ class ProgramRuns(ABC):
 
     Args:
         job_id: the job that submits the runs.
-        target: what code is generated for; None: what a caller says.
+        target: the target of the generated code; None if each call names it.
         limit_seconds: wall time that one step of a run may take.
         given: real inputs of the model whose programs are run.
     """
@@ -128,7 +128,7 @@ class ProgramRuns(ABC):
         files = {name: array_to_bytes(array) for name, array in expected.items()}
         names = {name: digest_bytes(data) for name, data in files.items()}
         more = {names[name]: memoryview(data) for name, data in files.items()}
-        # an output and what is expected of it, both as float64, and their difference
+        # an output and its expected values, both as float64, and their difference
         largest = max((3 * 8 * array.size for array in expected.values()), default=0)
         work = CheckWork(0, seed, names, tuple(fetch))
         packed = self._packed(loadable, seed)

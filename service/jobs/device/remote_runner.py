@@ -29,8 +29,9 @@ POLL_SECONDS = 0.02
 
 FEW = 16
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5e-4, 0.2
-"""For so long nothing is looked for or queued, for each request under way beyond a few. The workers
-have enough in hand, and what comes together is taken, stored and queued in one transaction each."""
+"""The pause between two polls of the queue: `PAUSE_SECONDS` per in-flight request beyond `FEW`, at
+most `LONGEST_PAUSE_SECONDS`. The workers have enough work meanwhile, and results that arrive
+together are read, stored and queued in one transaction each."""
 
 REQUESTS_PER_WORKER = 3
 """Requests in the queue for each worker: some are measured, interleaved, while the others lie
@@ -88,7 +89,7 @@ class RemoteRunner:
         self._blobs: dict[str, bytes] = {}
         self._stored: list[str] = []
         self._withdrawn: dict[str, MeasureRequest] = {}
-        # asked for by an earlier process of this job, which may have stored what came of them
+        # requested by an earlier process of this job, which may have stored their results
         self._known: set[str] = set()
         self._looked_for_workers = self._next_look = float("-inf")
         self._workers = self._in_quarantine = 0
@@ -164,13 +165,13 @@ class RemoteRunner:
         # would be resumed here, and no result would follow once it is acknowledged
         self._tell_stored()
         statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
-        # what was cancelled when the job was paused is proposed again
+        # requests that were cancelled when the job was paused are proposed again
         known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
         payloads = self._storage.leases.payloads(known)
         found = []
         for request_id, payload in payloads.items():
             if is_run(payload):
-                continue  # who asks for a run again finds it by its name
+                continue  # a repeated request of a run finds it by its name
             try:
                 found.append(MeasureRequest.from_json(payload))
             except ProtocolError:
@@ -189,14 +190,14 @@ class RemoteRunner:
         self._stored.clear()
 
     def _send(self) -> None:
-        """Queue what has gathered; its blobs are saved first, so that no worker looks for them in
-        vain. Raises StaleLeaseError."""
+        """Queue the batch; its blobs are saved first, so that no worker looks for them in vain.
+        Raises StaleLeaseError."""
         if self._cancel.cancelled:
             self._withdraw(list(self._gathered))
         if not (self._gathered or self._stored):
             return
         if self._gathered:
-            # those that are there are made young: the sweep spares them until a request names them
+            # existing blobs get a new time: the sweep spares them until a request names them
             wanted = {digest for r in self._gathered.values() for digest in r.digests}
             for digest in wanted - self._storage.blobs.touch(wanted):
                 self._storage.blobs.put(self._blobs[digest])
@@ -263,11 +264,11 @@ class RemoteRunner:
         well = [name for name in others if name in known and known[name].health is Health.HEALTHY]
         if well:
             self._storage.leases.hand_on(list(self._open), well[0])
-            # whoever had a turn comes last
+            # workers that had a turn come last
             self._worker_ids = (well[0], *(n for n in others if n != well[0]), last)
 
     def _look(self) -> list[MeasureResult]:
-        """Send what has gathered, and take what is there."""
+        """Queue the batch, and collect the available results."""
         self._send()
         results = self._collect()
         self._look_for_workers()

@@ -79,8 +79,8 @@ class RunQueue:
         return self._chosen or next(iter(self.known(self._target)), None)
 
     def known(self, target: Target) -> Sequence[RegisteredWorker]:
-        """Workers that run the target: those that are alive first, and of these who has not let a
-        run lie."""
+        """Workers that run the target: live workers first, and among these first the workers that
+        have not left a run untaken."""
 
         def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
             named = self._worker_ids.index(worker.id) if self._worker_ids else 0
@@ -96,7 +96,7 @@ class RunQueue:
         return sorted(found, key=order)
 
     def run(self, request: RunRequest, blobs: Blobs, target: Target) -> tuple[RunResult, str]:
-        """Have a request done, after giving it its name; what came of it, and the worker's id.
+        """Name and run a request; return its result and the worker's id.
 
         Raises:
             DeviceError: if no worker comes, or the run fails.
@@ -108,7 +108,7 @@ class RunQueue:
             worker = self.await_worker(target)
             name = self._submit(request, blobs, worker, target)
             status = self._await(name, worker, target)
-        # not acknowledged: while the job is open, whoever works on it next may ask again
+        # not acknowledged: while the job is open, its next tuner may request the result again
         by = status.worker_id or worker.id  # another one, if this one let it lie
         names = {each.id: each.name for each in self.known(target)}
         where = f"worker '{names.get(by, by)}'"
@@ -143,8 +143,8 @@ class RunQueue:
     ) -> str:
         """Queue a request unless it is there; returns its name.
 
-        One that ended without a result in an earlier life of the job is asked for anew, and so is a
-        race that this life has asked for before: the second is another sample.
+        A request that ended without a result in an earlier process of the job is queued anew. So is
+        a race that this process has requested before: the second run is another sample.
         """
         salt = (worker.id, self._opinion) if self._opinion else (worker.id,)
         base = request_name(request, *salt, 0)
@@ -207,7 +207,8 @@ class RunQueue:
             time.sleep(POLL_SECONDS)
 
     def _pass_on(self, name: str, worker: RegisteredWorker, target: Target) -> RegisteredWorker:
-        """Give a run that its worker does not take to another one, if there is one; who has it."""
+        """Offer a run that its worker does not take to another one, if one is alive; return the
+        worker that has it."""
         others = [other for other in self._alive(target) if other.id != worker.id]
         if not others or not self._storage.leases.hand_on([name], others[0].id):
             return worker
@@ -223,7 +224,7 @@ class RunQueue:
             raise WorkerAbsent(self._nobody(target))
 
     def _check_tokens(self, name: str = "") -> None:
-        """Raises Interrupted or JobCancelled; what is cancelled is withdrawn from the queue."""
+        """Raise Interrupted or JobCancelled; the request of a cancelled job is withdrawn."""
         if self._interrupt.cancelled:
             raise Interrupted(self._interrupt.reason)
         if self._cancel.cancelled:
@@ -235,8 +236,8 @@ class RunQueue:
         return [worker for worker in self.known(target) if worker.health is health]
 
     def _present(self, worker: RegisteredWorker, state: RequestState) -> bool:
-        """Whether the worker may still finish a request: whatever its health, what it has in
-        hand."""
+        """Whether the worker may still finish a request. A request that it has leased counts
+        whatever its health."""
         found = {each.id: each.health for each in self._storage.workers.list()}.get(worker.id)
         in_hand = state is RequestState.LEASED and found in (Health.DRAINING, Health.QUARANTINED)
         return found is Health.HEALTHY or in_hand
@@ -250,8 +251,8 @@ class RunQueue:
 
 
 def _holds(status: RequestStatus) -> bool:
-    """Whether a run gave what it would give again: a device that was short of memory may have some
-    by now."""
+    """Whether a repetition would give the same result. A device that was short of memory may have
+    some by now."""
     if status.state is not RequestState.DONE:
         return False
     said = (status.result or {}).get("status")

@@ -20,12 +20,12 @@ def runnable_targets(
 ) -> tuple[str, ...]:
     """Keys of the targets that a worker may be given measurements for.
 
-    The worker's own list is taken as it is. Without a list, the best target of its device comes
-    first. Then come all that the device can run of these: the other described targets, this
-    machine's own, and those that jobs have named. The best target and this machine's come with
-    narrower vectors too. For a device like this machine the best is what `host` means here: that
-    has more detail than a description. Targets that no description has are stored, since a job for
-    the worker names them by their keys.
+    The worker's own list is taken unchanged. Without a list, the best target of its device comes
+    first. Then follow all targets that the device can run among the other described targets, this
+    machine's own, and the targets that jobs have named. The best target and this machine's come
+    with narrower vectors, too. For a device like this machine the best is this machine's `host`
+    target, which is more detailed than a description. Targets without a description are stored,
+    since a job for the worker names them by their keys.
 
     Args:
         named: names or keys.

@@ -1,4 +1,4 @@
-"""Jobs and the workers that could measure them: which jobs wait, and what would help."""
+"""Jobs and the workers that could measure them: which jobs wait, and the remedies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Workforce:
         return said
 
     def _fitting(self, target_key: str, worker_id: str | None) -> list[Presence]:
-        """Those that could measure, the one heard of last first."""
+        """The workers that could measure, by time of last contact, latest first."""
         found = [
             worker
             for worker in self.workers
@@ -81,9 +81,10 @@ def may_measure(worker: Presence) -> bool:
 
 
 def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
-    """Let jobs without a worker wait, and wake those that have one; how many. Any process may.
+    """Let jobs without a worker wait, and wake jobs that have one; return how many. Any process may
+    call it.
 
-    With `only_wake` no job is let wait: what follows from a worker that comes.
+    With `only_wake` no job starts to wait: the consequence of a new worker.
     """
 
     @cache
@@ -98,7 +99,7 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
 
 
 def _standing(worker: Presence) -> str:
-    """Why a worker does not measure, and what would help."""
+    """The reason why a worker does not measure, and a remedy."""
     said = f"worker '{worker.name}' is {worker.health}"
     match worker.health:
         case Health.DRAINING:
