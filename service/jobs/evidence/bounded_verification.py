@@ -79,7 +79,7 @@ def _verify(
     bound: VerificationBound,
     child: BoundedChild,
 ) -> Verification:
-    """`verify_program` in a child. If that takes more than it may, the verification says so."""
+    """`verify_program` in a child. If it exceeds its limits, `Verification.not_run` says so."""
     if not device.runs(planned.target):
         return verify_program(planned, made, device)
     loadable = made(planned)
@@ -133,7 +133,7 @@ def verified(
 ) -> Verification:
     """The entry point of the child process: verify the program and return the findings."""
     loadable = Loadable(program, np.zeros(0, np.uint8), _never, _never, mixing)
-    device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # which is asked for nothing else
+    device = cast(Device, _AskedDevice(name, fetch_bytes, ask))  # no other method is called
     return verify_program(planned, lambda _: loadable, device)
 
 

@@ -1,10 +1,10 @@
 """A certificate by steps: every value that a program writes, against the reference of that step.
 
 The reference computes the imported graph in float64. At each value that the program writes, too,
-the two are compared, and the reference goes on with the program's own value. So no error is
-carried on: each comparison covers the operators since the values that were compared before it, and
-passes, fusion, layouts, memory and the kernel with them. By induction the program computes the
-imported graph, also where a rounding tie or a choice takes the rest of the model elsewhere.
+the two are compared, and the reference continues with the program's own value. So no error is
+propagated: each comparison covers the operators since the previously compared values, including
+passes, fusion, layouts, memory and the kernel. By induction the program computes the imported
+graph, even if a rounding tie or a choice changes all later values.
 
 An element whose error exceeds the rounding bound is excused if rounding explains it. To find out,
 the operators since the last values run again on slightly perturbed values, and values that are
@@ -128,8 +128,8 @@ def certify(
 
     Args:
         graph: the imported model, at the sizes of the program.
-        inputs: what the program runs on.
-        seen: the program on a device.
+        inputs: the inputs of the program's run.
+        seen: the program's values, observed on a device.
         ports: the program's outputs, by the graph's.
 
     Raises:
@@ -216,7 +216,7 @@ class _Steps:
         return tuple(dict.fromkeys([*([name] if name in self._ports else []), *own]))
 
     def _direct(self, name: str) -> tuple[Shown, ...]:
-        """How the program shows a value; not what only moves elements that it shows anyway."""
+        """How the program shows a value; empty for a node that only moves elements shown anyway."""
         shown = self._shown.get(name, ())
         direct = tuple(each for each in shown if each.whole)
         return direct or (() if name in self._ports else shown[:1])
@@ -280,7 +280,7 @@ class _Steps:
         )
 
     def _segment(self, name: str) -> Graph:
-        """The operators between a value and those that were compared before it."""
+        """The operators between a value and the previously compared values."""
         graph = self._graph
         wanted: set[str] = {name}
         before: set[str] = set()
@@ -323,7 +323,7 @@ def _rounding(graph: Graph, node: Node) -> float:
 
 
 def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
-    """The reference, infinite where float32 is. An infinity in 16 bits is not what anyone wants."""
+    """The reference, infinite where float32 is. An infinity in 16 bits counts as an error."""
     large = max(right.max(initial=0.0), -right.min(initial=0.0))
     if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
         return right
@@ -334,8 +334,8 @@ def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _scales(own: np.ndarray, right: np.ndarray, dtype: DType) -> np.ndarray:
-    """By element, the largest finite element of its channel among those that differ by more than a
-    rounding; 1 where all are zero."""
+    """By element, the largest finite element of its channel among the elements that differ by more
+    than a rounding; 1 where all are zero."""
     with np.errstate(all="ignore"):
         sizes = np.where(np.isfinite(right), np.abs(right), 0.0)
         differ = np.abs(own - right) > ROUNDED * sizes

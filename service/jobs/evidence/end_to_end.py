@@ -97,7 +97,7 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Raises KeyError or ValueError for what `to_json` did not write."""
+        """Raises KeyError or ValueError for JSON that `to_json` did not write."""
         comparison = data["comparison"]
         return cls(
             Served(data["served"]),
@@ -123,11 +123,11 @@ class FixedSchedules:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The schedules that one model is built from, at one or several sizes, and why.
+    """The schedules that one model is built from, at one or several sizes, and the reason.
 
-    `known` of the `workloads` have a record in the database, and `related` others have that of a
-    workload which differs in numbers alone; `records` are the ids of those that are served, by the
-    keys of workloads.
+    `known` of the `workloads` have a record in the database. `related` others use the record of a
+    workload that differs only in sizes. `records` has the ids of the served records by workload
+    key.
     """
 
     planned: tuple[Planned, ...]
@@ -205,7 +205,7 @@ def _verdict(
         try:
             verdict, worker = _race(programs, records, device)
         except DeviceError as error:
-            # not kept: the next job asks again
+            # not stored: the next job tries again
             return Verdict(Served.TUNED, "not_run", reason=str(error))
         if not (worker or device.trusted):
             return replace(
@@ -237,7 +237,7 @@ def _verdict(
 
 
 def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool:
-    """Whether a record says something else than the default, which is that of a workload."""
+    """Whether a record's schedule differs from the workload's default."""
     return record.schedule != untuned_schedule(workload, planned.mode)
 
 

@@ -170,7 +170,7 @@ class Observation:
         return self._kept[number][name]
 
     def output(self, port: str) -> np.ndarray:
-        """An output of the program without any copies. Raises what `value` does."""
+        """An output of the program without any copies. Raises the errors of `value`."""
         if port not in self._outputs:
             (names,) = (each for each in self._port_groups() if port in each)
             self._outputs |= self._device.check(self._loadable, *self._run, {}, names).fetched

@@ -36,11 +36,11 @@ def onnxruntime_times(
     threads: int,
     given: GivenInputs = NONE_GIVEN,
 ) -> list[dict[str, Any]]:
-    """ONNX Runtime at the sizes of these latencies, interleaved with the artifact; both run on the
-    inputs that the job's race had.
+    """Latencies of ONNX Runtime at the sizes of these latencies, interleaved with the artifact;
+    both run on the inputs of the job's race.
 
-    Empty if it is not installed. If it refuses the model, or would take long, the only entry says
-    so in its "reason".
+    Empty if ONNX Runtime is not installed. If it refuses the model, or would take long, the only
+    entry has the "reason".
     """
     if find_spec("onnxruntime") is None or not latencies:
         return []

@@ -32,8 +32,8 @@ SLOWER = 2.0
 """Slow-down of the second measurement from which a record is disputed."""
 
 DEVICES_DIFFER = 8.0
-"""By what factor the devices of one target may differ: their defaults tell, but not more than
-this, because the first device said what its default takes."""
+"""The largest accepted speed ratio of two devices of one target. The ratio is computed from the
+times of their defaults, and limited because the first device reports its own default's time."""
 
 CONFIRM_SECONDS = 120.0
 """How long a job waits for second measurements."""
@@ -84,7 +84,7 @@ class ScheduleReviews:
         return self.back(tasks, list(served.values()))
 
     def back(self, tasks: Sequence[Task], records: Sequence[StoredRecord]) -> Reviewed:
-        """Review those of these records of the tasks whose attestation could rise.
+        """Review the records of these tasks whose attestation could rise.
 
         Raises the errors of `confirm`.
         """
@@ -149,10 +149,10 @@ def contradiction(first: Measurement, second: Measurement, devices_ratio: float 
     """Why a second measurement contradicts the first; empty if it does not.
 
     Args:
-        first: what made the record.
-        second: of the same schedule, maybe on another device.
-        devices_ratio: how many times longer the default takes on the second device; None if that
-            is not known.
+        first: the record's measurement.
+        second: another measurement of the same schedule, maybe on another device.
+        devices_ratio: how many times longer the default takes on the second device; None if it is
+            unknown.
     """
     names = f"worker '{first.worker}'", f"worker '{second.worker}'"
     if second.status in _CONTRADICTS:

@@ -29,7 +29,8 @@ MOVES = 8
 down; each later run moves each element at random."""
 
 POOL = 65_521
-"""Random numbers of one comparison: a prime, so that no row of a value has those of the next."""
+"""The random numbers of one comparison: a prime, so that consecutive rows of a value differ in
+theirs."""
 
 MOVED_BY = 2.0**-23
 """Standard deviation of the factors around 1 of values that are moved: one rounding of float32."""
@@ -47,8 +48,8 @@ TERMS_MOVED_BY = 2.0**-25
 little of a sum is left compared with the roundings of the partial sums."""
 
 NEAR_TIE = 2.0**-20
-"""How far an operand of a jump is moved, as a share of its largest element: the rounding of a sum
-before it."""
+"""The perturbation of an operand of a jump, as a share of its largest element: the rounding of a
+preceding sum."""
 
 AS_FAR = 8.0
 """A float's distance from the reference may be this multiple of the perturbed runs' distance."""
@@ -169,8 +170,8 @@ def _numbers_of(array: np.ndarray) -> np.ndarray:
 
 
 def _integral(array: np.ndarray) -> bool:
-    """Whether all numbers are integers, which rounding leaves as they are: what was rounded before
-    must not be cut off by a hair."""
+    """Whether all numbers are integers. They are not perturbed: truncation would change a rounded
+    number that lies slightly below an integer."""
     return array.dtype.kind != "f" or bool((array == np.rint(array)).all())
 
 

@@ -53,7 +53,7 @@ MODEL_TOLERANCE = 1e-4
 """Largest error of a whole model in float32, relative to its largest output."""
 
 SHORTEST_SECONDS = 1e-3
-"""The time of a verification below which its share of a time says nothing."""
+"""The lower limit of a verification's time when the remaining time is divided by it."""
 
 HALF_OVERFLOW = 65520.0
 """From here on float32 is rounded to infinity in float16, whose largest number is 65504."""
@@ -66,9 +66,9 @@ class Verification:
     Attributes:
         error: the largest error of the whole model's outputs, relative to each one's largest value;
             None if it was not run.
-        not_run: why it was not run; "" if it was.
-        by_steps: the certificate by steps; None where the model is verified as a whole.
-        sizes: how many programs of fixed sizes were verified: of each program of a model at its
+        not_run: the reason why it was not run; "" if it was.
+        by_steps: the certificate by steps; None if the model is verified as a whole.
+        sizes: the number of verified programs of fixed sizes: each program of the model at its
             hints, and at other sizes of its ranges.
         cut_short: whether time ran out before other sizes were verified.
     """
@@ -201,8 +201,7 @@ def verify_program(
     """Compare a program with the references, on a device that its target runs on.
 
     `expected` has the reference's outputs on the first random inputs, if a thread computes them. If
-    the device cannot run the program (it is absent, or lacks the memory), the verification says
-    so.
+    the device cannot run the program (it is absent, or lacks the memory), `not_run` has the reason.
 
     Raises:
         WrongProgramError: if the program must not be used: a value differs and rounding cannot be

@@ -27,8 +27,8 @@ MOST = 8
 """How many times the operations at the hints other sizes may take."""
 
 MANY = 50_000_000
-"""Elements of a model's values: with more of them, other sizes may cost what the hints do, and no
-more. NumPy takes seconds for each operator."""
+"""The elements of a model's values from which other sizes may cost at most as much as the hints,
+because NumPy takes seconds for each operator."""
 
 FEW = 10_000_000
 """Operations that a reference does in no time."""
@@ -81,7 +81,7 @@ def at_verified_sizes(planned: Planned) -> tuple[Planned, ...]:
 
 
 def _hints(planned: Planned, found: DynamicPlan) -> list[dict[str, int]]:
-    """The sizes of the plan, then those that a user states."""
+    """The sizes of the plan, then the sizes that a user states."""
     sizes_of = dict(planned.sizes)
     first = {d.name: sizes_of[d.name] for d in found.ranges}
     if not found.stated:
@@ -97,8 +97,8 @@ def _different(
     seen: Sequence[dict[str, int]],
     share: Callable[[], float] = lambda: MOST,
 ) -> Iterator[dict[str, int]]:
-    """The wanted sizes, nearer to the first of those that were seen where they cost too much, each
-    once."""
+    """The wanted sizes, each once. Sizes that cost too much are moved nearer to the first of the
+    sizes already verified."""
     known = {d.name: d for d in found.ranges}
     made = [kind for name, kind in found.graph.types.items() if name not in found.graph.constants]
     compared = sum(_comparisons(graph) for graph in found.graph.walk())

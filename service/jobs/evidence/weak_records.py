@@ -1,8 +1,8 @@
-"""A tuner without a job measures again what rests on one owner's word: what is served, and what
-the job that made it left provisional.
+"""A tuner without a job repeats measurements of records that only one owner's workers attest:
+served records, and records that their job left provisional.
 
-Jobs come first: a few records at a time are measured, by workers that have nothing in hand, behind
-whatever a job asks for, and no longer than until a job comes.
+Jobs come first. Only a few records are measured at a time, by idle workers, with a lower priority
+than any job's requests, and only until a job arrives.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ AGAIN = "again-"
 """The prefix of the job ids in requests of repeated measurements; no real job's id begins so."""
 
 LOOK_SECONDS = 30.0
-"""Between two looks at what there is to do."""
+"""The pause between two searches for weak records."""
 
 AT_A_TIME = 4
 """Records: a job that comes waits for no more."""
 
 AGAIN_SECONDS = 3600.0
-"""A record that was measured, and still rests on one owner's word, is left alone for so long."""
+"""The pause before the next attempt on a record that only one owner attests after a repetition."""
 
 MOST_TRIED = 1000
-"""Records that are left alone at one time: the first of more are due again."""
+"""The most records that pause at one time; beyond that, the earliest are due again."""
 
 AWAY_SECONDS = 10.0
 """The longest wait for a worker that has gone."""
 
 AFTER_JOBS = -1
-"""The priority of requests that wait for those of all jobs."""
+"""The priority of requests that come after all jobs' requests."""
 
 
 class WeakRecords:
@@ -61,8 +61,8 @@ class WeakRecords:
 
     Args:
         storage: the database.
-        name: of the tuner.
-        clock: in seconds.
+        name: the tuner's name.
+        clock: a clock in seconds.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WeakRecords:
         self._looked_at = now
         if not self.keep_turn():
             return ()
-        # this tuner has nothing under way: what is there was asked for by one that has gone
+        # this tuner has no request in flight: the existing ones are from a tuner that has gone
         left = self._storage.leases.unfinished(AGAIN)
         if left:
             self._storage.leases.cancel(request_ids=left)
@@ -100,10 +100,9 @@ class WeakRecords:
         return found
 
     def keep_turn(self) -> bool:
-        """Whether it is this tuner's turn, which it then has for a few seconds more.
+        """Whether it is this tuner's turn; a call extends the turn by a few seconds.
 
-        Asked all the while that `measure` takes: who has lost its turn leaves off. Raises
-        StorageError.
+        `measure` calls it continually, and stops once the turn is lost. Raises StorageError.
         """
         return self._storage.sweeps.take(TURN, self._name) is not None
 
@@ -130,7 +129,7 @@ class WeakRecords:
             )
             for key in (one.record.key for one in due)
         ]
-        name = f"{AGAIN}{uuid.uuid4().hex}"  # no job's: what comes of it is asked for once
+        name = f"{AGAIN}{uuid.uuid4().hex}"  # not a job's id: its results are read once
         device = LeasedDevice(
             storage,
             name,
@@ -152,7 +151,7 @@ class WeakRecords:
         log.info("measured again", target=target.name, **found.to_json())
 
     def _idle_workers(self) -> Mapping[str, Sequence[ClaimReporter]]:
-        """Workers with nothing in hand, by the targets that nothing is queued for."""
+        """Idle workers, by the targets for which nothing is queued."""
         busy = self._storage.leases.in_hand()
         found: dict[str, list[ClaimReporter]] = {}
         for worker in self._storage.workers.presences().values():

@@ -1,4 +1,4 @@
-"""Taking back what a bad device said, and telling those who built on it."""
+"""Withdraws the results of a faulty device, and notifies the jobs that used them."""
 
 from __future__ import annotations
 
