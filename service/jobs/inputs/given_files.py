@@ -50,15 +50,15 @@ class GivenFiles:
     limit_bytes: int = 0
 
     def read(self, model: ModelSource, sizes: Mapping[str, Sequence[SizeChoice]]) -> GivenInputs:
-        """The inputs that they hold.
+        """The inputs in these files and values.
 
         Args:
-            model: whose inputs they are.
-            sizes: of its dimensions; one with a single integer has it in each sample.
+            model: the model with these inputs.
+            sizes: the sizes of its dimensions; a single integer holds for each sample.
 
         Raises:
-            InvalidArgumentError: if a value names no input, or one that cannot hold it.
-            InvalidSamplesError: naming the file that is wrong.
+            InvalidArgumentError: if a value names no input, or an input that cannot hold it.
+            InvalidSamplesError: naming the invalid file.
             QuantizeError: naming the file, and the array in it, that does not fit the model.
         """
         if not self.files and not self.values:

@@ -1,7 +1,7 @@
 """Real inputs of a model: samples, and the values of scalars that select a branch or a rate.
 
-Their sizes are size hints. A program is verified, raced and timed on them, where their shapes are
-those of its inputs, and on random inputs otherwise.
+Their sizes are size hints. A program is verified, raced and timed on them if their shapes match its
+inputs, and on random inputs otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GivenInputs:
     values: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.ndarray]:
-        """The inputs of a program: those that are `provided`, and random ones."""
+        """The inputs of a program: the `provided` ones, and random ones for all others."""
         ports = tuple(ports)
         provided = self.provided(ports, seed)
         if provided.keys() == {port.name for port in ports}:

@@ -1,7 +1,7 @@
-"""Cost models of targets: those that runs start from, and new versions after enough trials.
+"""Cost models of targets: the models that runs start from, and new versions after enough trials.
 
-A new version replaces the promoted one only if it orders the held-out tasks better, both judged on
-the trials of today.
+A new version replaces the promoted one only if it orders the held-out tasks better, with both
+evaluated on the present trials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilewright.tuner.cost_model.xgboost import XGBoostModel
 
 
 def _log() -> Any:
-    """The tuner's log: with it comes asyncio, which a command with nothing to say does not need."""
+    """The tuner's log. Its import loads asyncio, which a command without a log does not need."""
     import structlog
 
     return structlog.get_logger("tilewright.tuner")

@@ -14,14 +14,14 @@ from tilewright.service.jobs.report.workload_facts import workload_name
 
 
 def name_workloads(storage: Storage) -> int:
-    """Find the names of workloads that came since the last time, for those who list some.
+    """Find the names of the workloads added since the last call, for lists of workloads.
 
-    It is a batch of them, so that no request waits for the names of all that a database holds; how
-    many. The api finds those of all when it starts.
+    One call names one batch and returns its size, so that no request waits for the names of all
+    workloads in the database. The api names all of them when it starts.
     """
     try:
         return storage.shapes.index(shape_of, INDEXED_AT_ONCE)
-    except StorageError as error:  # who may only read must not be stopped by a full disk
+    except StorageError as error:  # a full disk must not stop a request that only reads
         import structlog  # with it comes asyncio
 
         structlog.get_logger("tilewright.web").warning("workloads not named", error=str(error))

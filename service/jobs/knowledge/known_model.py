@@ -72,7 +72,7 @@ class KnownModel:
         write an artifact if there is one program (`tilewright.compiler.driver.compile_with`).
 
         Raises:
-            CompilerError: naming what is wrong with the model or the arguments.
+            CompilerError: naming the error in the model or the arguments.
         """
         self._shares = hinted_shares({name: [size] for name, size in (dims or {}).items()})
         self._given = frozenset(

@@ -36,7 +36,7 @@ MOST_RELATIVES = 60
 
 
 class Match(StrEnum):
-    """A rung: what an answer rests on."""
+    """A rung: the kind of evidence for an answer."""
 
     EXACT = "exact"
     OTHER_NUMBERS = "other-numbers"
@@ -52,7 +52,8 @@ class LadderStep:
     Attributes:
         match: the rung.
         stored: the record.
-        distance: of the record's workload from the one looked up (`db.stores.shapes.distance`).
+        distance: the distance between the record's workload and the requested one
+            (`db.stores.shapes.distance`).
     """
 
     match: Match

@@ -38,23 +38,24 @@ LEAST_DISTANCE = 0.1
 """Distances below this are alike: a tenth of a doubling of every size."""
 
 MOST_RECORDS = 500
-"""Newest records of another target that tell what its schedules lose here."""
+"""The most records of another target, newest first, from which the loss of its schedules here is
+estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A schedule, and how sure it is.
+    """A schedule for a requested workload, and the confidence in it.
 
     Attributes:
-        match: what it rests on.
-        schedule: valid for the workload that was asked about.
+        match: the kind of evidence for it.
+        schedule: a valid schedule of the requested workload.
         record: the record that it is from; None for the default.
-        run_seconds: what it takes there, if that was measured.
+        run_seconds: its time on the requested workload, if measured.
         expected_loss: the expected slow-down against a tuned schedule, as a share; None without a
             measurement.
         pairs: the number of measured pairs behind it.
         distance: root mean square of the binary logarithms of the ratios of sizes.
-        sentence: the same for people.
+        sentence: the answer as text for users.
     """
 
     match: Match

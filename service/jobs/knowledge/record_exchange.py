@@ -104,7 +104,7 @@ def export_records(
 def checked_lines(
     lines: Iterable[str], trusted: Collection[str]
 ) -> Iterator[tuple[int, RecordLine | RecordLineError]]:
-    """Each line that is not blank with its number, from 1: the record, or what is wrong."""
+    """Each line that is not blank with its number, from 1: the record, or the error."""
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue

@@ -75,7 +75,7 @@ def read_line(text: str) -> RecordLine:
     """Read a line and check its signature.
 
     Raises:
-        RecordLineError: saying what is wrong with it.
+        RecordLineError: if the line or its signature is invalid; it names the error.
     """
     if len(text) > LONGEST_LINE:
         raise RecordLineError(f"a line of {len(text)} characters, {LONGEST_LINE} are the most")

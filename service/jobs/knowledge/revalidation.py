@@ -1,7 +1,7 @@
-"""A new code generation makes stale only what it changed.
+"""Revalidates records after a change of code generation: only records with changed code are stale.
 
-A record is of the code that was measured. Where the present code generation emits the same object
-for its schedule, the measurement still holds, and nothing is measured again.
+A record belongs to the measured code. If the present code generation emits the same object for its
+schedule, the measurement remains valid and is not repeated.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Sharing(Protocol):
     """The coordination of a running job with others that have the same tasks."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Tune tasks with `tune`, but for those that another job tunes."""
+        """Tune tasks with `tune`, except the tasks that another job tunes."""
 
 
 class Unshared:
