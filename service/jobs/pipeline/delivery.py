@@ -25,7 +25,7 @@ MODULE_NAME = "model"
 
 
 def check_tools(target: Target) -> None:
-    """Raises ToolchainError if this machine cannot make what is delivered for a target."""
+    """Raises ToolchainError if this machine lacks the tools to deliver for a target."""
     if target.family.modules:
         wasm_toolchain(target)
 
@@ -45,7 +45,7 @@ def deliver(
 
     `check` is called with the compiled code before the folder appears; if it raises, no folder is
     made.
-    The other arguments are those of `tuning.build_artifact`.
+    The other arguments are passed to `tuning.build_artifact`.
 
     Raises:
         CompilerError: if it cannot be compiled, linked or written; or from `check`.

@@ -25,7 +25,8 @@ from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 from tilewright.service.jobs.plan.planning import Planned
 
 Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
-"""Compiles what is served, calls the check with it, and delivers it if that does not raise."""
+"""Compiles the served schedules, calls the check with the program, and delivers the program if the
+check does not raise."""
 
 
 def deliver_verified(
@@ -38,11 +39,11 @@ def deliver_verified(
     job_id: str,
     more_seconds: float,
 ) -> tuple[Settled, Verification]:
-    """Deliver a program that a device holds right; what is served at last, and the verification.
+    """Deliver a verified program; return the served schedules and the verification.
 
-    `bound` is within what a child verifies it; without, this process does. After the hints it is
-    verified at other sizes for `more_seconds`. The records that fell
-    back are not used by the job any more.
+    `bound` limits the child process that verifies; without it, this process verifies. After the
+    hints, other sizes are verified for `more_seconds`. The job no longer uses the records that fell
+    back.
 
     Raises:
         WrongProgramError: if the untuned program is wrong.

@@ -14,14 +14,14 @@ from tilewright.tuner.measure.measurement import Status
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """Why a job tuned nothing. It is a failure only if every trial `failed` and nothing came of it:
-    an artifact that was delivered computes what it should, with the schedules that were known.
+    """The reason why a job tuned nothing. It is a failure only if every trial `failed` and the job
+    delivered no artifact: a delivered artifact is correct, with the schedules known before.
 
     Attributes:
         reason: one sentence.
-        failed: whether there were trials, all of which failed.
-        delivered: whether there is an artifact.
-        known: whether it has schedules of earlier jobs, such as those of relatives.
+        failed: whether the job ran trials and all failed.
+        delivered: whether the job delivered an artifact.
+        known: whether it has schedules of earlier jobs, such as those of related workloads.
     """
 
     reason: str

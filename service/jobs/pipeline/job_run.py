@@ -83,7 +83,7 @@ class JobRun:
             log.info("job let go", job=job.id, state=self._storage.jobs.get(job.id).state.value)
         finally:
             if self._storage.jobs.get(job.id).state in (JobState.CANCELLED, JobState.PAUSED):
-                # what was asked for before it was known that the job is stopped
+                # requests that were queued before the tuner noticed that the job is stopped
                 self._storage.leases.cancel(job_id=job.id)
 
     def _work(self) -> None:
@@ -130,7 +130,7 @@ class JobRun:
         spec = replace(spec, given=self._given(spec))
         options = replace(spec.options, seconds=_seconds_left(job, spec.options, storage))
         alone = self._is_alone()
-        if alone:  # what is known makes an artifact, and nothing else is left to do
+        if alone:  # only known records can make an artifact, without any trial
             storage.leases.cancel(job_id=job.id)
             options = replace(options, trials=0)
         reporter = JobReporter(storage, hold, job)
@@ -164,7 +164,7 @@ class JobRun:
                     sharing=SharedTasks(storage, hold, lambda: reporter.phase("waiting")),
                 )
             except JobCancelled:
-                hold.check()  # which says so if it was not the user who ended it
+                hold.check()  # which raises Interrupted if the user did not end the job
                 raise
             hold.check()
             digest = store_artifact(folder, storage)
@@ -174,7 +174,7 @@ class JobRun:
         note = "" if nothing is None else nothing.note
         if alone and nothing is not None:
             note = f"no worker came in time: {job.reason}"
-        # an artifact that was verified is what the job was for, whatever it was built from
+        # a verified artifact is a success of the job, whatever records it was built from
         verified = outcome.verification is not None and outcome.verification.complete
         done = nothing is None or (verified and not alone)
         state = JobState.SUCCEEDED if done else JobState.INCOMPLETE
@@ -199,7 +199,7 @@ class JobRun:
             try:
                 return given_bounded(spec, given, shop.planning, self._lease.stop)
             except JobCancelled:
-                self._lease.check()  # which says so if it was not the user who ended it
+                self._lease.check()  # which raises Interrupted if the user did not end the job
                 raise
 
     def _is_alone(self) -> bool:
@@ -230,7 +230,7 @@ class JobReporter(JobWatcher):
         """Raises Interrupted or JobCancelled if the process must let go of the job."""
         self._lease.check()
         if name == "settling" and self.device is not None:
-            # what the search still had under way is of no use any more
+            # the search's in-flight requests are no longer needed
             self.device.runner.cancel()
         with self._fenced():
             if name == "building":
@@ -247,7 +247,7 @@ class JobReporter(JobWatcher):
     def event(self, event: Event, tracker: Tracker) -> None:
         changed = tracker.take(event)
         if self._lease.cancel.cancelled:
-            return  # the loop still stores what was measured, for jobs to come
+            return  # the loop still stores finished measurements, for later jobs
         try:
             with self._fenced():
                 self._tell(event, tracker, changed)

@@ -1,4 +1,4 @@
-"""The request of a job: a model, what it is wanted for, and how much tuning may cost."""
+"""The request of a job: a model, its target and options, and the budget of tuning."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class JobSpec:
     def of_options(cls, request: ModelRequest, stored: Mapping[str, Any]) -> JobSpec:
         """The job that a request and the options stored with it describe.
 
-        Options that are left out have their defaults. Given inputs are those of the request: what
-        options say of them is read by `given_files`.
+        Missing options have their defaults. Given inputs are taken from the request; `given_files`
+        reads the options about them.
 
         Raises:
             TuningError: if an option is unknown or malformed.
@@ -78,7 +78,7 @@ class JobSpec:
         return cls(request.model, mode, options, request.digest, request.given)
 
     def check_deliverable(self, first: Planned) -> None:
-        """Refuse what a module does not hold, before anything is tuned.
+        """Refuse a job whose result does not fit a module, before anything is tuned.
 
         Args:
             first: the job's first plan.

@@ -94,7 +94,7 @@ def latencies(
             compared = race.comparisons[0] if race.comparisons else None
             found.append(Latency.of(at, race.incumbent_seconds, compared))
     except DeviceError as error:
-        # the numbers are for people, and the job goes on without
+        # the latencies only inform the user, and the job continues without them
         log.warning("not timed", reason=str(error))
     return tuple(found)
 

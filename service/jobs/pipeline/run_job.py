@@ -121,7 +121,7 @@ class JobOutcome:
         return self.finished.cancelled
 
     def report(self) -> dict[str, Any]:
-        """Plain data for `json`: what is kept with a job that ended."""
+        """Plain data for `json`: the report stored with an ended job."""
         finished, progress = self.finished, self.tracker.progress
         checked = self.verification
         facts = self.device.facts
@@ -352,7 +352,7 @@ def _run(
 def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, ...]:
     """The model at each of its sizes, with the rules' plans."""
     timings = job_context.timings
-    tune_options(spec.options)  # refuses what is impossible before anything is read
+    tune_options(spec.options)  # refuses impossible options before the model is read
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(model_digest, spec.model) if not spec.digest else None
         if job_context.planning is not None:
@@ -363,8 +363,8 @@ def _plan(spec: JobSpec, job_context: JobContext, stop: Stop) -> tuple[Planned, 
             )
             check_draws(plans)
         known = spec.digest if digest is None else digest.result()
-    # now, and not after an hour of tuning: what padding refuses, kernels that no range of sizes
-    # has, and a limit that cannot be met
+    # fail now, not after an hour of tuning: models that padding refuses, kernels that no range of
+    # sizes has, and a limit that cannot be met
     with timings.stage("check plans"):
         spec.check_deliverable(plans[0])
         check_tools(plans[0].target)

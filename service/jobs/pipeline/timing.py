@@ -1,4 +1,4 @@
-"""How fast a model is on a device, and what tuning gained there."""
+"""The latency of a model on a device, and the speed-up that tuning gained there."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from tilewright.tuner.tasks import Task
 
 
 class Tracker:
-    """The state of one run. `take` says which tasks an event has changed.
+    """The state of one run. `take` returns the tasks that an event has changed.
 
     Args:
-        tasks: what is tuned.
-        trials: as many as the job asked for.
+        tasks: the tasks that the run tunes.
+        trials: the number of trials that the job requested.
     """
 
     def __init__(self, tasks: list[Task], trials: int) -> None:

@@ -47,7 +47,7 @@ def tune_tasks(
 ) -> Finished:
     """Tune; the database keeps trials, records, and all that is needed to repeat the run.
 
-    `bounds`, `timings` and `beside` are those of `tuner.loop.tune`.
+    `bounds`, `timings` and `beside` are passed to `tuner.loop.tune`.
 
     Raises:
         TuningError: if the budget is impossible.
@@ -115,7 +115,7 @@ def build_artifact(
 
     The caller resolves its plans and schedules first (`service.jobs.evidence.end_to_end`). With
     `pad`, the artifact pads sizes in between up to the next ones when it runs.
-    `kernels` holds what the same process has compiled before.
+    `kernels` caches the kernels that the same process has compiled before.
     `check` is passed to `artifacts.save_artifact`.
 
     Raises:
@@ -139,7 +139,7 @@ def build_for_c(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> CompiledProgram:
-    """Compile one model at one size, or for its ranges, to what a C library is made of.
+    """Compile one model at one size, or for its ranges, to the program behind a C library.
 
     Raises:
         CompilerError: if it does not compile, or the packed weights do not fit the limit.
