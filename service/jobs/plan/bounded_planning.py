@@ -1,6 +1,6 @@
 """A job's model, imported and planned in a bounded child of the process that works on the job.
 
-Whatever is wrong with the model, the process goes on with its other jobs.
+An error in the model, even a crash, does not affect the other jobs of the process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def plans_of(spec: JobSpec) -> tuple[tuple[Planned, ...], tuple[StageTime, ...]]
     """The entry point of the child process. The plans come back without the model's bytes."""
     timings = Timings()
     plans = plan_programs(spec.request, spec.options.sizes, None, timings)
-    check_draws(plans)  # it computes what the model says
+    check_draws(plans)  # it computes parts of the model
     return tuple(map(without_model, plans)), timings.stages
 
 
@@ -123,7 +123,7 @@ def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled
 
 
 def tell_bug(found: NoAnswer) -> None:
-    """Log what a child wrote before it crashed."""
+    """Log the output of a child before its crash."""
     import structlog
 
     structlog.get_logger("tilewright.children").error("bug", reason=found.text, words=found.words)

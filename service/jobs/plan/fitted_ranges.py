@@ -1,8 +1,9 @@
-"""Ranges and sizes of a model's open dimensions while a program that serves them is sought.
+"""Ranges and sizes of a model's dynamic dimensions during the search for a program that serves
+them.
 
-If no program serves the ranges, they give way in this order: the range that a user gave is
+If no program serves the ranges, they are relaxed in this order: the range that a user gave is
 narrowed, a dimension takes the one size that an operator needs, or it takes its size hint. If the
-model refuses a hint, another size is tried. Notes tell the user about each step.
+model refuses a hint, another size is tried. Notes inform the user about each step.
 """
 
 from __future__ import annotations

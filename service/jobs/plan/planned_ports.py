@@ -16,7 +16,7 @@ def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
     """Inputs and outputs with the dimensions that vary between plans; None where none does.
 
     Raises:
-        InvalidArgumentError: if `pad` is asked for and nothing varies.
+        InvalidArgumentError: if `pad` is set and no dimension varies.
     """
     first = planned[0]
     if first.stages is not None:

@@ -92,10 +92,11 @@ class DynamicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model cut into workloads. `graph` is what was imported, before any pass: the reference.
+    """A model partitioned into workloads. `graph` is the imported graph before any pass, which
+    serves as the reference.
 
-    With `open`, it stands for all sizes of the ranges, for which kernels are tuned: graph and plan
-    are those at the hints, at which it is verified.
+    With `open`, kernels are tuned for all sizes of the ranges. Graph and plan have the sizes of the
+    hints, at which the model is verified.
     """
 
     request: ModelRequest
@@ -105,7 +106,7 @@ class Planned:
     """The sizes of the dimensions for which the request gives several, or a range."""
     open: DynamicPlan | None = None
     stages: SegmentBoundary[int] | None = field(default=None, repr=False, compare=False)
-    """How the stages of a model that is cut follow each other: this is one, the `stage`-th."""
+    """The sequence of stages of a staged model, of which this plan is the `stage`-th."""
     stage: int = 0
     notes: tuple[str, ...] = ()
     """Sentences for the user about dimensions that were given a size, since no program serves a
@@ -121,7 +122,7 @@ class Planned:
 
     @property
     def workloads(self) -> list[tuple[Workload, int]]:
-        """Each workload with how often the model runs it; of ranges that are cut, each piece."""
+        """Each workload with the number of its runs in the model; for split ranges, each piece."""
         return self.served_plan.tasks()
 
     @property
@@ -162,7 +163,7 @@ def model_digest(model: Path | bytes) -> str:
 def plan_model(
     request: ModelRequest, observer: Observer | None = None, timings: Timings | None = None
 ) -> Planned:
-    """Import a model and cut it into workloads; `observer` sees the graph after each pass.
+    """Import a model and partition it into workloads; `observer` gets the graph after each pass.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported.
@@ -179,15 +180,15 @@ def plan_sizes(
     observer: Observer | None = None,
     timings: Timings | None = None,
 ) -> tuple[Planned, ...]:
-    """`plan_model` for every combination of sizes, in the order in which they are given.
+    """`plan_model` for every combination of sizes, in the given order.
 
-    Where a dimension has a range, the first plan is for all ranges. Open dimensions without a size
-    have a default range, which holds their size hints and the sizes of samples. Hints say at which
-    sizes to measure.
+    If a dimension has a range, the first plan is for all ranges. Dynamic dimensions without a size
+    get a default range, which contains their size hints and the sizes of samples. Hints are the
+    sizes at which kernels are measured.
 
     Raises:
-        CompilerError: if the model or the target is wrong or not supported, or there are more
-            combinations than an artifact is for, or hints or samples have sizes that no range has.
+        CompilerError: if the model or the target is invalid or not supported, or the combinations
+            exceed the limit of an artifact, or hints or samples have sizes outside all ranges.
     """
     return tuple(_plan_each(request, dims, observer, timings))
 
@@ -263,7 +264,7 @@ def _plan_each(
 
 @dataclass(frozen=True, slots=True)
 class _Hinted:
-    """Default ranges of dimensions, the hints that a user states, and those that samples are."""
+    """Default ranges of dimensions, the hints that a user states, and the hints from samples."""
 
     defaults: Mapping[str, Dimension]
     stated: Shares
@@ -279,13 +280,13 @@ def _plan_ranges(
     observer: Observer | None,
     timings: Timings | None,
 ) -> Iterator[Planned]:
-    """The plan for all sizes of ranges; those by default that may be `empty` begin at 0.
+    """The plan for all sizes of ranges; default ranges that may be `empty` begin at 0.
 
-    If no program serves them, they give way (`FittedRanges`); the plan's `notes` say so. If nothing
-    is left open, there is a plan for each hint.
+    If no program serves the ranges, they are relaxed (`FittedRanges`), and the plan's `notes` list
+    the changes. If no dimension remains dynamic, each hint gets a plan.
 
     Raises:
-        CompilerError: if the model is wrong or not supported.
+        CompilerError: if the model is invalid or not supported.
     """
     mode = request.mode
     # modules do not run in sessions
@@ -412,12 +413,12 @@ def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
 
 
 def first_sizes(shares: Shares) -> dict[str, int]:
-    """Of the sizes that a user states, that with the largest share, by dimension."""
+    """The size with the largest share among the sizes that a user states, by dimension."""
     return {name: max(listed, key=lambda size: listed[size]) for name, listed in shares.items()}
 
 
 def planned_for_ranges(request: ModelRequest, plan: DynamicPlan) -> Planned:
-    """A model that is cut for all sizes of ranges; `request` has the sizes that are numbers."""
+    """A model partitioned for all sizes of ranges; `request` has the fixed sizes."""
     hints = dict(plan.hints)
     sizes = {d.name: hints.get(d.name) or typical(dynamic_size(d)) for d in plan.ranges}
     return Planned(

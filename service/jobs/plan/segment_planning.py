@@ -45,10 +45,10 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """The plans of all programs of a model: `plan_sizes`, or `plan_segments` if it must be cut.
+    """The plans of all programs of a model: `plan_sizes`, or `plan_segments` if sizes depend on data.
 
     Raises:
-        CompilerError: as those do.
+        CompilerError: as `plan_sizes` and `plan_segments` do.
     """
     try:
         return plan_sizes(request, dims, observer, timings)
@@ -77,7 +77,7 @@ def plan_first_program(
 def _must_be_cut(
     request: ModelRequest, dims: Mapping[str, Sequence[SizeChoice]], error: CompilerError
 ) -> bool:
-    """Whether a model was refused because the data decide sizes of it: no size says them then."""
+    """Whether a model was refused because some of its sizes depend on data, not on input sizes."""
     if isinstance(error.__cause__, DynamicSizeError):
         names = free_dimensions(read_model(request.model).proto.graph)
         given = {n: as_hinted(n, dims[n][0]).dimension for n in names if n in dims}
@@ -98,7 +98,7 @@ def plan_segments(
 ) -> tuple[Planned, ...]:
     """A plan for each stage that can be enumerated ahead of time, in the order of their numbers.
 
-    Stages are compiled to see which ranges of sizes they serve; `kernels` keep what was compiled.
+    Stages are compiled to find the ranges of sizes that they serve; `kernels` caches the results.
 
     Raises:
         CompilerError: if the model or the target is wrong or not supported, a dimension has several
@@ -120,7 +120,7 @@ def plan_first_stage(request: ModelRequest, dims: Mapping[str, Sequence[SizeChoi
     plans: list[Planned] = []
     enumerate_segments(segment_compiler, first, behind=False)
     stages = _numbered(first, plans)
-    if not plans:  # all that it computes is behind the cut
+    if not plans:  # every kernel comes after the first data-dependent size
         enumerate_segments(segment_compiler, first)
         stages = _numbered(first, plans)
     return replace(plans[0], stages=stages)
