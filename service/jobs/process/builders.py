@@ -12,7 +12,7 @@ from tilewright.tuner.measure.dask_builder import DaskBuilder, dask_address, is_
 
 
 def open_builder(settings: Settings, timings: Timings | None = None) -> Builder:
-    """The builder that the settings name. `timings` counts what the steps of builds take.
+    """The builder that the settings name. `timings` records the seconds of the steps of builds.
 
     Raises:
         BuilderError: if they name neither a number of processes nor a Dask scheduler.

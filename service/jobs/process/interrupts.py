@@ -12,7 +12,7 @@ class Interrupted(Exception):
 
 
 class WorkerAbsent(Interrupted):
-    """Nobody is there any more who could measure for the job: it waits for a worker."""
+    """No worker that could measure for the job is alive: the job waits for one."""
 
 
 class JobCancelled(Exception):

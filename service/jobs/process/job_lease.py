@@ -21,10 +21,10 @@ RENEW_SECONDS = 0.5
 
 
 class JobLease:
-    """A context that renews the claim on a job.
+    """A context manager that renews the claim on a job.
 
     Attributes:
-        claim: what is renewed.
+        claim: the claim to renew.
         cancel: set when the user has ended the job.
         interrupt: set when the job is paused or another tuner's, or the process ends.
         stop: set with either.
@@ -55,7 +55,7 @@ class JobLease:
         self._thread.join()
 
     def lost(self) -> None:
-        """The claim holds no longer: find out why, and set the token that says so."""
+        """Handle a lost claim: find the cause, and set the token for it."""
         match self._storage.jobs.get(self.claim.job_id).state:
             case JobState.CANCELLED:
                 self.cancel.cancel()

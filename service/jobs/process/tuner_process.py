@@ -60,7 +60,7 @@ class TunerProcess:
         self._ended = False
 
     def stop(self) -> None:
-        """End soon: the jobs in hand go back to the queue. Safe in a signal handler's thread."""
+        """End soon: the running jobs go back to the queue. Safe in a signal handler's thread."""
         self._stopping.set()
         self._leave_it.cancel("shutdown")
         for run in list(self._runs):
@@ -112,9 +112,9 @@ class TunerProcess:
             give_back_memory()
 
     def take(self) -> JobRun | None:
-        """Claim the job whose turn it is; None without one, or while as many as set are in hand.
+        """Claim the next job; None if no job waits, or as many jobs run as the settings allow.
 
-        A job that may be what kills tuners is taken alone, so that no other is lost with it.
+        A job suspected of killing tuners runs alone, so that no other job is lost with it.
         """
         held = [run.job for run in list(self._runs) if run.holds]
         if len(held) >= self._settings.tuner_jobs:

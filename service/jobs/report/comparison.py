@@ -42,13 +42,14 @@ class Timing:
 
 
 SAMPLE_SECONDS = 5e-3
-"""Of the runs of one sample, so that cold caches after the other engine hardly count."""
+"""The total time of the runs of one sample, so that cold caches after the other engine hardly
+count."""
 
 MOST_RUNS = 1000
-"""In one sample, whatever a clock says of the first run."""
+"""The most runs in one sample, however short the first run was."""
 
 LEAST_SAMPLES = 3
-"""Of each engine in a round."""
+"""The samples of each engine in a round."""
 
 TICK_SECONDS = 1e-9
 """The least time of a run, since a coarse clock may not advance during it."""
@@ -178,7 +179,7 @@ def openvino_run(model: Path, inputs: Mapping[str, np.ndarray], threads: int) ->
 
 
 def _check_inputs(model: Path, named: Sequence[str], feeds: Mapping[str, np.ndarray]) -> None:
-    """Raises CompilerError unless the engine's inputs are those that are fed."""
+    """Raises CompilerError unless the engine's inputs are exactly the given ones."""
     if sorted(named) != sorted(feeds):
         raise CompilerError(
             f"'{model}' has the inputs {', '.join(sorted(named))} instead of "

@@ -44,19 +44,20 @@ class KernelReport:
 
     Attributes:
         number: from 1, in the order of first use; a kernel has it at all sizes.
-        name: for people.
-        workload_key: what the database knows it by.
-        operators: the graph that is one kernel, as text.
-        count: how often a run of the model runs it.
-        serves: by dimension the sizes that it is for ("17..128"); those of no cut are left out.
-        schedule: the choices that were made; `tuned` says whether they come from the database.
+        name: a readable name.
+        workload_key: its key in the database.
+        operators: the kernel's graph, as text.
+        count: the number of its runs in one run of the model.
+        serves: the sizes that it serves, by dimension ("17..128"); undivided dimensions are left
+            out.
+        schedule: the schedule's choices; `tuned` is whether they come from the database.
         nest: the loop nest, as text.
         loops: the innermost loops of its machine code.
-        flops: operations of the definition; `executed_flops` of the algorithm that was chosen.
-        weight_bytes: packed weights that it reads.
-        value_bytes: inputs that it reads and outputs that it writes.
-        seconds: of one run within the model, the mean over all of `count`; `bound` is the least
-            time that the device allows. Both are None if the device does not run the code.
+        flops: operations of the definition; `executed_flops` of the chosen algorithm.
+        weight_bytes: bytes of the packed weights that it reads.
+        value_bytes: bytes of the inputs that it reads and the outputs that it writes.
+        seconds: the time of one run within the model, the mean over all of `count`; `bound` is the
+            least time that the device allows. Both are None if the device does not run the code.
     """
 
     number: int
@@ -91,7 +92,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """The kernels that a run of a model needs at `sizes` of its open dimensions.
+    """The kernels that a run of a model needs at `sizes` of its dynamic dimensions.
 
     `seconds` is the time of all kernels in one run. `device` is the CPU that it was timed on, "" if
     it was not timed.
@@ -120,7 +121,7 @@ class ModelReport:
         return kernel.count * kernel.seconds / total if total and kernel.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`: the fields, and what follows from them."""
+        """Plain data for `json`: the fields, and values derived from them."""
         data = dataclasses.asdict(self)
         data["seconds"] = self.seconds
         for kernel, fields in zip(self.kernels, data["kernels"], strict=True):
@@ -205,8 +206,9 @@ def _scheduled(
 
 @dataclass(slots=True)
 class _Use:
-    """How runs of a model at some sizes use a kernel: for a workload of `fixed` sizes, `values` are
-    those of the open workload, by its own names. `seconds` are None if nothing was timed."""
+    """The use of a kernel in runs of a model at some sizes. `fixed` is the workload with these
+    sizes. `values` are the sizes of the dynamic workload's dimensions, by its own names. `seconds`
+    is None if nothing was timed."""
 
     kernel: _Kernel
     step: KernelStep

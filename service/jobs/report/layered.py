@@ -20,7 +20,7 @@ BEND_GAP = 12.0
 """The distance between a passing edge and its neighbours."""
 
 LONGEST = 400
-"""Layers that an edge may cross with bends; a longer one runs straight, behind what is there."""
+"""The most layers that an edge crosses with bends; a longer edge runs straight, behind boxes."""
 
 MOST_BENDS = 20_000
 
@@ -73,7 +73,8 @@ def layered(
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The length of the longest way to each box; what nothing leads to is just above its reader."""
+    """The layer of each box: the length of the longest path to it. A box without incoming edges
+    lies just above its reader."""
     rows = [0] * count
     fed = [False] * count
     for start, end in sorted(edges, key=lambda edge: edge[1]):

@@ -74,16 +74,16 @@ class DrawnStep:
     """A box of the drawing, by its centre.
 
     Attributes:
-        name: for people.
-        value: what it makes, as the graph calls it.
-        type: of that, such as `float32 1x64x56x56`.
-        layout: how that lies in memory.
-        precision: the types that it multiplies, or else the one that it makes.
-        operators: those of the compiler that it computes.
-        kernels: workload keys, and how often one run of the step runs each. Of a range that is cut
-            into pieces, each has its part of the runs.
-        nodes: (name, operator) of the ONNX nodes behind it, the first `MOST_NODES`.
-        more: how many others there are.
+        name: a readable name.
+        value: the name of its output in the graph.
+        type: the type of the output, such as `float32 1x64x56x56`.
+        layout: the memory layout of the output.
+        precision: the types that it multiplies, or else the type of its output.
+        operators: the compiler's operators that it computes.
+        kernels: workload keys, and the number of runs of each in one run of the step. If a range is
+            split into pieces, each piece has its share of the runs.
+        nodes: (name, operator) of the ONNX nodes that it computes, the first `MOST_NODES`.
+        more: the number of further nodes.
     """
 
     kind: DrawnKind
@@ -112,8 +112,8 @@ class DrawnEdge:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """All steps of a plan, before those that read them. `staged` is whether the data decide what is
-    behind: this is the first of several programs then."""
+    """All steps of a plan in topological order. `staged` is whether the model has later stages that
+    depend on data: then this is the first of several programs."""
 
     steps: tuple[DrawnStep, ...]
     edges: tuple[DrawnEdge, ...]
@@ -434,7 +434,7 @@ def _bits(numbers: int, count: int) -> NDArray[np.int64]:
 
 
 def _only_moves(plan: GraphPlan, value: str) -> bool:
-    """Whether a value is cut out of another now, whatever made it in the file."""
+    """Whether the plan only moves elements to compute a value, whatever the file does."""
     node = plan.graph.producer(value)
     return node is not None and ops.get(node.op).kind in (OpKind.MOVEMENT, OpKind.VIEW)
 

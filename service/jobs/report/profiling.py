@@ -93,11 +93,11 @@ def steps_of(
     """The instructions of a program with their times.
 
     Args:
-        program: what ran, at one size.
-        seconds: of each instruction of `program.walk()`.
-        kernels: names of the kernel calls in that order; without them they are named by their
+        program: the program that ran, at one size.
+        seconds: the time of each instruction of `program.walk()`.
+        kernels: names of the kernel calls in that order; without them, calls are named by their
             operators and the shapes that they write.
-        operators: of each symbol of a kernel, as `operators_of` reads them from an artifact.
+        operators: the operators by kernel symbol, as `operators_of` reads them from an artifact.
     """
     given, known = iter(kernels), operators or {}
     return [

@@ -85,7 +85,7 @@ def rate(kernel: KernelReport) -> str:
 
 
 def roofline(kernel: KernelReport) -> str:
-    """How near the kernel is to what the device allows, and what limits it."""
+    """The kernel's time relative to the device's roofline, and the limiting resource."""
     if kernel.of_roofline is None or kernel.bound is None:
         return "-"
     return f"{100 * kernel.of_roofline:.0f} % {kernel.bound.limit}"

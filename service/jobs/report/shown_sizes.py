@@ -1,4 +1,4 @@
-"""The sizes at which a model with ranges is explained and profiled, and what is said of them."""
+"""The sizes at which a model with ranges is explained and profiled, and remarks on them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 
 
 def shown_sizes(planned: Planned) -> list[dict[str, int]]:
-    """Sizes of a model's open dimensions: the hints that are stated, or else those of the profile
-    and the largest, or as near to these as a run stays short. One without a name if nothing is
-    open."""
+    """Sizes of a model's dynamic dimensions: the stated hints, or else the profile's hints and the
+    largest sizes, or the nearest sizes at which a run stays short. One empty mapping if no
+    dimension is dynamic."""
     found = planned.open
     if found is None:
         return [{}]
