@@ -315,6 +315,14 @@ def _halo(output: Tensor, lanes: int) -> tuple[Node, ...]:
                 unroll=(Tile(vector, lanes),) if vector else (),
                 vector=vector,
             )
-            loops = [LoopSpec(a, 4 * lanes if a == vector else 1) for a in axes]
+            step = _halo_step(target, vector, lanes) if vector else 1
+            loops = [LoopSpec(a, step if a == vector else 1) for a in axes]
             nests += nest(loops, compute)
     return tuple(nests)
+
+
+def _halo_step(target: Load, vector: Axis, lanes: int) -> int:
+    """The elements that one iteration writes: up to four vectors, within a block of the layout."""
+    steps = (count * lanes for count in (4, 2))
+    tile = Tile(vector, lanes)
+    return next((step for step in steps if aligned(target, {vector: step}, tile)), lanes)
