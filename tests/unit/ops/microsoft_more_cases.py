@@ -149,7 +149,8 @@ CASES = [
             (
                 u8(*((1, 6, 5, 3) if last else (1, 3, 6, 5))),
                 *(f32(0.02), np.uint8(120)),
-                *(fixed(s8(4, 3, 3, 3)), f32(0.01), np.int8(0)),
+                # 7 bits: ONNX Runtime's sums of two products saturate without VNNI.
+                *(fixed(s8(4, 3, 3, 3) // 2), f32(0.02), np.int8(0)),
                 *(f32(0.05), np.uint8(100)),
             ),
             {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "channels_last": last},
