@@ -45,7 +45,7 @@ def plan_programs(
     timings: Timings | None = None,
     kernels: KernelCache | None = None,
 ) -> tuple[Planned, ...]:
-    """The plans of all programs of a model: `plan_sizes`, or `plan_segments` if sizes depend on data.
+    """The plans of a model's programs: `plan_sizes`, or `plan_segments` if sizes depend on data.
 
     Raises:
         CompilerError: as `plan_sizes` and `plan_segments` do.
