@@ -1,16 +1,16 @@
-// What a worker needs of HTTP: JSON to and from one service, and blobs by their digest.
+// HTTP client of a worker: JSON requests to one service, and blobs by digest.
 
 const PROBLEM = "urn:tilewright:problem:";
 const TIMEOUT_SECONDS = 30;
 const MOST_SECONDS = 3600;
 
-/** No answer of the service, or one that says to try again. */
+/** The service did not answer, or its answer asks for a retry. */
 export class Unreachable extends Error {}
 
-/** All of a blob arrived, and its bytes are others. */
+/** A blob arrived completely, but its bytes do not match its digest. */
 export class Damaged extends Error {}
 
-/** The service answered with a problem that trying again does not change. */
+/** The service answered with a problem that a retry would not change. */
 export class Refused extends Error {
   constructor(status, {type, detail, what = ""}) {
     super(`${detail} (${status})`);
@@ -28,7 +28,7 @@ export class Api {
     this.#token = token;
   }
 
-  /** One request; the JSON of its answer. */
+  /** Send a request, and return the JSON of its answer. */
   async call(method, path, body, {seconds = 0, keepalive = false, signal} = {}) {
     const answer = await this.#fetch(path, {
       method,
@@ -47,7 +47,7 @@ export class Api {
     }
   }
 
-  /** The bytes that have a digest, which is checked. */
+  /** Return the bytes of a blob, after checking their digest. */
   async blob(digest, signal) {
     if (!/^[0-9a-f]{64}$/.test(digest)) throw new Unreachable("a lease names no digest of a blob");
     const answer = await this.#fetch(`/v1/blobs/${digest}`, {signal, cache: "no-store"});
@@ -91,7 +91,7 @@ export class Api {
   }
 }
 
-/** An interval that an answer holds, within reason. */
+/** Return an interval from an answer, limited to reasonable values. */
 export function secondsOf(answer, name) {
   const found = answer[name];
   if (typeof found !== "number") throw new Unreachable(`the answer is not the service's: it has no '${name}'`);

@@ -1,7 +1,7 @@
-// Arrays as a plan of the service spells them out (tuner/measure/plain_form.py): put where a kernel
-// reads them, taken from where it wrote them, compared with what is expected.
+// Arrays of an expanded request (tuner/measure/plain_form.py): writing them to a kernel's buffers,
+// reading them from buffers, and comparing them with expected arrays.
 
-/** Of each type of elements: its array, and what its elements are as numbers (the array itself). */
+/** For each element type: its typed array, and the conversion of its elements to numbers. */
 export const ARRAYS = {
   float32: Float32Array,
   float64: Float64Array,
@@ -34,7 +34,7 @@ const FILES = {
   "|b1": "bool",
 };
 
-/** The elements of an .npy file as numbers. */
+/** Return the elements of an .npy file as numbers. */
 export function readNpy(bytes) {
   const view = new DataView(bytes);
   const [length, start] = view.getUint8(6) === 1 ? [view.getUint16(8, true), 10] : [view.getUint32(8, true), 12];
@@ -44,7 +44,7 @@ export function readNpy(bytes) {
   return numbers(type, new ARRAYS[type](bytes.slice(start + length)));
 }
 
-/** The bytes of an .npy file. bfloat16 is written as its bits. */
+/** Return the bytes of an .npy file. bfloat16 is written as its bits. */
 export function writeNpy(type, shape, data) {
   const stored = type === "bfloat16" ? "uint16" : type;
   const descr = Object.keys(FILES).find((name) => FILES[name] === stored);
@@ -58,7 +58,7 @@ export function writeNpy(type, shape, data) {
   return made;
 }
 
-/** Elements as float64. */
+/** Return elements as float64. */
 export function numbers(type, data) {
   if (type === "float16") return Float64Array.from(data, half);
   if (type === "bfloat16") {
@@ -76,7 +76,7 @@ function half(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : (2 ** -14 * fraction) / 1024);
 }
 
-/** The largest error relative to the largest that is expected; Infinity where they are no alike. */
+/** Return the largest error relative to the largest expected value, or Infinity for a mismatch. */
 export function compare(actual, expected) {
   if (actual.length !== expected.length) return Infinity;
   let largest = 0;
@@ -93,7 +93,8 @@ export function compare(actual, expected) {
   return largest > 0 ? error / largest : error;
 }
 
-// For each dimension, what each index adds to an element's position. `low` is the halo before it.
+// Return, per dimension, the offset that each index adds to an element's position. `low` is the
+// width of the halo before the interior.
 function tables({shape, halo, factors}, {padded = false} = {}) {
   return shape.map((extent, dim) => {
     const [low, high] = halo[dim] ?? [0, 0];
@@ -123,7 +124,7 @@ function eachRow(places, visit) {
 
 const raw = (type, memory, start, count) => new RAW[ARRAYS[type].BYTES_PER_ELEMENT](memory, start, count);
 
-/** Write a row-major array to where a buffer lies; its halo, and what its layout adds, is zero. */
+/** Write a row-major array to a buffer. The halo and the padding of the layout become zero. */
 export function pack(buffer, source, memory, start) {
   const elements = raw(buffer.dtype, memory, start, buffer.elements);
   const values = raw(buffer.dtype, source, 0, source.byteLength / elements.BYTES_PER_ELEMENT);
@@ -138,7 +139,7 @@ export function pack(buffer, source, memory, start) {
   });
 }
 
-/** The row-major array that a buffer holds, as numbers. */
+/** Return the row-major array in a buffer, as numbers. */
 export function unpack(buffer, memory, start) {
   const elements = new ARRAYS[buffer.dtype](memory, start, buffer.elements);
   const places = tables(buffer);
@@ -150,7 +151,7 @@ export function unpack(buffer, memory, start) {
   return numbers(buffer.dtype, found);
 }
 
-/** Whether there is nothing but zeros around a buffer's interior. */
+/** Whether a buffer contains only zeros outside of its interior. */
 export function haloIsZero(buffer, memory, start) {
   if (!buffer.halo.length) return true;
   const elements = raw(buffer.dtype, memory, start, buffer.elements);

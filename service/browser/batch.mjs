@@ -1,5 +1,5 @@
-// A batch of candidates: each is checked on every case, and those that agree are timed in turns. The
-// statistics are those of tuner/measure/harness/race.c.
+// Measurement of a batch of candidates. Each is checked on every case; correct candidates are timed
+// in turns. The statistics are the same as in tuner/measure/harness/race.c.
 
 import {compare, haloIsZero, pack, readNpy, unpack} from "./arrays.mjs";
 import {Code, Kernel, clockTick, evict, now, runsFor, sampleSeconds, sleep, timed, warm} from "./code.mjs";
@@ -7,11 +7,11 @@ import {racing, shuffle} from "./statistics.mjs";
 
 const POISON = 0xff;
 const SINGLE_SECONDS = 2e-5;
-const COLD_BYTES = 1 << 20; // of weights that a run of a model finds in no cache
+const COLD_BYTES = 1 << 20; // size of weights that are in no cache during a run of a model
 const FINE_TICK = 2e-5;
 const LEAST_SECONDS = 5e-10;
 
-/** Do a batch, saying each step with `emit` before it is taken. `only`: the trials to measure. */
+/** Measure a batch. Announces each step with `emit` in advance. `only`: the trials to measure. */
 export async function measureBatch({request, plan, blobs, only}, emit) {
   const code = await Code.load(blobs.get(request.library_digest));
   const wanted = request.candidates.map((candidate, number) => ({candidate, number})).filter(({candidate}) => only.has(candidate.trial_id));
@@ -21,7 +21,7 @@ export async function measureBatch({request, plan, blobs, only}, emit) {
 class Batch {
   constructor(code, request, plan, blobs, emit) {
     Object.assign(this, {code, request, plan, blobs, emit});
-    this.known = new Map(); // places of buffers that candidates share
+    this.known = new Map(); // addresses of buffers that candidates share
     this.expected = new Map();
   }
 
@@ -54,14 +54,14 @@ class Batch {
   entry({candidate, number}, kernels, points) {
     const {buffers} = this.plan.cases[points[0][1]][number];
     const weights = buffers.filter(({role}) => role === "weight").reduce((all, {bytes}) => all + bytes, 0);
-    // with a coarse clock a single run cannot be timed
+    // a coarse clock cannot time a single run
     const cold = weights >= COLD_BYTES && clockTick() <= FINE_TICK;
     const open = Object.keys(this.request.cases[0].sizes).length > 0;
     const weight = points.map(([each]) => (open ? each.weight : 1));
     return {candidate, kernels, weight, cold, runs: kernels.map(() => 1), samples: []};
   }
 
-  /** Run a candidate once on poisoned memory; the kernel, or null if it is wrong. */
+  /** Run a candidate once on poisoned memory. Returns its kernel, or null for wrong results. */
   check({candidate, number}, index) {
     const trial = candidate.trial_id;
     this.emit({event: "begin", trial});
@@ -98,7 +98,7 @@ class Batch {
     return this.expected.get(digest);
   }
 
-  /** Where a buffer lies: filled with its array, or poisoned. */
+  /** Return the address of a buffer, which is filled with its array or poisoned. */
   place(buffer) {
     const key = JSON.stringify(buffer);
     let start = this.known.get(key);
@@ -164,7 +164,7 @@ class Batch {
     }
   }
 
-  /** Find how many runs make a sample; false for a candidate that is abandoned at once. */
+  /** Find the number of runs per sample. Returns false for a candidate far slower than the best. */
   async calibrated(entry, best) {
     const {repeat} = this.request;
     this.emit({event: "begin", trial: entry.candidate.trial_id});
@@ -186,7 +186,7 @@ class Batch {
   sample(entry) {
     this.emit({event: "begin", trial: entry.candidate.trial_id});
     const seconds = entry.kernels.map((kernel, i) => {
-      kernel.run(); // not timed: it brings its buffers back into the caches
+      kernel.run(); // not timed: it loads its buffers into the caches
       if (entry.cold) evict();
       return timed(() => kernel.run(), entry.runs[i]);
     });
@@ -194,7 +194,7 @@ class Batch {
   }
 
   sampled(entry, seconds) {
-    seconds = seconds.map((each) => Math.max(each, LEAST_SECONDS)); // the clock may show nothing
+    seconds = seconds.map((each) => Math.max(each, LEAST_SECONDS)); // the clock may show zero
     entry.samples.push(total(entry, seconds));
     this.emit({event: "sample", trial: entry.candidate.trial_id, seconds});
     return entry.samples.at(-1);

@@ -1,4 +1,4 @@
-// A module of kernels, its memory, and how its functions are called and timed.
+// A WebAssembly module of kernels: its memory, and calls and timing of its functions.
 
 const ALIGNMENT = 64;
 const PAGE = 65536;
@@ -13,7 +13,7 @@ export const sleep = (seconds) => new Promise((resolve) => setTimeout(resolve, 1
 
 let tick;
 
-/** The least difference that the clock shows, in seconds: pages get a coarse one. */
+/** Return the resolution of the clock in seconds. Pages get a coarse clock. */
 export function clockTick() {
   if (tick === undefined) {
     tick = 0.01;
@@ -27,7 +27,7 @@ export function clockTick() {
   return tick;
 }
 
-/** How long a sample takes at least for the clock to tell it to half a percent. */
+/** Return the shortest sample, in seconds, that the clock measures to half a percent. */
 export const sampleSeconds = (wanted) => Math.min(LONGEST_SAMPLE, Math.max(wanted, TICKS * clockTick()));
 
 export const aligned = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
@@ -49,7 +49,7 @@ export class Code {
     return this.#exports.memory.buffer;
   }
 
-  /** What is allocated from here on can be given back with `release`. */
+  /** Mark a position: `release` frees all later allocations. */
   get mark() {
     return this.#end;
   }
@@ -58,12 +58,12 @@ export class Code {
     this.#end = mark;
   }
 
-  /** Where `bytes` begin that nothing else uses. */
+  /** Allocate `bytes`, and return their address. */
   allocate(bytes) {
     const start = this.#end;
     const end = start + aligned(bytes);
     const missing = Math.ceil((end - this.memory.byteLength) / PAGE);
-    if (missing > 0) this.#exports.memory.grow(missing); // RangeError where there is no memory
+    if (missing > 0) this.#exports.memory.grow(missing); // RangeError if memory is exhausted
     this.#end = end;
     return start;
   }
@@ -72,7 +72,7 @@ export class Code {
     return new Uint8Array(this.memory, start, count);
   }
 
-  /** A copy of 32-bit pointers, or of 64-bit numbers. */
+  /** Allocate a copy of 32-bit pointers, or of 64-bit numbers. */
   pointers(list) {
     const start = this.allocate(4 * list.length);
     new Uint32Array(this.memory, start, list.length).set(list);
@@ -92,7 +92,7 @@ export class Code {
   }
 }
 
-/** A kernel with its buffers: what `run` calls. */
+/** A kernel with its buffers, which `run` calls. */
 export class Kernel {
   constructor(code, {stages, sizes}, buffers, scratch) {
     const table = code.pointers(buffers);
@@ -106,14 +106,14 @@ export class Kernel {
   }
 }
 
-/** Seconds that one of `count` runs takes. */
+/** Return the seconds per run, averaged over `count` runs. */
 export function timed(run, count) {
   const before = now();
   for (let i = 0; i < count; i++) run();
   return (now() - before) / count;
 }
 
-/** How many runs take so many seconds. Runs at least for as long. */
+/** Return how many runs take the given seconds. Runs for at least that time. */
 export function runsFor(run, seconds) {
   for (let count = 1; ; ) {
     const taken = timed(run, count) * count;
@@ -122,20 +122,20 @@ export function runsFor(run, seconds) {
   }
 }
 
-/** Run it until its engine has compiled it as well as it will: at most for a while. */
+/** Warm a kernel up until the engine has optimised its code, within a time limit. */
 export async function warm(run, seconds = 0.06) {
   let best = Infinity;
   for (let stale = 0, ends = now() + 10 * seconds; stale < 3 && now() < ends; ) {
     const found = timed(run, runsFor(run, seconds / 4));
     stale = found > 0.98 * best ? stale + 1 : 0;
     best = Math.min(best, found);
-    await sleep(0); // the engine puts new code in between
+    await sleep(0); // lets the engine install new code
   }
 }
 
 let walked;
 
-/** Read so much else that caches hold nothing of before. */
+/** Read enough other memory to evict everything from the caches. */
 export function evict() {
   walked ??= new Int32Array(EVICTED_BYTES / 4).fill(1);
   let sum = 0;
@@ -143,7 +143,7 @@ export function evict() {
   return sum;
 }
 
-/** Seconds of work that never changes: [arithmetic, memory], each the fastest of three. */
+/** Time the reference work, which never changes: [arithmetic, memory] in seconds, fastest of three. */
 export function referenceSeconds() {
   walked ??= new Int32Array(EVICTED_BYTES / 4).fill(1);
   const best = [Infinity, Infinity];
@@ -160,7 +160,7 @@ export function referenceSeconds() {
     let at = (a ^ b ^ c ^ d) & 7;
     for (let i = 0; i < 1 << 16; i++) at = (at + 4099 * 16 * walked[at]) & (walked.length - 1);
     const after = now() + at * 0;
-    if (round === 0) continue; // compiled meanwhile
+    if (round === 0) continue; // the engine compiles during this round
     best[0] = Math.min(best[0], between - before);
     best[1] = Math.min(best[1], after - between);
   }

@@ -1,14 +1,14 @@
-// The id of a page's worker, which its browser keeps: the same link, opened again, is the same worker.
+// The id of a page's worker. The browser stores it, so that reopening a link gives the same worker.
 
 const KEY = "tilewright-worker";
 
-/** The id of an earlier page, and how to keep one: {kept, keep}; nothing where another page of this
- * browser is that worker now, or the browser keeps nothing. `storage` may throw. */
+/** Return the stored id and a function that stores one: {kept, keep}. Returns {} if another page of
+ * this browser runs that worker, or if the browser stores nothing. `storage` may throw. */
 export async function identity(locks, storage) {
   const alone = await new Promise((resolve) => {
     const held = locks.request(KEY, {ifAvailable: true}, (lock) => {
       resolve(Boolean(lock));
-      return lock && new Promise(() => {}); // until the page is gone
+      return lock && new Promise(() => {}); // holds the lock until the page closes
     });
     held.catch(() => resolve(false));
   });
@@ -17,12 +17,12 @@ export async function identity(locks, storage) {
     try {
       storage().setItem(KEY, id);
     } catch {
-      // full, or forbidden: the next page is another worker
+      // storage is full or forbidden: the next page becomes another worker
     }
   };
   try {
     return {kept: storage().getItem(KEY) ?? "", keep};
   } catch {
-    return {}; // the user forbids it
+    return {}; // the user forbids storage
   }
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env node
-// The worker of the page, in Node: node node.mjs --server URL --token-file FILE [--name NAME]
+// The page's worker in Node: node node.mjs --server URL --token-file FILE [--name NAME]
 //
-// It keeps its id in SPOOL/SERVER-DIGEST/node-0/id, beside what workers in Python keep; a second one
-// that runs at the same time is node-1.
+// It stores its id in SPOOL/SERVER-DIGEST/node-0/id, next to the files of Python workers. A second
+// worker that runs at the same time uses node-1.
 
 import {createHash} from "node:crypto";
 import {mkdirSync, readFileSync, realpathSync, renameSync, rmSync, writeFileSync} from "node:fs";
@@ -28,7 +28,7 @@ const {values} = parseArgs({
 });
 const digest = (text) => createHash("sha256").update(text).digest("hex");
 
-/** Listen at an address; whether nobody else does. The system drops it with the process. */
+/** Listen at an address. Returns false if it is in use. The system frees it with the process. */
 const listens = (path) =>
   new Promise((resolve, reject) => {
     const server = createServer((socket) => socket.destroy());
@@ -37,14 +37,14 @@ const listens = (path) =>
     server.unref();
   });
 
-/** Whether somebody listens at a socket that lies in a file. */
+/** Whether a process listens at a socket in the file system. */
 const answers = (path) =>
   new Promise((resolve) => {
     const socket = connect(path, () => resolve(true)).on("error", (error) => resolve(error.code !== "ECONNREFUSED"));
     socket.on("close", () => socket.destroy());
   });
 
-/** Take a folder until this process ends, however it ends; false where a living one has it. */
+/** Lock a folder until this process ends, in whatever way. Returns false if it is locked. */
 async function takes(folder) {
   const name = `tilewright-${digest(realpathSync(folder)).slice(0, 32)}`;
   if (process.platform === "linux") return listens(`\0${name}`);
@@ -52,11 +52,11 @@ async function takes(folder) {
   const path = join(tmpdir(), name);
   if (await listens(path)) return true;
   if (await answers(path)) return false;
-  rmSync(path, {force: true}); // left by one that was killed
+  rmSync(path, {force: true}); // left by a killed process
   return listens(path);
 }
 
-/** The first folder that no living worker has. Throws if there is none. */
+/** Lock the first free folder, and return it. Throws if all are locked. */
 async function ownFolder() {
   const state = () => process.env.XDG_STATE_HOME || join(homedir(), ".local/state");
   const base = join(values.spool || join(state(), "tilewright"), digest(values.server).slice(0, 16));
@@ -68,7 +68,7 @@ async function ownFolder() {
   throw new Error(`${MOST_WORKERS} workers use '${base}' already`);
 }
 
-/** The id of an earlier life, and how to keep one: {kept, keep}. */
+/** Return the id of an earlier process, and a function that stores one: {kept, keep}. */
 async function identity() {
   const cannot = (error) => log(`the worker's id cannot be kept: ${error.message}`);
   let file;
@@ -89,7 +89,7 @@ async function identity() {
   try {
     return {kept: readFileSync(file, "utf-8").trim(), keep};
   } catch {
-    return {keep}; // its first life
+    return {keep}; // the worker's first start
   }
 }
 

@@ -1,6 +1,6 @@
-// The page: shows what its worker does. The token is in the fragment of its address, which a browser
-// sends to nobody; it is taken out of the address, and kept nowhere. The worker's id is kept, for the
-// next page of this service in this browser.
+// The page shows the activity of its worker. The token is in the fragment of the page's address,
+// which browsers do not send. The page removes it from the address and does not store it. It stores
+// the worker's id for this service's next page in this browser.
 
 import {Api} from "./api.mjs";
 import {clockTick} from "./code.mjs";
@@ -80,7 +80,7 @@ async function work() {
   });
   place("stop").disabled = false;
   place("stop").addEventListener("click", () => worker.stop());
-  // what a browser may wake up again later has given back what it had, and is over
+  // a browser may resume a hidden page later: its worker has returned its leases and has ended
   addEventListener("pagehide", () => worker.leaveNow());
   await worker.run();
 }

@@ -1,5 +1,5 @@
-// Whole programs: checked, raced, profiled. They are interpreted here, kernel by kernel, as
-// compiler/runtime/native/program.c does it.
+// Verification, comparison and profiling of whole programs. Programs are interpreted here, kernel
+// by kernel, as in compiler/runtime/native/program.c.
 
 import {ARRAYS, compare, numbers, readNpy, writeNpy} from "./arrays.mjs";
 import {Code, clockTick, now, sleep, timed} from "./code.mjs";
@@ -21,7 +21,7 @@ const READ_BYTES = 16 << 20;
 const MOST_READ_BYTES = 256 << 20;
 const DOTS = {int8: 4, bfloat16: 2};
 
-/** Do a run, saying with `emit` when each step begins; its result without who ran it. */
+/** Execute a run request. Announces each step with `emit`. Returns the result without the worker. */
 export async function doRun({request, plan, blobs}, emit) {
   const begin = () => emit({event: "begin"});
   const load = (number) => {
@@ -74,8 +74,8 @@ export async function doRun({request, plan, blobs}, emit) {
   throw new Error(`there is no work '${work.do}'`);
 }
 
-// The fastest sample of each instruction. Where the clock is too coarse to tell one apart, their mean:
-// ticks fall into short instructions as often as these are long.
+// The fastest sample of each instruction. If the clock is too coarse for an instruction, the mean of
+// its samples: the number of ticks that fall into it is proportional to its duration.
 function profiled(program, samples, begin) {
   const rows = [];
   const coarse = clockTick() > FINE_TICK;
@@ -102,7 +102,7 @@ async function ratios(challenger, incumbent, begin) {
   return found;
 }
 
-// Until engines have compiled once more what runs often.
+// Warm-up, until engines have optimised frequently executed code.
 async function warmed(run, begin) {
   const ends = now() + WARM_SECONDS;
   for (let i = 0; i < 3 || (i < 30 && now() < ends); i++) {
@@ -160,7 +160,7 @@ class Program {
     this.#run(0, this.plan.code.length, null);
   }
 
-  /** Seconds that each instruction takes. */
+  /** Return the seconds that each instruction takes. */
   profile() {
     const {code, starts} = this.plan;
     const seconds = new Float64Array(code.length);

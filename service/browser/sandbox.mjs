@@ -1,5 +1,5 @@
-// Runs in a Web Worker (or a worker of Node), which ends when its time is over: does one lease, and
-// says each step before it is taken. Code from the service is WebAssembly that imports nothing.
+// Executes one lease in a Web Worker (or a worker thread of Node), which is ended after a timeout.
+// It announces each step in advance. Code from the service is WebAssembly without imports.
 
 import {measureBatch} from "./batch.mjs";
 import {referenceSeconds} from "./code.mjs";

@@ -1,4 +1,4 @@
-// What times say: the same as in tuner/measure/statistics.py and speed.py.
+// Statistics of times, the same as in tuner/measure/statistics.py and speed.py.
 
 const PRIOR_EXCESS = 0.05;
 const PRIOR_SAMPLES = 4;
@@ -7,7 +7,7 @@ const CONFIDENCE = 0.95;
 const TIE_MARGIN = 0.005;
 const REACH = Math.log(1 / (1 - CONFIDENCE));
 
-/** Whether each kernel may still be the fastest, or within `margin` of it, given its samples. */
+/** Return, per kernel, whether its samples allow it to be within `margin` of the fastest. */
 export function racing(samples, margin, leader = null) {
   const fastest = samples.map((each) => Math.min(...each));
   const best = Math.min(...fastest, leader ?? Infinity);
@@ -23,7 +23,7 @@ export function racing(samples, margin, leader = null) {
   );
 }
 
-/** What the ratios of pairs say of a challenger: their median, in an interval of order statistics. */
+/** Return the median of a challenger's ratios of pairs, with an interval of order statistics. */
 export function comparison(against, ratios) {
   const ordered = [...ratios].sort((a, b) => a - b);
   const count = ordered.length;
@@ -46,7 +46,7 @@ export function comparison(against, ratios) {
   return {against, ratios, ratio, low, high, coverage, outcome};
 }
 
-/** Put a list into a random order. */
+/** Shuffle a list. */
 export function shuffle(list) {
   for (let i = list.length - 1; i > 0; i--) {
     const other = Math.floor(Math.random() * (i + 1));
@@ -58,26 +58,26 @@ const ARITHMETIC_LIMIT = 1.1;
 const MEMORY_LIMIT = 1.5;
 const THROTTLED_SECONDS = 30;
 
-/** How disturbed a reading is: at most 1 where it is not. */
+/** Return the disturbance of a reading; at most 1 for an undisturbed device. */
 export const excess = (speed) => Math.max(speed.arithmetic_ratio / ARITHMETIC_LIMIT, speed.memory_ratio / MEMORY_LIMIT);
 
-/** The readings of the reference work, each beside the best so far. */
+/** Readings of the reference work, each relative to the best so far. */
 export class SpeedWatch {
   #parts = [[], []];
-  #since = null; // when the device began to be disturbed without a break
+  #since = null; // start of the current uninterrupted disturbance
   #last = null;
 
-  /** Whether the device is disturbed for long: to measure again would only take twice the time. */
+  /** Whether the device has long been disturbed, so that repeating a measurement is useless. */
   get throttled() {
     return this.#since !== null && Date.now() / 1000 - this.#since >= THROTTLED_SECONDS;
   }
 
-  /** The last reading, as a heartbeat holds it; null before the first. */
+  /** The last reading, in the form of a heartbeat; null before the first. */
   get status() {
     return this.#last && {...this.#last, throttled: this.throttled};
   }
 
-  /** What a measurement says of the device's speed. */
+  /** Return the device's speed, in the form that a measurement reports. */
   take(seconds) {
     const ratios = this.#parts.map((part, i) => {
       part.push(seconds[i]);

@@ -1,20 +1,20 @@
-// A measurement worker in JavaScript, the same in a page and in Node: leases work over HTTP, has a
-// sandbox do it, reports results. What it runs is WebAssembly, without imports, in a Web Worker that
-// is ended when a step takes too long.
+// The measurement worker in JavaScript, for a page and for Node. It leases requests over HTTP,
+// executes them in a sandbox, and reports results. The sandbox is a Web Worker that runs WebAssembly
+// without imports, and is ended if a step takes too long.
 
 import {Damaged, Refused, Unreachable, secondsOf} from "./api.mjs";
 import {SpeedWatch, comparison, excess} from "./statistics.mjs";
 
 const PROTOCOL = 7;
-const START_SECONDS = 20; // to start a sandbox, and to read what a lease names
+const START_SECONDS = 20; // limit to start a sandbox and to read the blobs of a lease
 const LAST_PAUSE_SECONDS = 5;
 const KEPT_BYTES = 256 << 20;
 const MOST_ERROR = 2000;
-const MOST_DAMAGED = 4; // times that a blob may arrive damaged, before its lease is given up
+const MOST_DAMAGED = 4; // damaged arrivals of a blob before its lease is given up
 
 const hex = (bytes) => Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (b) => b.toString(16).padStart(2, "0")).join("");
 
-/** The targets whose code this engine runs, the best first. */
+/** Return the targets whose code this engine runs, the best first. */
 export function runnableTargets() {
   const module = (...body) =>
     new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, body.length + 4, 1, body.length + 2, 0, ...body, 11]);
@@ -26,11 +26,11 @@ export function runnableTargets() {
 
 /** One worker.
  *
- * `api` is how it reaches the service, `name` what it is called, `device` the facts of its device,
- * `spawn` starts a sandbox: {post(message), listen(handle), terminate()}. `tell` is given what a
- * user may want to see: {state, worker, trials, results, task, text}. `kept` is the id of an earlier
- * life, if it is one, and `keep` is given the id that the service knows: a job for it finds it again.
- * `condition` says how the device is just now, where the engine knows.
+ * `api` is the client of the service, `name` the worker's name, and `device` the device's facts.
+ * `spawn` starts a sandbox: {post(message), listen(handle), terminate()}. `tell` receives the state
+ * for the user: {state, worker, trials, results, task, text}. `kept` is the id of an earlier page or
+ * process; an invalid one is ignored. `keep` stores the id that the service knows, so that a job for
+ * this worker finds it again. `condition` returns the device's condition, if the engine knows it.
  */
 export class MeasurementWorker {
   #stopping = new AbortController();
@@ -48,12 +48,12 @@ export class MeasurementWorker {
     this.id = this.#kept ?? hex(16);
   }
 
-  /** End soon: what is in hand goes back. */
+  /** Stop soon, and return all leases. */
   stop() {
     this.#stopping.abort();
   }
 
-  /** Give everything back now, in requests that outlive a page. */
+  /** Return all leases immediately, in requests that outlive the page. */
   leaveNow() {
     this.stop();
     this.#farewell({keepalive: true});
@@ -83,8 +83,8 @@ export class MeasurementWorker {
     }
   }
 
-  /** Do it until there is an answer, with pauses; undefined once the worker stops, or `signal` says
-   * that nobody waits for it. */
+  /** Repeat an action, with pauses, until it gets an answer. Returns undefined once the worker stops
+   * or `signal` aborts. */
   async #patiently(ask, signal = this.#stopping.signal) {
     for (let pause = 0.1; !signal.aborted; pause = Math.min(2 * pause, LAST_PAUSE_SECONDS)) {
       try {
@@ -111,7 +111,7 @@ export class MeasurementWorker {
       answer = await ask();
     } catch (error) {
       if (error.slug !== "forbidden" || this.id !== this.#kept) throw error;
-      this.id = hex(16); // the kept one is another token's
+      this.id = hex(16); // the stored id belongs to another token
       answer = await ask();
     }
     this.heartbeat = secondsOf(answer, "heartbeat_seconds");
@@ -152,7 +152,7 @@ export class MeasurementWorker {
     await Promise.all([...release, quietly(this.api.call("DELETE", `/v1/workers/${this.id}`, undefined, options))]);
   }
 
-  /** A pause that ends with the worker. */
+  /** Wait; the worker's stop ends the pause. */
   #pause(seconds) {
     return new Promise((resolve) => {
       const {signal} = this.#stopping;
@@ -181,7 +181,7 @@ export class MeasurementWorker {
       const blobs = await this.#fetched(names, signal);
       this.tell({state: "measuring"});
       const result = request.kind === "run" ? await this.#run(request, blobs, signal) : await this.#measure(request, blobs, signal);
-      if (signal.aborted) return; // released, or another's by now
+      if (signal.aborted) return; // the lease was released or lost
       const body = {worker_id: this.id, result_key: hex(16), result};
       await this.#patiently(() => this.api.call("POST", `/v1/leases/${id}/result`, body));
       this.tell({results: this.shown.results + 1, trials: this.shown.trials + (result.measurements?.length ?? 0)});
@@ -202,7 +202,7 @@ export class MeasurementWorker {
       await this.api.call("POST", `/v1/leases/${id}/failure`, body);
     } catch (problem) {
       if (problem instanceof Refused && problem.endsWorker) throw problem;
-      this.tell({text: problem.message}); // the lease runs out by itself
+      this.tell({text: problem.message}); // the lease expires
     }
   }
 
@@ -210,7 +210,7 @@ export class MeasurementWorker {
     return [...new Set([library_digest, ...cases.map((each) => each.reference_digest), ...plain])];
   }
 
-  /** A blob. One that is damaged may be another time; not where the service's own copy is. */
+  /** Return a blob. Retries a damaged transfer, unless the service's own copy is damaged. */
   #blob(digest, signal) {
     let damaged = 0;
     const ask = async () => {
@@ -225,7 +225,7 @@ export class MeasurementWorker {
     return this.#patiently(ask, signal);
   }
 
-  /** The bytes of blobs, by digest. Those used last are kept. */
+  /** Return the bytes of blobs by digest. Caches the most recently used blobs. */
   async #fetched(digests, signal) {
     const found = new Map();
     for (const digest of digests) {
@@ -244,12 +244,12 @@ export class MeasurementWorker {
     return found;
   }
 
-  /** Have a sandbox do something. How it ended: {status, error}; each event is given to `take`. */
+  /** Run a message in a sandbox. Passes each event to `take`. Returns {status, error}. */
   #sandboxed(asked, limit, signal, take) {
     return new Promise((resolve) => {
       const sandbox = this.spawn();
       let timer;
-      let over = false; // what a sandbox says after its end counts no more
+      let over = false; // events after the sandbox's end are ignored
       const end = (status, error = "") => {
         over = true;
         clearTimeout(timer);
@@ -300,8 +300,8 @@ export class MeasurementWorker {
     };
   }
 
-  /** The result of a batch. One during which the device was disturbed is measured once more, and the
-   * less disturbed of both counts. */
+  /** Measure a batch. If the device was disturbed, measure it again and return the less disturbed
+   * result. */
   async #measure(request, blobs, signal) {
     let {observed, worst} = await this.#attempt(request, blobs, signal);
     if (worst?.disturbed && !this.#speed.throttled && !signal.aborted) {
@@ -315,10 +315,10 @@ export class MeasurementWorker {
     return {protocol: PROTOCOL, request_id: request.request_id, worker: this.id, measurements};
   }
 
-  /** What was seen of each candidate, and the most disturbed reading of the speed meanwhile.
+  /** Return the outcome of each candidate, and the most disturbed reading of the speed.
    *
-   * Because damage may show up in a later candidate, a crash is confirmed by running its suspect
-   * alone; if that survives, everything that is left is run alone, too. */
+   * Memory damage may crash a later candidate. A crash is therefore confirmed by running the suspect
+   * alone. If the suspect survives, each remaining candidate also runs alone. */
   async #attempt(request, blobs, signal) {
     const plan = readJson(blobs.get(request.plain[0]));
     const names = request.candidates.map(({trial_id}) => trial_id);
@@ -341,7 +341,7 @@ export class MeasurementWorker {
       if (signal.aborted) break;
       groups = rest;
       if (status === "ok") {
-        // alone it does no harm: something before it did
+        // the suspect does no harm alone: an earlier candidate did
         if (suspect !== null) groups = rest.flat().map((name) => [name]);
         suspect = null;
         continue;
@@ -411,7 +411,7 @@ const unseen = () => ({status: null, error: "", checks: 0, maxError: null, sampl
 
 const readJson = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
-/** What a request asks for, in words. */
+/** Return a short description of a request. */
 function describe(request) {
   if (request.kind !== "run") return `${request.candidates.length} candidates of one kernel (${request.phase})`;
   return {check: "a whole model, checked", race: "whole models, raced", profile: "a model, kernel by kernel", speeds: "the device itself"}[request.work?.do] ?? "a run";

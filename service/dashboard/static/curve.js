@@ -1,4 +1,4 @@
-// Draws a job's best time so far, and goes on with the events of its stream.
+// Draws a job's best time so far, and updates it from the job's event stream.
 (() => {
   "use strict";
 
@@ -9,15 +9,15 @@
   const points = []; // [Unix seconds, trials, untuned seconds, best seconds]
   let sequence = 0;
   let chart = null;
-  let drawn = null; // the element that the chart is in
-  let shown = ""; // over what, and how many lines
+  let drawn = null; // the element that contains the chart
+  let shown = ""; // the x axis and the number of lines
 
   function add(point) {
     const [at, trials, untuned, best] = point.map(finite);
     if (at !== null && trials !== null) points.push([at, trials, untuned, best]);
   }
 
-  // What is drawn: the lines that the job has, and their values.
+  // The lines of the chart that the job has, and their values.
   function lines(frame) {
     const over = document.querySelector("input[name=over]:checked")?.value ?? "trials";
     const start = frame.start ?? points[0]?.[0] ?? 0;
@@ -28,11 +28,11 @@
       { of: ([, , , best]) => ms(best), label: "best so far", colour: "--accent", width: 3, stepped: true },
     ];
     if (frame.target) found.push({ of: () => frame.target, label: "target", colour: "--good", dash: [2, 4] });
-    // the race was at the end: its ratios are of the untuned time that was known then
+    // the end-to-end ratios refer to the untuned time at the end of the job
     const raced = points.findLast(([, , untuned]) => untuned !== null)?.[2] ?? null;
     for (const [share, end] of (frame.race ?? []).map((share, n) => [share, ["from", "to"][n]]))
       found.push({ of: () => (raced === null ? null : ms(raced * share)), label: `race, ${end}`, colour: "--accent", width: 0 });
-    // before every task was measured once there is nothing to draw
+    // nothing to draw before each task has a measurement
     const known = points.filter(([, , untuned, best]) => untuned !== null || best !== null);
     const rows = known.map((point) => found.map((line) => line.of(point))).sort((a, b) => a[0] - b[0]);
     return { over, found, data: found.map((_, column) => rows.map((row) => row[column])) };
@@ -65,7 +65,7 @@
     place.dataset.points = String(points.length);
   }
 
-  // Where no pointer is, the legend tells the end of the lines.
+  // Without a pointer, the legend shows the last values of the lines.
   function last(self) {
     if (self.cursor.idx == null && self.data[0].length) self.setLegend({ idx: self.data[0].length - 1 }, false);
   }
@@ -93,9 +93,9 @@
       height: HEIGHT,
       scales: { x: { time: false } },
       axes: [
-        // no half trials
+        // trials are integers
         { ...axis, label: unit, ...(over === "trials" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7] } : {}) },
-        // the usual three digits are one and the same number for a model of microseconds
+        // the usual three digits would make all values of a microsecond model equal
         { ...axis, label: "ms", size: 76, values: (self, marks) => marks.map((ms) => String(Number(ms.toPrecision(5)))) },
       ],
       series: [{ label: unit, value: (self, x) => (x == null ? "-" : x.toFixed(over === "trials" ? 0 : 1)) }, ...series],
@@ -118,7 +118,7 @@
     draw();
   }
 
-  // The page asks for its parts again when one of these is heard; a broken stream goes on by itself.
+  // These events make the page reload its parts. The browser reconnects a broken stream.
   function listen(address) {
     const stream = new EventSource(address);
     const tell = (kind) => job.dispatchEvent(new CustomEvent(kind));

@@ -1,13 +1,13 @@
-// Moves about in the drawing of a model, finds steps in it, and shows what is behind one.
+// Navigation in the drawing of a model, search for steps, and details of a step.
 (() => {
   "use strict";
 
   const LEAST = 0.02;
   const MOST = 4;
-  const LEGIBLE = 0.45; // below it texts are no more than grey lines
+  const LEGIBLE = 0.45; // below this scale, texts are not legible
   const NEAR = 1e9;
   const page = document.getElementById("graph");
-  let view = null; // the drawing that is shown
+  let view = null; // the current drawing
 
   class View {
     constructor(place) {
@@ -54,7 +54,7 @@
       place.dataset.ready = String(this.boxes.length);
     }
 
-    // Asked once for each size of the frame: to ask lays the whole drawing out.
+    // Read once per size of the frame, because reading forces a layout of the whole drawing.
     room() {
       if (!this.measured) {
         const { width, height } = this.place.getBoundingClientRect();
@@ -68,7 +68,7 @@
       return { x: (left + right) / 2, y: (top + bottom) / 2 };
     }
 
-    // `x`, `y` are the upper left corner, in units of the drawing; it never leaves the frame.
+    // `x`, `y` are the upper left corner in units of the drawing, which never leaves the frame.
     show() {
       const room = this.room();
       const seen = { width: room.width / this.scale, height: room.height / this.scale };
@@ -79,8 +79,8 @@
       this.frame ??= requestAnimationFrame(() => this.paint());
     }
 
-    // Once a frame, however many events came. Texts that are not seen are left out of the layout,
-    // which is most of its work; their steps keep their names for who listens.
+    // Once per animation frame, for any number of events. Invisible texts are left out of the
+    // layout, which is most of its cost. Their steps keep their names for screen readers.
     paint() {
       this.frame = null;
       const room = this.room();
@@ -104,7 +104,7 @@
       this.show();
     }
 
-    // The point of the drawing under (left, top) of the frame stays there.
+    // Zooming keeps the drawing's point at (left, top) of the frame in place.
     zoom(factor, left = this.room().width / 2, top = this.room().height / 2) {
       const before = this.scale;
       this.scale = Math.min(MOST, Math.max(LEAST, this.scale * factor));
@@ -138,7 +138,7 @@
       if (ask) window.htmx?.ajax("GET", page.dataset.steps + number, { target: "#step", swap: "innerHTML" });
     }
 
-    // The step that an arrow leads to: along a value, or to the nearest in the same layer.
+    // The step for an arrow key: along a value, or the nearest step in the same layer.
     next(key) {
       const from = this.chosen ?? 0;
       if (key === "ArrowDown") return this.below.get(from)?.[0];
