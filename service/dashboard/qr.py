@@ -10,7 +10,7 @@ BORDER = 4
 
 @dataclass(frozen=True, slots=True)
 class QrCode:
-    """A QR code. `path` draws its dark modules, one unit each; `size` includes the border."""
+    """A QR code. `path` has its dark modules, one unit each; `size` includes the border."""
 
     size: int
     path: str
