@@ -16,7 +16,7 @@ _PARTIAL = re.compile(r"\.[0-9a-f]{64}")
 
 
 def is_digest(text: object) -> bool:
-    """Whether this can be the name of a blob: of a file, then, and of no other."""
+    """Whether this is a valid blob name, and so a safe file name."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -43,9 +43,9 @@ def _size(path: Path) -> int | None:
 
 
 class BlobCache:
-    """Files by digest; the least recently used go when there is too much.
+    """Files by digest, with a size limit; the least recently used are deleted first.
 
-    Parts of blobs that have arrived count, too. They outlive the process: the download goes on.
+    Partial downloads count, too. They outlive the process, and the download resumes.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -109,7 +109,7 @@ class BlobCache:
     def make_room(self, blobs: Mapping[str, int], keep: Collection[str]) -> bool:
         """Delete old files until the missing bytes of the blobs fit; returns whether they do.
 
-        Those that `keep` names stay, and so do the blobs' own.
+        Files named by `keep` and the blobs' own files are not deleted.
         """
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 
@@ -145,7 +145,7 @@ class BlobCache:
         return sum(stat.st_size for stat, _ in self._files())
 
     def _files(self) -> list[tuple[os.stat_result, Path]]:
-        """Those that are still there when they are looked at: downloads end meanwhile."""
+        """The files with their states, without files that disappear meanwhile: downloads end."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

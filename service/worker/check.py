@@ -1,6 +1,6 @@
-"""`tilewright-worker --check`: whether this device measures well, and what to type.
+"""`tilewright-worker --check`: whether this device measures well, and commands that help.
 
-Everything is read from the operating system but the noise, which is measured in the sandbox.
+The sandbox measures the noise; the operating system reports everything else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Grade(StrEnum):
 
     FINE = "fine"
     UNKNOWN = "unknown"
-    """The operating system does not say."""
+    """The operating system does not report it."""
     POOR = "poor"
     """The worker works, but its times are worth less."""
     WRONG = "wrong"
@@ -77,7 +77,7 @@ def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceF
 
     Args:
         root: the folder that holds `proc` and `sys`.
-        cores: those that candidates run on; none: all that this process may use.
+        cores: the cores that candidates run on; empty for all that this process may use.
     """
     used = sorted(cores or available_cores())
     facts = named_device(root, used)

@@ -1,4 +1,4 @@
-"""The thread that claims leases and fetches what they need, so that the device never waits."""
+"""The thread that claims leases and fetches their blobs, so that the device never waits."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 MOST_DAMAGED = 4
-"""Times that a blob may arrive damaged before its lease is given up: to fetch it again costs what
-the first time cost, and where the service's own copy is damaged it would go on for ever."""
+"""The number of damaged downloads of a blob after which its lease is given up. Each download costs
+as much as the first, and if the service's own copy is damaged, retries would never end."""
 
 
 class Claimer:
-    """Claims by long poll, fetches blobs, and lays leases ready.
+    """Claims by long poll, fetches blobs, and prepares leases for measuring.
 
     Args:
-        memory_bytes: of the device; 0 where it is unknown.
+        memory_bytes: the memory of the device; 0 if unknown.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Claimer:
                     continue
                 limit = hand.room()
             try:
-                # while something is measured, a short poll: more room appears in a moment
+                # during a measurement, a short poll: more slack appears in a moment
                 wait = self._registration.long_poll_seconds if limit == PREFETCHED else 1.0
                 worker_id = self._registration.worker_id
                 body = {
@@ -88,9 +88,9 @@ class Claimer:
                 backoff.wait()
 
     def _accept(self, lease: object) -> None:
-        """Take a lease over: fetch what it needs, or use the result that lies ready for it.
+        """Accept a lease: fetch its blobs, or use a finished result for it.
 
-        Raises Unreachable if the lease makes no sense, Distrusted if the service did not sign it.
+        Raises Unreachable if the lease is malformed, Distrusted if the service did not sign it.
         """
         request_id = _name(lease, "request_id", _REQUEST_ID)
         lease_id = _name(lease, "lease_id", _LEASE_ID)
@@ -127,9 +127,9 @@ class Claimer:
             hand.put_down(request_id)
 
     def _may_run(self, work: HeldLease) -> bool:
-        """Whether there is room for a run, which states what it needs; else the run is refused.
+        """Whether the device has the memory and disk space that a run states; else it is refused.
 
-        Waits until earlier leases give up their blobs. Batches of candidates are small and always
+        Waits until earlier leases release their blobs. Batches of candidates are small and always
         fit.
         """
         request, hand = work.request, self._hand

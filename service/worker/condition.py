@@ -1,4 +1,4 @@
-"""How the device is just now: what makes the same code slower today than yesterday."""
+"""The present condition of the device: causes of slower runs of the same code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 Reading = float | None
 
 MOST_CELSIUS, MOST_LOAD, MOST_CLOCK_RATIO = 300.0, 1e6, 10.0
-"""As in `service.api.schemas.workers`: what a broken sensor says beyond that is not passed on."""
+"""As in `service.api.schemas.workers`: larger readings, from broken sensors, are dropped."""
 
 LONGEST_GOVERNOR = 100
 

@@ -14,7 +14,7 @@ def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
     """The facts that go into every measurement: CPU model, cores, caches (bytes), governor, ...
 
     Args:
-        cores: those that candidates run on; none: all that this process may use.
+        cores: the cores that candidates run on; empty for all that this process may use.
     """
     return named_device(cores=cores or None).brief().to_json()
 

@@ -46,7 +46,7 @@ class Heat:
         self._throttled = self._count()
 
     def reason(self) -> str:
-        """A part of a sentence that says what slows it down; "" if nothing does."""
+        """The cause that throttles the device, as part of a sentence; "" if none does."""
         count, before = self._count(), self._throttled
         self._throttled = count
         counted = "its throttling was counted since the last look" if count > before else ""

@@ -13,14 +13,14 @@ from tilewright.tuner.measure.run_wire import Request
 from tilewright.tuner.measure.wire import MeasureRequest
 
 PREFETCHED = 4
-"""Most leases in hand: some are measured, interleaved, and the next ones lie ready."""
+"""The most in-flight leases: some are measured, interleaved, and the next ones are ready."""
 
 Log = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease that this process works on. `lost` is set when the service says so."""
+    """A lease that this process works on. `lost` is set when the service reports it lost."""
 
     request: Request
     lease_id: str
@@ -28,16 +28,16 @@ class HeldLease:
 
 
 class Hand:
-    """The leases in hand, guarded by `changed`, as are their files.
+    """The in-flight leases; `changed` guards them and their files.
 
     Attributes:
-        changed: to be held to touch `leases` or `unreported`; notified when there is room.
-        leases: by request id.
+        changed: must be held to access `leases` or `unreported`; notified when a slot is free.
+        leases: the leases by request id.
         unreported: request ids whose results wait in the spool.
-        ready: leases whose blobs lie on the disk.
-        away: whether nothing reaches the device just now: nothing is claimed for it.
-        stopping: set when the worker ends, by anyone.
-        report_now: set when the spool has something new.
+        ready: leases whose blobs are on the disk.
+        away: whether the device is unreachable; nothing is claimed for it then.
+        stopping: set when the worker ends, by any thread.
+        report_now: set when the spool has a new result.
     """
 
     def __init__(self, files: StateFolder, cache: BlobCache) -> None:
@@ -65,7 +65,7 @@ class Hand:
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
     def held(self) -> dict[str, str]:
-        """The lease of each request in hand."""
+        """The lease of each in-flight request."""
         with self.changed:
             return {name: work.lease_id for name, work in self.leases.items()}
 

@@ -1,4 +1,4 @@
-"""JSON over HTTP with the standard library: what a worker needs of a client, and no more."""
+"""JSON over HTTP with the standard library: a minimal client for workers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PROBLEM_TYPE, PROBLEM_PREFIX = "application/problem+json", "urn:tilewright:probl
 TRY_AGAIN = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
 MOST_ANSWER_BYTES = 1 << 30
-"""Of a JSON answer: the payloads of a few leases."""
+"""The limit of a JSON answer: the payloads of a few leases."""
 
 LONGEST_SECONDS = 3600.0
 """The upper limit of an interval that the service sets."""
 
 
 class Unreachable(Exception):
-    """No answer of the service, or one that says to try again. Nothing is known of the effect."""
+    """The service did not answer, or asked for a retry. The effect of the request is unknown."""
 
 
 class Damaged(Unreachable):
@@ -132,7 +132,7 @@ class Api:
             request.add_header("Range", f"bytes={done}-")
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as answer:
-                if answer.status == 200 and done:  # all of it, though a part was asked for
+                if answer.status == 200 and done:  # the whole file, though a part was requested
                     checksum, done = hashlib.sha256(), 0
                 elif done and not answer.headers.get("Content-Range", "").startswith(
                     f"bytes {done}-"
@@ -148,7 +148,7 @@ class Api:
                         if most_bytes is not None and done > most_bytes:
                             break
         except urllib.error.HTTPError as error:
-            # that nothing comes after what is here: it is all there, or too much
+            # no bytes follow the received part: it is complete, or too long
             if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise _problem(error) from error
             left = 0

@@ -101,7 +101,7 @@ class Measuring:
             self._release([work])
 
     def _give_back(self) -> None:
-        """Let others do what lies ready, while the device is away."""
+        """Return the ready leases to the queue while the device is unreachable."""
         self._hand.away = True
         while not self._hand.stopping.is_set() and (waiting := self._hand.ready.take(0.0)):
             self._release(waiting)
@@ -119,7 +119,7 @@ class Measuring:
                 self._harness.begin(self._registration.worker_id)
             except DeviceLost as error:
                 self._log(str(error))
-                self._give_back()  # what was claimed just before
+                self._give_back()  # leases that were claimed just before
                 backoff.wait()
                 continue
             with self._hand.changed:

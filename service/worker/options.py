@@ -39,7 +39,7 @@ LEAST_SANDBOX_MIB = 64
 """The harness, a pool of threads and the buffers of a small batch."""
 
 KEY_BYTES = 32
-"""Of a public key."""
+"""The length of a public key."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,9 +2,9 @@
 
     python -m tilewright.service.worker --server http://127.0.0.1:8080 --token-file TOKEN
 
-Three threads: one claims leases and fetches what they need (`claiming`), so that the device never
-waits for the network; the main one has a harness measure them (`measuring`); one reports results
-and renews leases (`reporting`). Their shared state is in `held_lease`. The harness
+Three threads share the work. One claims leases and fetches their blobs (`claiming`), so that the
+device never waits for the network. The main thread has a harness measure them (`measuring`). One
+reports results and renews leases (`reporting`). Their shared state is in `held_lease`. The harness
 (`tuner.measure.harness`) runs on this machine, or on a device that a command reaches. It needs the
 standard library and NumPy alone.
 """
@@ -75,7 +75,7 @@ class Worker:
 
         Raises:
             Refused: if the service does not want this worker (a wrong token or protocol).
-            Distrusted: if whoever answers is not the service that this worker knows.
+            Distrusted: if the answering server is not the service that this worker knows.
             OSError: if the spool folder cannot be written any more.
         """
         self._registration.register()
@@ -107,13 +107,13 @@ class Worker:
         return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
-        """Report what an earlier life finished, give back what it did not."""
+        """Report the finished results of an earlier process, and give back its other leases."""
         backoff = self._registration.backoff()
         while not self._hand.stopping.is_set():
             try:
                 self._reporter.report_spool()
                 for request_id, lease_id in self._files.held().items():
-                    # counted as an attempt: this lease may be what killed the worker
+                    # counted as an attempt: this lease may have killed the worker
                     self._reporter.fail(lease_id, KILLED, "the worker was killed")
                     self._files.drop(request_id)
                 return
@@ -123,8 +123,7 @@ class Worker:
     def _leave(self, claiming: threading.Thread) -> None:
         """Say good-bye and give leases back, without insisting."""
         try:
-            # In this order: now a claim that still waits is answered, and what it brings along
-            # goes back with the rest.
+            # In this order: a waiting claim is answered now, and its leases go back with the rest.
             self._registration.leave()
             claiming.join(timeout=END_SECONDS)
             leases = self._hand.held()
@@ -155,7 +154,7 @@ def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:
-    """Of a device, from its facts; 0 where it is unknown."""
+    """The memory of a device, from its facts; 0 if unknown."""
     found = facts.get("memory_bytes")
     return found if isinstance(found, int) else 0
 
@@ -168,7 +167,7 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 
 
 def _harness(options: WorkerOptions, log: Log) -> Harness:
-    """That of this machine, or of the device that a command reaches. Raises ViaError."""
+    """The harness of this machine, or of the device that a command reaches. Raises ViaError."""
     if options.via:
         limits = replace(_limits(options), all_cores=False)
         return Harness(_command(options, log), limits, log)
@@ -177,7 +176,7 @@ def _harness(options: WorkerOptions, log: Log) -> Harness:
 
 
 def _check(options: WorkerOptions, log: Log) -> int:
-    """Look at the device; the exit status says what was found. Raises HarnessError, DeviceLost."""
+    """Check the device; return the findings as an exit status. Raises HarnessError, DeviceLost."""
     if options.via:
         started = _command(options, log).start(
             ["--check", *(["--json"] if options.as_json else [])]
@@ -194,7 +193,7 @@ def _check(options: WorkerOptions, log: Log) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT; the exit status is 1 if the service refuses it.
 
-    With --check, say what is wrong with the device instead.
+    With --check, print the device's problems instead.
     """
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
 

@@ -25,10 +25,10 @@ from tilewright.tuner.measure.wire import PROTOCOL, signed_lease
 
 
 class Registration:
-    """Introduces the worker, at its start and whenever the service has forgotten it.
+    """Registers the worker, at its start and whenever the service has forgotten it.
 
     Args:
-        facts: those of the device.
+        facts: the facts of the device.
     """
 
     def __init__(

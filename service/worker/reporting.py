@@ -1,4 +1,5 @@
-"""The thread that reports results and renews leases; and what all threads tell the service."""
+"""The thread that reports results and renews leases, and the messages of all threads to the
+service."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ KILLED, WORKER, SERVICE = "killed", "worker", "service"
 
 
 class Reporter:
-    """Reports from the spool, and says with a heartbeat that the worker lives.
+    """Reports results from the spool, and sends heartbeats.
 
     `finished` is the number of results so far.
 
     Args:
-        state: how the device is just now, as heartbeats report it.
+        state: returns the present condition of the device, which heartbeats report.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class StateFolder:
     def spooled(self) -> list[Spooled]:
         """Results that wait for the service, the oldest first.
 
-        What cannot be read, because another release wrote it or the disk failed, is set aside.
+        Unreadable results, written by another release or damaged on the disk, are moved to `aside`.
         """
         paths = [p for p in (self.path / "spool").iterdir() if p.suffix == ".json"]
         paths.sort(key=lambda path: path.stat().st_mtime)
