@@ -1,4 +1,4 @@
-"""Models in 8 and 4 bits, and what that costs and saves.
+"""Models in 8 and 4 bits, and the loss and the savings.
 
 `onnxruntime.quantization` quantises the model. This package reports how far the result is from the
 float32 model, layer by layer and as a whole (Tilewright runs both), how much time it saves on the

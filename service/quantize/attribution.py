@@ -26,7 +26,7 @@ Indices = frozenset[int]
 class ModelPart:
     """Layers, by position, that are timed together, and seconds of one run of their kernels.
 
-    The times are None where the device was not asked, or could not say.
+    The times are None if the device was not used, or could not measure them.
     """
 
     layers: tuple[int, ...]
@@ -97,7 +97,7 @@ def attribute(
 
 
 def kernel_layers(timed: Timed) -> list[Indices]:
-    """The layers of each of `plan.kernels`; those of bodies of loops and branches have none."""
+    """The layers of each of `plan.kernels`; empty for kernels in bodies of loops and branches."""
     plan = timed.plan
     readers: dict[str, Indices] = {}
     found: dict[int, Indices] = {}
@@ -143,7 +143,7 @@ def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
 def _totals(
     kernels: Iterable[tuple[Indices, float]], groups: _Groups
 ) -> Mapping[int | None, float]:
-    """Seconds by the first layer of a part; of None those of kernels that belong to no layer."""
+    """Seconds by the first layer of a part; None is the key of kernels that belong to no layer."""
     totals: dict[int | None, float] = {}
     for found, seconds in kernels:
         key = groups.first(min(found)) if found else None

@@ -17,12 +17,12 @@ def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     """Random samples, whose integers are rows of the tables that they index.
 
     Args:
-        given: sizes of open dimensions; the others have those at which a tuning job plans the
-            model.
+        given: sizes of dynamic dimensions; all others get the sizes at which a tuning job plans
+            the model.
 
     Raises:
         CompilerError: if the model does not compile.
-        QuantizeError: if an input holds what no sample can have.
+        QuantizeError: if samples cannot hold an input's type.
     """
     graph = read_model(model).proto.graph
     ports = model_ports(graph).fixed(given)

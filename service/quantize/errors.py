@@ -8,7 +8,7 @@ from tilewright.compiler.errors import CompilerError
 
 
 class QuantizeError(CompilerError):
-    """A model, its samples or what is asked of them is wrong; the message is one sentence."""
+    """A model, its samples or an option is wrong; the message is one sentence."""
 
 
 class NothingToQuantizeError(QuantizeError):

@@ -1,4 +1,4 @@
-"""How near arrays are to what was expected: sums over any number of arrays, added with `+`."""
+"""Fidelity of arrays to expected ones: sums over any number of arrays, added with `+`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Fidelity:
         return self.product / length if length > 0.0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`, null where a number is not finite; `exact` says why."""
+        """Plain data for `json`, null where a number is not finite; `exact` is the reason."""
         return {
             "sqnr_db": finite(self.sqnr_db),
             "cosine": finite(self.cosine),
@@ -90,16 +90,16 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True)
 class TopOne:
-    """Rows of a classification, and those whose largest entry is at the same place."""
+    """The rows of a classification, and the rows whose largest entry is at the same place."""
 
     rows: int = 0
     same: int = 0
 
     @staticmethod
     def of(expected: Array, actual: Array) -> TopOne | None:
-        """Of arrays (rows, classes), with any dimensions of 1 behind; None for all others.
+        """Compare arrays (rows, classes) with any trailing dimensions of 1; None for other shapes.
 
-        A row that has NaN on one side only has another answer.
+        A row that has NaN on only one side counts as different.
         """
         shape = expected.shape
         while len(shape) > 2 and shape[-1] == 1:
@@ -158,5 +158,5 @@ def added(first: Outputs, second: Outputs) -> Outputs:
 
 
 def noise_ratio(outputs: Outputs) -> float:
-    """Of the output that has the most noise."""
+    """The noise ratio of the output with the most noise."""
     return max((output.fidelity.noise_ratio for output in outputs), default=0.0)

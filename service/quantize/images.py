@@ -1,4 +1,4 @@
-"""Images as a network takes them: cut to its size, scaled, in its order of dimensions."""
+"""Images as a network takes them: cropped to its size, scaled, in its order of dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.compiler.runtime.ports import Dims, dims_text
 from tilewright.service.quantize.errors import QuantizeError, require
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""Of the files that are taken for images."""
+"""The suffixes of image files."""
 
 
 class ImageLayout(StrEnum):
@@ -52,7 +52,7 @@ def parse_numbers(option: str, text: str) -> tuple[float, ...]:
 def read_image(path: Path, dims: Dims, options: ImageOptions) -> Array:
     """An image as a float32 batch of one.
 
-    Its shorter side is scaled to cover the network's size, and the middle is cut out.
+    Its shorter side is scaled to cover the network's size, and the centre is cropped.
 
     Raises:
         QuantizeError: if the file is not an image, or the input does not take images.

@@ -84,7 +84,7 @@ def find_layers(
 
 
 def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
-    """Of each value, the one that its readers see: that behind its rounding, if it is rounded."""
+    """For each value, the value that its readers see: its rounded form, if it is rounded."""
     wiring = Wiring.of(graph)
     found = {}
     for value in values:

@@ -35,11 +35,11 @@ class _Forwarder(logging.Handler):
 
 @contextlib.contextmanager
 def kept_in_log() -> Iterator[None]:
-    """Let what onnxruntime prints, on either stream, and logs go to our log, on level INFO.
+    """Redirect onnxruntime's output, on either stream, and its log to our log, on level INFO.
 
-    Its C++ code writes to the file of standard error, past Python: the file is replaced, so that
-    other threads write into the log too. The handlers and the level of the root logger, which its
-    modules change when they are imported, are left as they were.
+    Its C++ code writes to the file of standard error directly. The file is replaced, so that other
+    threads write into the log, too. The handlers and the level of the root logger, which its
+    modules change at import, are restored.
     """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

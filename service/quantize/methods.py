@@ -101,18 +101,18 @@ Method = StaticInt8 | DynamicInt8 | Int4
 
 @dataclass(slots=True)
 class Quantiser:
-    """A float32 model that is ready to be quantised, as often as is asked.
+    """A prepared float32 model, which can be quantised any number of times.
 
     Attributes:
-        model: the model after onnxruntime's own folding; each node has a name of its own, those in
-            bodies too.
-        method: what it becomes.
+        model: the model after onnxruntime's own folding; each node has a unique name, also in
+            bodies.
+        method: the method of quantising.
         calibration: samples for the ranges of a static method; they are used once.
-        folder: for files in between; it outlives the quantiser.
-        operators: those that the method quantises.
-        enclosed: how many weights nodes of these operators read in bodies of If, Loop and Scan,
-            where they stay in float32.
-        wild: nodes that stay in float32, since the samples make values of theirs that have no
+        folder: the folder for temporary files; it outlives the quantiser.
+        operators: the operators that the method quantises.
+        enclosed: the number of weights that nodes of these operators read in bodies of If, Loop and
+            Scan, where they stay in float32.
+        wild: nodes that stay in float32, because the samples give them values without a finite
             range: NaN or infinity.
     """
 
@@ -329,7 +329,7 @@ def _calibration_method(ranges: Ranges) -> Any:
 
 
 def _check_float(model: onnx.ModelProto) -> None:
-    """Raises NothingToQuantizeError if a node is what only quantised models have."""
+    """Raises NothingToQuantizeError if a node occurs only in quantised models."""
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.op_type in QUANTISED:
             raise NothingToQuantizeError(
@@ -404,7 +404,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def tensor_names(graph: onnx.GraphProto) -> frozenset[str]:
-    """Every value of a graph: inputs, initializers, what nodes make and what they read."""
+    """Every value of a graph: inputs, initializers, and the nodes' inputs and outputs."""
     names = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         names.update(reads(node))

@@ -54,7 +54,7 @@ def fresh(base: str, taken: Collection[str]) -> str:
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and then the bodies in it: branches of If, what Loop and Scan repeat."""
+    """A graph, and then the bodies in it: branches of If, bodies of Loop and Scan."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:

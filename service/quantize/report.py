@@ -17,11 +17,11 @@ class LayerReport:
     """A layer of the float32 model that the method quantises.
 
     Attributes:
-        layer: what it is.
+        layer: the layer.
         kept: whether it stays in float32.
         part: the position of the part that it is timed with.
-        fidelity: of its value in the quantised model to that in the float32 one, with the noise
-            that comes in from the layers before it; None where the two have no value in common.
+        fidelity: the fidelity of its value in the quantised model to the float32 model's value,
+            including the noise from the layers before it; None if they have no common value.
     """
 
     layer: Layer

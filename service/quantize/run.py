@@ -50,7 +50,7 @@ def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
 
 
 def quiet(_: str) -> None:
-    """For those who need not hear."""
+    """Discard the messages on progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class QuantizeWork:
 
 
 def quantize(work: QuantizeWork) -> tuple[onnx.ModelProto, QuantizeReport]:
-    """The quantised model, and what it loses and saves.
+    """Quantise a model; return it with the report of its loss and savings.
 
     Raises:
         NothingToQuantizeError: if the method changes nothing of the model.
@@ -148,7 +148,8 @@ class _Run:
         return made, self._report(made, (outputs, whole), times, kept, selection)
 
     def _compiled(self, made: onnx.ModelProto) -> Model:
-        """A quantised model, whose float32 model did compile: what is wrong, onnxruntime made."""
+        """Compile a quantised model. Its float32 model did compile, so onnxruntime is the cause of
+        an error."""
         try:
             return self._sizes.compile(made)
         except CompilerError as error:

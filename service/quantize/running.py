@@ -52,7 +52,7 @@ class FloatOutputs:
         return FloatOutputs(_names(executable), tuple(samples), outputs)
 
     def first(self, count: int) -> FloatOutputs:
-        """Of the first samples alone."""
+        """The outputs of the first `count` samples."""
         return replace(self, samples=self.samples[:count], outputs=self.outputs[:count])
 
     def compare(self, executable: Model, more: Mapping[str, Array] | None = None) -> Outputs:
@@ -74,7 +74,7 @@ def _outputs(executable: Model, sample: InputArrays) -> Sequence[Array]:
 
 
 def _names(executable: Model) -> tuple[str, ...]:
-    """The names of outputs, also those of elements of lists."""
+    """The names of outputs, including the elements of lists."""
     return tuple(port.name for port in executable.outputs)
 
 

@@ -89,13 +89,13 @@ def select(
     would_keep: Callable[[frozenset[int]], bool],
     does_keep: Callable[[frozenset[int]], bool],
 ) -> Selection | None:
-    """The parts to keep in float32, fewer than all; None where that takes all of them.
+    """The parts to keep in float32, fewer than all; None if only all of them suffice.
 
     Args:
         candidates: the parts of the model.
-        would_keep: whether the loss is kept with these parts in float32, by the switched model.
-        does_keep: the same of the model itself, which is quantised anew. The last set that it says
-            yes to is the one that is chosen.
+        would_keep: whether the switched model meets the limit with these parts in float32.
+        does_keep: the same for the real model, which is quantised anew. The last accepted set is
+            chosen.
     """
     order = by_noise_for_time(candidates)
     runs = len(order)

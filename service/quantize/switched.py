@@ -1,13 +1,12 @@
-"""A model that is float32 or quantised part by part, as inputs of each run say.
+"""A model in which inputs of each run choose, part by part, between float32 and quantised.
 
 Every layer is computed in both ways, and a flag of its part chooses:
 
     x -> quantised layer -> y      x -> quantised layer -> y.quantised -+
                                    x -> float32 layer   -> y.float -----+-> Where(flag) -> y
 
-A value is rounded for all that read it if one of the layers that make or read it is quantised: so
-does the quantiser. So one compilation serves any number of questions "what would it lose if just
-these parts were quantised?".
+As in the quantiser's models, a value is rounded for all its readers if a layer that writes or reads
+it is quantised. So one compilation gives the loss of any combination of quantised parts.
 """
 
 from __future__ import annotations
