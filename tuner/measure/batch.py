@@ -27,7 +27,7 @@ Link = Callable[[Sequence[bytes]], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BuiltCandidate:
-    """A built candidate with the id of its trial, and who suggested it."""
+    """A built candidate with the id of its trial and its origin."""
 
     trial_id: str
     built: Built
@@ -46,9 +46,9 @@ def make_request(
     codegen_version: str,
     least_seconds: float = LEAST_SECONDS,
 ) -> tuple[MeasureRequest, dict[str, bytes]]:
-    """A request for candidates that were built, and the blobs that it names.
+    """A request for built candidates, and the blobs that it names.
 
-    Candidates are checked against all `references` and timed on those of points. Outside of
+    Candidates are checked against all `references` and timed on the references of points. Outside
     screening the first candidate is the incumbent, with which the others are compared. Equal
     objects are linked once.
 

@@ -31,7 +31,7 @@ class BuildChild:
         mode: Mapping[str, Any],
         limit_seconds: float,
     ) -> Mapping[str, Any]:
-        """Build one candidate; the errors are those of `BuildFuture.result`."""
+        """Build one candidate. Raises the errors of `BuildFuture.result`."""
         child = self._ready()
         try:
             child.pipe.send((self._compile, text, schedule, mode))
@@ -73,7 +73,7 @@ class BuildChild:
 
 
 def serve(pipe: Connection) -> None:
-    """Build what comes through the pipe until it is closed: what the child runs."""
+    """The main loop of the child: build the candidates from the pipe until it is closed."""
     from tilewright.tuner.measure.candidate import warm_up
 
     warm_up()

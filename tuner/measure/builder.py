@@ -45,8 +45,8 @@ _PARENT_SECONDS = 0.2
 class Built:
     """A candidate after its build. `spec` is its KernelSpec as JSON; empty for a failure.
 
-    `object_digest` names the code, whatever its symbols are called: equal code, equal digest.
-    `spills` says what is wrong with code that keeps too many vectors on the stack; else empty.
+    `object_digest` names the code independently of its symbols: equal code has equal digests.
+    `spills` is a message if the code keeps too many vectors on the stack; else empty.
     """
 
     schedule: Schedule
@@ -74,10 +74,10 @@ class Ticket(Protocol):
         """Whether every candidate is built or failed."""
 
     def results(self) -> list[Built]:
-        """The candidates in the order of the batch; waits for those that are not done."""
+        """The candidates in the order of the batch; waits for unfinished builds."""
 
     def cancel(self) -> None:
-        """Give the batch up; what is not built yet has the status CANCELLED."""
+        """Give the batch up; unfinished builds get the status CANCELLED."""
 
 
 class Builder(Protocol):
@@ -123,14 +123,14 @@ class CachingBuilder(ABC):
     """
 
     def __init__(self, timings: Timings | None = None) -> None:
-        """`timings` counts what the steps of a build take, all processes together."""
+        """`timings` records the seconds of the steps of builds, summed over all processes."""
         self._timings = timings
         self._cache: OrderedDict[tuple[str, Mode, str], Built] = OrderedDict()
         self._lock = threading.Lock()
 
     @abstractmethod
     def begin(self, text: str, schedule: Mapping[str, Any], mode: Mapping[str, Any]) -> BuildFuture:
-        """Start to build one candidate; the arguments are those of `Compile`."""
+        """Start to build one candidate; the arguments are passed to `Compile`."""
 
     def submit(self, task: Task, schedules: Sequence[Schedule]) -> Ticket:
         """Start to build a batch."""
@@ -163,8 +163,8 @@ class CachingBuilder(ABC):
 class ProcessBuilder(CachingBuilder):
     """Builds in a pool of processes on this machine.
 
-    A process that dies before its pool knows what it was given breaks the pool. There is a new one
-    then, which builds what the old one had in hand once more.
+    A process that dies before its pool knows its task breaks the pool. Then a new pool repeats the
+    old one's unfinished builds.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class ProcessBuilder(CachingBuilder):
                 given_up.cancel()
                 return self._pool, given_up
             if not self._pool.active:
-                # its other processes would go on, or miss what they share with it as they start
+                # its other processes would continue, or fail to find shared state as they start
                 self._pool.stop()
                 self._pool.join()
                 self._pool = self._new_pool()
@@ -257,7 +257,8 @@ class _PooledBuild:
         return made
 
     def _retry_if_broken(self) -> None:
-        """A broken pool fails what its processes have; what waits for one it forgets."""
+        """Resubmit the build if its pool is broken. A broken pool fails its running builds, and
+        drops the waiting ones."""
         if self._pool.active or self._future.cancelled():
             return
         if self._future.done() and not isinstance(self._future.exception(), BrokenProcessPool):
@@ -297,7 +298,7 @@ class _Pool(ProcessPool):  # type: ignore[misc]  # pebble has no types
 
     def _stop_pool(self) -> None:
         if self._pool_manager_loop is not None:
-            self._pool_manager_loop.join()  # it starts processes in place of those that ended
+            self._pool_manager_loop.join()  # it replaces processes that ended
         self._pool_manager.worker_manager.force_stop_workers()
         super()._stop_pool()
 
@@ -380,10 +381,10 @@ def compile_with_compiler(
 
 
 def _prepare(with_compiler: bool, parent: int) -> None:
-    """Lower the priority of builds, end with the parent, and load what the first of them would.
+    """Lower the priority of builds, end with the parent, and load the compiler.
 
-    Measurements and the tuner itself go first. Loading the compiler takes a second, which no
-    candidate's time limit should count.
+    Measurements and the tuner itself have precedence. Loading the compiler takes a second, which
+    must not count against the first candidate's time limit.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(5)

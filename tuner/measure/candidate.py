@@ -36,8 +36,8 @@ def compile_candidate(
     """Compile a workload with a schedule.
 
     Returns:
-        object, spec (JSON), digest (of the code under a neutral name), spills (what is wrong with
-        its use of the stack, or empty), stages (seconds by step).
+        object, spec (JSON), digest (of the code under a neutral name), spills (a message if it uses
+        too much of the stack, or empty), stages (seconds by step).
 
     Raises:
         CompilerError: if the schedule does not fit, or LLVM refuses the code.

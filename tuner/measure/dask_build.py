@@ -42,8 +42,8 @@ def build_on_worker(
     """Build one candidate.
 
     Returns:
-        `made` (what `Compile` gives), or one of `refused`, `expired`, `late`, `bug` and `differs`
-        with a text. No exception travels: it would have to be unpickled by the tuner.
+        `made` (the result of `Compile`), or one of `refused`, `expired`, `late`, `bug` and
+        `differs` with a text. Exceptions are never sent: the tuner would have to unpickle them.
     """
     mine = versions_here()
     if mine != expected:

@@ -33,7 +33,7 @@ CONNECT_SECONDS = 10.0
 """How long the scheduler may take to answer."""
 
 AGAIN_SECONDS = 30.0
-"""How long the scheduler is left alone after it did not answer."""
+"""The pause before the next connection to a scheduler that did not answer."""
 
 ABSENT_SECONDS = 10.0
 """How long builds wait for a first Dask worker before they are done here."""
@@ -43,7 +43,7 @@ LOOK_SECONDS = 1.0
 
 
 class BuilderError(CompilerError):
-    """The cluster cannot be used; the sentence says why."""
+    """The cluster cannot be used; the message is one sentence with the reason."""
 
 
 class DaskBuilder(CachingBuilder):
@@ -59,7 +59,8 @@ class DaskBuilder(CachingBuilder):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`address` is the scheduler's, `tcp://HOST:PORT` or `tls://HOST:PORT`; keys and
-        certificates are those of Dask's own configuration. `local` makes what builds here."""
+        certificates come from Dask's own configuration. `local` creates the builder that builds on
+        this machine."""
         super().__init__(timings)
         self.address = address
         self._limit_seconds = limit_seconds
@@ -82,7 +83,7 @@ class DaskBuilder(CachingBuilder):
             BuilderError: if the scheduler does not answer, or a worker is of another version.
         """
         with self._cluster_lock:
-            if not self._started:  # what was lost since then is asked again in time
+            if not self._started:  # a scheduler lost since then is tried again later
                 self._start()
 
     def _start(self) -> None:
@@ -121,7 +122,7 @@ class DaskBuilder(CachingBuilder):
         return self._local.begin(text, schedule, mode)
 
     def close(self) -> None:
-        """Leave the cluster, and stop what builds here."""
+        """Leave the cluster, and stop the builder on this machine."""
         if self._client is not None:
             self._client.close(timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
         if self._local is not None:

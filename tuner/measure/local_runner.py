@@ -38,10 +38,10 @@ class LocalRunner:
 
     Args:
         worker: the name in measurements.
-        device: facts that are kept with every measurement; by default those of this machine.
+        device: facts that are stored with every measurement; by default this machine's facts.
 
     Raises:
-        HarnessError: if this machine has no harness; the message says what to do.
+        HarnessError: if this machine has no harness; the message names the remedy.
     """
 
     def __init__(self, worker: str = "local", device: Mapping[str, Any] | None = None) -> None:
@@ -72,9 +72,9 @@ class LocalRunner:
         return speed
 
     def submit(self, request: MeasureRequest, blobs: Mapping[str, bytes]) -> None:
-        """Queue a request. One that was measured before gives its result again.
+        """Queue a request. A request that was measured before returns its stored result.
 
-        So a loop that asks twice gets its answer, and nothing is measured twice.
+        So a loop that repeats a request gets its result, and nothing is measured twice.
         """
         with self._lock:
             if request.request_id in self._results:
