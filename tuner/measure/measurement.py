@@ -62,8 +62,8 @@ class Status(StrEnum):
 
 
 class Phase(StrEnum):
-    """Why a candidate was measured: to find good ones cheaply, to choose among the best, or to see
-    whether what was chosen holds."""
+    """The purpose of a measurement: to find good candidates cheaply, to choose among the best, or
+    to confirm the choice."""
 
     SCREEN = "screen"
     FINAL = "final"
@@ -83,7 +83,7 @@ class RecordKey(JsonValue):
 Sizes = Annotated[
     tuple[tuple[str, int], ...], pairs(Mapping[str, Annotated[int, Between(0, LARGEST_SIZE)]])
 ]
-"""Sizes of open dimensions, by name."""
+"""Sizes of dynamic dimensions, by name."""
 
 SizeWeights = tuple[tuple[Sizes, float], ...]
 """The sizes at which a range is measured, each with the weight of a second there."""
@@ -111,9 +111,9 @@ UnixTime = Annotated[float, Between(0.0, 1e11)]
 
 @dataclass(frozen=True, slots=True)
 class TimesAt(JsonValue):
-    """Times of a candidate with open sizes, at some of them: seconds for one run.
+    """Times of a candidate with dynamic sizes, at some of the sizes: seconds for one run.
 
-    `weight` is what a second there counts for in the time of the candidate.
+    `weight` is the factor of these seconds in the candidate's time.
     """
 
     sizes: Sizes
@@ -165,9 +165,9 @@ class Measurement(JsonValue):
 
     @property
     def ok(self) -> bool:
-        """Whether it ran, was right, and took times that can be: no learning from any other.
+        """Whether it ran, was right, and has plausible times; searches learn from no other one.
 
-        What is stored may be of a release that believed devices.
+        A stored measurement may be from a release that did not check devices' reports.
         """
         return self.status is Status.OK and all(
             0.0 < seconds < math.inf for seconds in self.samples_seconds
@@ -177,7 +177,8 @@ class Measurement(JsonValue):
     def run_seconds(self) -> float | None:
         """The fastest sample: the statistic that ranks candidates. None for a failure.
 
-        With open sizes, of the fastest samples at each: a disturbance at one spoils no other.
+        With dynamic sizes, it combines the fastest samples at each size: a disturbance at one size
+        does not affect the others.
         """
         if not (self.ok and self.samples_seconds):
             return None
@@ -187,14 +188,14 @@ class Measurement(JsonValue):
 
     @property
     def distribution(self) -> SizeWeights:
-        """The sizes that it was measured at, with their weights; empty without open sizes."""
+        """The sizes that it was measured at, with their weights; empty without dynamic sizes."""
         return tuple((each.sizes, each.weight) for each in self.at_sizes)
 
     @property
     def certified(self) -> bool:
-        """Whether its output was right on as many draws of the inputs as a record needs.
+        """Whether its output was right on as many sets of random inputs as a record needs.
 
-        Of those, one is timed; with open sizes there is a timed one at each.
+        One of these sets is timed; with dynamic sizes, one set at each size is timed.
         """
         return self.ok and self.checks >= CERTIFICATE_CHECKS - 1 + max(1, len(self.at_sizes))
 
@@ -231,7 +232,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TuningRecord:
-    """The best schedule known for a key, with its certificate and what made it."""
+    """The best schedule known for a key, with its certificate and its trial."""
 
     key: RecordKey
     schedule: Schedule

@@ -36,12 +36,12 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Programs against the first of them.
+    """A comparison of programs with the first of them, the incumbent.
 
     Attributes:
-        incumbent_seconds: of the first one's fastest run.
-        comparisons: of the other programs that were run, in order.
-        worker: the id of the worker that ran all of them; "" if it was none, or several.
+        incumbent_seconds: the time of the incumbent's fastest run.
+        comparisons: the comparisons of the other programs, in order.
+        worker: the id of the worker that ran all of them; "" for no or several workers.
     """
 
     incumbent_seconds: float

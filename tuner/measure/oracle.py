@@ -118,10 +118,11 @@ def make_reference(workload: Workload, draw: int = 0) -> ExpectedOutput:
 
 
 def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarray) -> float:
-    """How far rounding on the way takes the output, where numbers on these inputs are near a tie.
+    """The largest effect of inner roundings on the output if numbers on these inputs are near a
+    tie.
 
-    What is rounded inside of a workload goes on in its arithmetic. So the reference is run with all
-    that is rounded moved up and down by as much as float32's own rounding may have moved it.
+    A rounded value inside a workload affects later arithmetic. So the reference also runs with all
+    rounded values moved up and down by the error that float32 rounding may have caused.
     """
     graph = workload.graph
     rounded = [node.inputs[0] for node in graph.nodes if _jumps(graph, node)]
@@ -165,11 +166,12 @@ def _moved(graph: Graph, by: Mapping[str, float]) -> Graph:
 
 
 def _tolerance(workload: Workload, output: np.ndarray) -> float:
-    """How far a candidate may be off: one quantum, where floats are rounded to integers.
+    """The error that a candidate may have: one quantum, if floats are rounded to integers.
 
-    A float near a tie may fall either way; integers that no float is rounded to must be equal. So
-    may one that is only stored in 16 bits: the tolerance is one step of the largest element (2**-7
-    of it for bfloat16, whose fraction has 7 bits), and what its float32 sums may be off.
+    A float near a tie may fall either way. Integers that do not come from rounded floats must be
+    equal. A float that is only stored in 16 bits may fall either way, too. Its tolerance is one
+    step of the largest element (2**-7 of it for bfloat16, whose fraction has 7 bits) and the error
+    of its float32 sums.
     """
     kind = workload.output.type.dtype
     if kind in HALVES and not _computes_in(workload.graph, kind):
@@ -235,7 +237,7 @@ def input_specs(workload: Workload, seed: int = BASE_SEED) -> tuple[InputSpec, .
 def _expected(workload: Workload, specs: tuple[InputSpec, ...]) -> np.ndarray:
     """The output to compare with: float64 where the output is, else float32 where it is a float.
 
-    Rounding to float32 is 600 times what a float64 output may be off.
+    Rounding to float32 has 600 times the error that a float64 output may have.
     """
     (array,) = _run(workload.graph, specs)
     if array.dtype.kind != "f" or workload.output.type.dtype is DType.FLOAT64:

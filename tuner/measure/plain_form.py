@@ -150,12 +150,12 @@ def plain_programs(
     """Digests of the plan of a run and of the inputs that it names, and these blobs.
 
     Args:
-        programs: what the run refers to by number.
-        seed: of random inputs.
-        given: of each program, the arrays of inputs that are not random.
+        programs: the programs, to which the run refers by number.
+        seed: the seed of random inputs.
+        given: for each program, the arrays of inputs that are not random.
 
     Raises:
-        ValueError: if a program has open sizes, or would reach outside its memory.
+        ValueError: if a program has dynamic sizes, or would access memory outside its own.
     """
     blobs: dict[str, bytes] = {}
     pairs = zip(programs, given, strict=True)
@@ -169,7 +169,7 @@ def _program(
     if program.dimensions:
         raise ValueError(f"program '{program.name}' has open sizes, which need a device with NumPy")
     if program.rooms:
-        program = program.at({})  # no room is stated
+        program = program.at({})  # without stated slack capacities
     check_program(program)
     encoded = encode(program)
     drawn = {**draw_inputs(program.inputs, seed), **given}

@@ -50,14 +50,14 @@ NUMBER_BYTES = 32
 """Bytes of JSON of a number and its separator."""
 
 _SAMPLES_A_ROUND = 4
-"""Of one candidate: its own, its incumbent's, and their ratio."""
+"""The numbers per round of one candidate: its samples, its incumbent's samples, and their ratio."""
 
 _INSTRUCTION_BYTES = 16
 """JSON of an instruction of a program has more."""
 
 
 class ImplausibleError(ValueError):
-    """A result cannot be that of its request. `field` says which part of it."""
+    """A result does not match its request. `field` names the wrong part."""
 
     def __init__(self, field: str, sentence: str) -> None:
         self.field = field

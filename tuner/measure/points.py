@@ -1,6 +1,7 @@
-"""Where a workload is measured: at its own sizes, or at some of its open dimensions' sizes.
+"""The sizes at which a workload is measured: its own, or some sizes of its dynamic dimensions.
 
-Of a workload with open sizes a candidate's time is the weighted sum of its times at several points.
+For a workload with dynamic sizes a candidate's time is the weighted sum of its times at several
+points.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from tilewright.tuner.measure.wire import LEAST_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Sizes of a workload's open dimensions, by their names there, and what a second there counts.
+    """Sizes of a workload's dynamic dimensions, by their names there, and the weight of a second.
 
-    No machine runs the workload there in less than `least_seconds`. `share` is that of all runs;
-    the weight says how long they take, too. A workload without open sizes
-    has one point without sizes.
+    No machine runs the workload at these sizes in less than `least_seconds`. `share` is the share
+    of all runs at these sizes; `weight` also accounts for the time of these runs. A workload
+    without dynamic sizes has one point without sizes.
     """
 
     sizes: Sizes = ()
@@ -27,4 +28,4 @@ class SizePoint:
 
 
 ITSELF = (SizePoint(),)
-"""The points of a workload without open sizes of which nothing more is known."""
+"""The points of a workload without dynamic sizes, with the default weight."""
