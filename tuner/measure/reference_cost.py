@@ -43,7 +43,7 @@ STEPS = 64
 """After so many such steps, any size is the least one."""
 
 MOST_SECONDS = 120.0
-"""How long one reference may take. Those of most workloads take milliseconds."""
+"""The longest time of one reference. Most references take milliseconds."""
 
 QUICK_BYTES = 256 << 20
 """A reference of no more is quick, unless it takes many operations."""
@@ -102,8 +102,8 @@ def _between(dimension: Dimension, size: int, step: int) -> int:
 
 
 def reference_bytes(workload: Workload) -> int:
-    """About the bytes that the reference holds at a time: the values that are still needed, and
-    what the operator under way makes on its way."""
+    """An estimate of the most bytes that the reference holds at a time: the values still needed,
+    and the temporaries of the running operator."""
     graph = workload.graph
     last_use = {value: number for number, n in enumerate(graph.nodes) for value in n.inputs}
     live = {value: graph.types[value].elements for value in (*graph.inputs, *graph.constants)}

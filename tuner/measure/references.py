@@ -40,7 +40,7 @@ class NoReference:
     ended: bool = False
 
     def measurement(self, name: str, build_seconds: float) -> Measurement:
-        """That of a candidate of the task with this name, which is not run."""
+        """The measurement of a candidate that is not run. `name` is its task's name."""
         if self.ended:
             return Measurement(Status.CANCELLED, build_seconds=build_seconds)
         error = f"the reference of '{name}' {self.reason}"[:MOST_ERROR]
@@ -52,7 +52,7 @@ ENDED = NoReference("is not wanted any more", ended=True)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """References that were asked for. They stay until this is dropped."""
+    """Requested references. They are kept until this object is freed."""
 
     asked: tuple[tuple[SizePoint, int], ...]
     """The size point of each reference, and the index of its random inputs in DRAWS."""
@@ -91,9 +91,9 @@ class ReferenceCache:
         timings: Timings | None = None,
         stop: Stop | None = None,
     ) -> None:
-        """`limit_bytes` is for the outputs that are kept, `each` for the making of one. `timings`
-        counts what the child takes, as `references`. `stop` closes the context at once, also while
-        the thread that works in it is busy."""
+        """`limit_bytes` limits the kept outputs, `each` the computation of one reference. `timings`
+        records the seconds of the children as `references`. `stop` closes the context at once, even
+        while its thread is busy."""
         self._timings = timings
         self._limit_bytes = limit_bytes
         self._each = each or ReferenceLimit()
@@ -130,9 +130,9 @@ class ReferenceCache:
         self.close()
 
     def close(self) -> None:
-        """Drop what is queued, end what is under way, and let go of all outputs.
+        """Drop queued references, end running computations, and free all outputs.
 
-        Who waits for a reference, or asks for one later, gets `ENDED`.
+        Waiting and later callers get `ENDED`.
         """
         with self._lock:
             self._closed = True
@@ -177,7 +177,7 @@ class ReferenceCache:
     def _make(
         self, child: BoundedChild, workload: Workload, draw: int
     ) -> ExpectedOutput | NoReference:
-        """In the thread that asks the child."""
+        """Compute a reference in the child; runs in the child's thread."""
         made: ExpectedOutput | str = "cannot be computed"
         try:
             made = self._each.refusal(workload)
@@ -197,7 +197,7 @@ class ReferenceCache:
         return made
 
     def _make_room(self) -> None:
-        """Forget the oldest where those that are made hold more than the limit."""
+        """Drop the oldest references while the finished ones exceed the limit."""
         sizes = {
             identity: len(output.expected)
             for identity, made in self._known.items()
@@ -212,7 +212,7 @@ class ReferenceCache:
 
 
 class _Lane:
-    """A child, and the thread that asks it."""
+    """A child process, and the thread that waits for its results."""
 
     def __init__(self, each: ReferenceLimit) -> None:
         self.child = BoundedChild(Limits(each.bytes, each.seconds))

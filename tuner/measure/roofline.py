@@ -65,19 +65,19 @@ def bound(
 ) -> TimeBound:
     """The least time of one kernel of a model.
 
-    A model's weights are read once a run, so they come from the level that holds all of them; the
-    values that kernels hand on come from the level that holds what this kernel touches. Several
-    threads are taken to be that many times as fast: no kernel can be faster than that.
+    A model's weights are read once per run, so they come from the memory level that holds all of
+    them. Values passed between kernels come from the level that holds all bytes this kernel
+    accesses. The bound assumes a linear speed-up by threads, which no kernel exceeds.
 
     Args:
-        speeds: of one core.
+        speeds: the peaks of one core.
         flops: operations that the kernel executes.
-        weight_bytes: packed weights that it reads.
-        value_bytes: what it reads and writes besides.
-        all_weight_bytes: packed weights of the whole model.
+        weight_bytes: bytes of the packed weights that it reads.
+        value_bytes: bytes of the other values that it reads and writes.
+        all_weight_bytes: bytes of the packed weights of the whole model.
         threads: cores that share the work.
-        dot: the narrow type whose products are added in groups, and of how many. Where its peak was
-            not measured, a group takes as long as one product of float32.
+        dot: the narrow type whose products are added in groups, and the size of a group. If its
+            peak was not measured, a group takes as long as one product of float32.
     """
     name, group = dot
     rate = speeds.dots.get(name, speeds.flops_per_second * group)
@@ -122,8 +122,8 @@ def peak_ir(target: Target) -> str:
 class DotPeak:
     """An intrinsic that adds products of a narrow type to sums, as fast as the target can.
 
-    `groups` are those of `speeds.DOTS` that it multiplies for each sum of a vector. In registers of
-    matrices that is one pass over all of them.
+    `groups` is the number of groups of `speeds.DOTS` that it multiplies for each sum of a vector.
+    For matrix registers that is one pass over all of them.
     """
 
     intrinsic: str

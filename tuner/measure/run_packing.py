@@ -1,7 +1,7 @@
-"""Packs programs of this process for a run request: blobs, and where their bytes belong.
+"""Packs programs of this process for a run request: blobs, and the positions of their bytes.
 
-Weights are cut where the program refers to them. So variants of a model share the blobs of every
-weight that they pack alike, wherever it lies in their blocks.
+Weights are split at the offsets that the program refers to. So variants of a model share the blobs
+of every weight that they pack alike, whatever its position in their blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.tuner.measure.run_wire import Part, ProgramParts, RunRequest, Wo
 from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 PART_BYTES = 8 << 20
-"""Larger weights are cut, from their own start on, into blobs of that size."""
+"""Larger weights are split, from their own start on, into blobs of this size."""
 
 SMALL_BYTES = 32 << 10
 """Smaller weights of one program travel together."""
@@ -39,12 +39,12 @@ class PackedProgram:
 
     Attributes:
         program: the program.
-        digest: of its JSON.
-        library: digest of its code; empty where it has no kernels.
-        block: names the block of its weights; programs with equal ones share it.
+        digest: the digest of its JSON.
+        library: the digest of its code; empty if it has no kernels.
+        block: the name of the block of its weights; programs with equal weights share it.
         parts: the weights that it reads.
-        blobs: everything that is named, by digest.
-        inputs: digests of the arrays that inputs are given, as .npy files.
+        blobs: all named blobs, by digest.
+        inputs: digests of the given arrays of inputs, as .npy files.
         given: these arrays.
     """
 

@@ -33,7 +33,7 @@ class RunStatus(StrEnum):
     TIMED_OUT = "timed_out"
     OUT_OF_MEMORY = "out_of_memory"
     REFUSED = "refused"
-    """The device did not begin: it has no room for the blobs or the run."""
+    """The device did not begin: it lacks the space for the blobs, or the memory for the run."""
     CANCELLED = "cancelled"
 
 

@@ -2,9 +2,9 @@
 
 A request names the programs (their instructions, their code and their weights, all by digest) and
 the work: check outputs, race, profile, or measure the roofline. Weights travel in parts, named by
-content, so that programs that pack a weight alike name the same blob wherever it lies. A request
-states beforehand what the device needs: blobs, memory and time. Only the standard library and NumPy
-are imported: this is what a device needs.
+content, so that programs that pack a weight alike name the same blob whatever its position. A
+request states the device's needs beforehand: blobs, memory and time. Only the standard library and
+NumPy are imported, because devices use this module.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class RunRequest(JsonValue):
 
     @property
     def blob_bytes(self) -> int:
-        """Of all blobs together."""
+        """The bytes of all blobs together."""
         return sum(self.blobs.values())
 
     @classmethod
@@ -218,7 +218,7 @@ def read_request(payload: Mapping[str, Any]) -> Request:
 
 
 def _check_places(request: RunRequest) -> None:
-    """Raises ValueError if something refers to what the request does not have."""
+    """Raises ValueError if the request refers to a program, block or blob that it does not have."""
     named: set[str] = set(request.plain)
     for program in request.programs:
         if program.block >= len(request.block_bytes):

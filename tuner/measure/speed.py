@@ -1,8 +1,8 @@
-"""How fast the device is just now: the reference kernel against the best that it did here.
+"""The present speed of the device: the reference kernel's time against its best time here.
 
 The same work is timed around each batch. If it takes longer than at its best, the machine throttles
-or is shared, and times that were measured meanwhile say little. The harness judges its readings
-(speed.c). Standard library only.
+or is shared, and times that were measured meanwhile are unreliable. The harness evaluates its
+readings (speed.c). Standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Speed(JsonValue):
 
     @property
     def disturbed(self) -> bool:
-        """Whether the machine was so slow that times taken meanwhile are set aside."""
+        """Whether the machine was so slow that times taken meanwhile are discarded."""
         return self.arithmetic_ratio > ARITHMETIC_LIMIT or self.memory_ratio > MEMORY_LIMIT
 
     @property

@@ -1,23 +1,23 @@
-"""How sure a time is, and whether one kernel is faster than another. Standard library only.
+"""Statistics of measured times: confidence intervals and comparisons. Standard library only.
 
-Three questions, three answers:
+The module answers three questions:
 
-*What would this kernel take undisturbed?* Whatever happens to a sample makes it longer, so the
-fastest sample estimates it. A bootstrap says nothing about a minimum (it is inconsistent there:
-Bickel and Freedman, 1981), so the interval is that of the two-parameter exponential distribution:
-undisturbed time plus a wait. With the mean excess s = sum(x - min) / (n - 1) over the fastest of n
+*What is this kernel's time without disturbances?* Every disturbance makes a sample longer, so the
+fastest sample estimates it. A bootstrap of a minimum is inconsistent (Bickel and Freedman, 1981).
+So the interval assumes a two-parameter exponential distribution: undisturbed time plus a wait.
+With the mean excess s = sum(x - min) / (n - 1) over the fastest of n
 samples, n (min - time) / s follows F(2, 2n - 2) exactly, whose quantiles have a closed form. Real
 disturbances have longer tails than that; they make s, and so the interval, wider.
 
 *Which candidates need no more samples?* The same model with the excess of all racers pooled: after
 n samples a minimum lies within s ln(1/a) / n of the undisturbed time with probability 1 - a. A
 kernel that is behind the leader by more than that and a margin is dropped, but never on one or two
-samples: neighbours on a shared machine come in bursts, which no exponential distribution knows.
+samples: disturbances on a shared machine come in bursts, which no exponential distribution models.
 
 *Is the challenger faster than the incumbent?* They run interleaved, A B B A, so that slow drift
-cancels, and each pair gives a ratio. The interval of the median ratio is that of order statistics:
-exact for any distribution of ratios, with no random numbers in it. A bootstrap of so few pairs
-covers less than it says.
+cancels, and each pair gives a ratio. The interval of the median ratio comes from order statistics:
+it is exact for any distribution of ratios and needs no random numbers. A bootstrap of so few pairs
+has less coverage than its nominal confidence.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval, and the probability with which such intervals hold what they are for."""
+    """An interval, and the probability with which such intervals contain the true value."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class Interval:
 def undisturbed(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """An interval for the undisturbed time, given seconds of repeated runs; it ends at the fastest.
 
-    None for fewer than two samples: one sample says nothing of its own error.
+    None for fewer than two samples: one sample gives no estimate of its own error.
     """
     count = len(samples)
     if count < 2:
@@ -176,7 +176,7 @@ def racing(
         for sample in each
         if floor > 0.0
     ]
-    # Of n samples, one is the fastest and has no excess over itself.
+    # One of n samples is the fastest and has no excess over itself.
     freedom = sum(len(each) - 1 for each in samples)
     spread = (PRIOR_SAMPLES * PRIOR_EXCESS + sum(excesses)) / (PRIOR_SAMPLES + freedom)
     if leader_seconds is not None:

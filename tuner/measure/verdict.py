@@ -12,7 +12,7 @@ def winner_of(trials: Sequence[Trial]) -> Trial | None:
     """The fastest challenger that was shown to be faster than the incumbent, or else the incumbent.
 
     None unless one of them has a certificate. The incumbent is the first that was compared with
-    nothing. If it stays, `Comparison.outcome` of the others says why.
+    nothing. If it stays, `Comparison.outcome` of the others has the reason.
     """
     sound = [t for t in trials if t.measurement.certified and t.measurement.run_seconds is not None]
     faster = [

@@ -111,9 +111,9 @@ class RepeatSettings(JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class Candidate(JsonValue):
-    """One kernel of a batch: its KernelSpec and Schedule as JSON, and what was built.
+    """One kernel of a batch: its KernelSpec and Schedule as JSON, and its built code.
 
-    `origin` says who suggested it; a device does not need it.
+    `origin` names the source of the candidate; a device does not need it.
     """
 
     trial_id: str
@@ -129,8 +129,8 @@ class Candidate(JsonValue):
 class Case(JsonValue):
     """Inputs, and the digest of the output that they must give (logical, row-major, as .npy).
 
-    `sizes` are those of a workload's open dimensions. A second counts `weight` times there, not at
-    all if it is 0; no machine takes less than `least_seconds`.
+    `sizes` are the sizes of a workload's dynamic dimensions. Seconds at these sizes count `weight`
+    times, not at all if it is 0. No machine takes less than `least_seconds`.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -145,10 +145,10 @@ class MeasureRequest(JsonValue):
     """One batch of candidates of one workload.
 
     `library_digest` names the shared object. Candidates are checked on every case. They are timed
-    on those that have a weight, or else on the first. With an `incumbent`, the trial id of a
+    on the cases with a weight, or else on the first. With an `incumbent`, the trial id of a
     candidate, each of the others is timed in pairs with it. No machine runs the workload in less
-    than `least_seconds`. The request alone suffices to make trials of its results, so a restarted
-    tuner loses nothing.
+    than `least_seconds`. The request alone suffices to convert its results to trials, so a
+    restarted tuner loses nothing.
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(
@@ -187,7 +187,7 @@ class MeasureRequest(JsonValue):
 
     @property
     def has_sizes(self) -> bool:
-        """Whether the workload has open sizes: then there is a time for each of the timed cases."""
+        """Whether the workload has dynamic sizes: then each of the timed cases has a time."""
         return bool(self.cases[0].sizes)
 
     @property
