@@ -67,7 +67,7 @@ def build(
         environment: in which it runs; None: this process's.
 
     Raises:
-        CalledProcessError: if it refuses; `stderr` says why.
+        CalledProcessError: if the compiler fails; `stderr` has its messages.
     """
     sources = [*sorted(FOLDER.glob("*.c")), *SOURCES]
     command = [*compiler, *FLAGS, *map(str, sources), "-lm", "-o", str(output)]

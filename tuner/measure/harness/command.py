@@ -33,7 +33,7 @@ UPLOAD_SECONDS = 600.0
 """Longest that the copy of the harness may take."""
 
 LAST_LINES = 5
-"""Of what a command writes to its standard error: those that a failure names."""
+"""The last lines of a command's standard error, which a failure quotes."""
 
 FOLDER = "{folder}"
 """In the arguments of a harness: the folder of the device that it may write to."""
@@ -65,7 +65,7 @@ for o in "$d"/harness-*; do test "$o" = "$f" || rm -f "$o"; done
 
 
 LINE_BYTES = 4096
-"""Most of a line that a command says before the harness runs, or writes to standard error."""
+"""The most bytes of a line of the command before the harness runs, or on standard error."""
 
 MOST_RELAYED = 1000
 """Lines of a command's standard error that go to the log."""
@@ -80,11 +80,11 @@ class ViaError(HarnessError):
 
 
 class StartedHarness(NamedTuple):
-    """A harness that runs.
+    """A running harness.
 
     Attributes:
-        process: of the command; its standard input and output are the harness's.
-        digest: SHA-256 of the harness that was meant.
+        process: the command's process; its standard input and output are the harness's.
+        digest: SHA-256 of the expected harness.
     """
 
     process: subprocess.Popen[bytes]
@@ -96,10 +96,10 @@ class DeviceCommand:
 
     Args:
         text: the command, as a shell reads it.
-        folder: where harnesses that are built are kept.
-        blobs: the folder of a harness that runs here; None: `device` in `folder`.
-        log: gets what the command and the device write to standard error.
-        environment: that of the command; None: this process's.
+        folder: the folder of built harnesses.
+        blobs: the folder of blobs of a harness that runs here; None for `device` in `folder`.
+        log: receives the standard error of the command and the device.
+        environment: the command's environment; None for this process's.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class DeviceCommand:
         return StartedHarness(process, digest)
 
     def failure(self, what: str) -> DeviceLost:
-        """That what was wanted did not happen, with the last words of the command."""
-        self._relaying.join(1.0)  # where the command has ended, all that it said is read
+        """The exception for a failed step `what`, with the command's last lines."""
+        self._relaying.join(1.0)  # if the command has ended, all its output is read
         said = "; ".join(self._last)
         name = "this machine" if self._words == ["{}"] else f"'{shlex.join(self._words)}'"
         return DeviceLost(f"{name}: {what}{f' ({said})' if said else ''}")
@@ -261,7 +261,7 @@ def _send(process: subprocess.Popen[bytes], text: str) -> None:
 
 
 def target_of(machine: str) -> str:
-    """The harness's target of what `uname -m` says. Raises ViaError."""
+    """The harness's target for the output of `uname -m`. Raises ViaError."""
     family = family_of(machine.strip())
     if family is None or family.name not in TARGETS:
         raise ViaError(f"there is no harness for a device of '{machine.strip()[:40]}'")

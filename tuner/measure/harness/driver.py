@@ -51,7 +51,7 @@ KEPT_BYTES = 256 << 20
 """Drawn arrays that are kept for further requests of the same workloads."""
 
 LOOK_SECONDS = 0.1
-"""How often a wait asks whether its work is still wanted."""
+"""How often a wait checks whether its work was cancelled."""
 
 GOODBYE_SECONDS = 5.0
 """How long a harness may take to exit before it is killed."""
@@ -64,20 +64,20 @@ CANCEL_SECONDS = 20.0
 """Longest that work takes to end once it is not wanted any more."""
 
 IDLE_LINE_BYTES = 1 << 20
-"""Most of a line while no work is in hand."""
+"""The most bytes of a line while no work is in flight."""
 
 MOST_WAITING = 16
 """The most unread messages: an honest harness sends each only on request."""
 
 MOST_LOGGED = 1000
-"""Lines of a harness's log; what it says beyond that is not passed on."""
+"""The most lines of a harness's log; later lines are dropped."""
 
 _SAME = ("architecture", "system", "processor", "model", "cores")
 """Facts by which a device is known again."""
 
 
 SANDBOX_USERS = (61_000, 61_255)
-"""Numbers of users that no distribution gives to anybody."""
+"""User ids that no distribution assigns."""
 
 
 @dataclass(slots=True)
@@ -116,11 +116,11 @@ class HarnessLimits:
     """Settings of a harness that its user states.
 
     Attributes:
-        cache_bytes: of the device's cache of blobs.
-        sandbox_bytes: most memory of candidates; 0: as much as the device has.
-        sandbox_users: first and last of the users that candidates run as where the harness is root,
-            one for each harness of a machine; None: root.
-        cores: logical cores that candidates run on; empty: those of the fastest kind.
+        cache_bytes: the size of the device's cache of blobs.
+        sandbox_bytes: the most memory of candidates; 0 for all memory of the device.
+        sandbox_users: the first and last id of the users that candidates run as if the harness is
+            root, one user per harness of a machine; None for root.
+        cores: the logical cores that candidates run on; empty for the cores of the fastest kind.
         all_cores: whether they run on every core instead.
     """
 
@@ -144,16 +144,17 @@ class HarnessLimits:
 
 
 class Harness:
-    """Drives a harness: starts it when it is first needed, and anew when it is lost.
+    """Drives a harness: starts it on first use, and again after it is lost.
 
-    `work` and `look` are called by one thread.
+    Only one thread may call `work` and `look`.
 
     Args:
-        command: what reaches the device.
-        limits: what the harness may use.
-        log: takes lines for people.
-        facts: of the device, as a registration holds them; None: what the harness finds.
-        device: the facts that go into every measurement; None: what the harness finds.
+        command: the command that reaches the device.
+        limits: the settings of the harness.
+        log: receives log lines for the user.
+        facts: the facts of the device in its registration; None for the facts that the harness
+            finds.
+        device: the facts that go into every measurement; None for the facts that the harness finds.
     """
 
     most_together = MOST_TOGETHER
@@ -388,7 +389,7 @@ class Harness:
         raise self._command.failure("the harness does not start there")
 
     def _met(self, facts: Mapping[str, Any]) -> None:
-        """Note what the device is. Raises DeviceLost for another one than was met before."""
+        """Note the facts of the device. Raises DeviceLost if another device was met before."""
         changed = [name for name in _SAME if facts.get(name) != self._facts.get(name)]
         if self._facts and changed:
             raise self._lost(f"another device answers: its {changed[0]} differs")

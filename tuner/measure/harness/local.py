@@ -26,11 +26,11 @@ def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[
     """A harness whose candidates run on all cores.
 
     Args:
-        log: takes lines for people.
-        device: facts that go into every measurement; None: what the harness finds.
+        log: receives log lines for the user.
+        device: facts that go into every measurement; None for the facts that the harness finds.
 
     Raises:
-        HarnessError: if this machine has none; the message says what to do.
+        HarnessError: if this machine has no harness; the message names the remedy.
     """
     built = harness_folder(os.environ)
     local_harness(built)
