@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { HUGE_BYTES = 4 << 20 }; /* of arrays for which NumPy asks for huge pages */
+enum { HUGE_BYTES = 4 << 20 }; /* size of arrays for which NumPy requests huge pages */
 
 static const tw_dtype DTYPES[] = {
     {"float32", "<f4", 4, ELEMENT_FLOAT},   {"float64", "<f8", 8, ELEMENT_FLOAT},
@@ -65,7 +65,7 @@ void *tw_aligned(size_t bytes) {
     char *found =
         aligned_alloc(ARRAY_ALIGNMENT, (bytes / ARRAY_ALIGNMENT + 1) * ARRAY_ALIGNMENT);
 #ifdef MADV_HUGEPAGE
-    if (found && bytes >= HUGE_BYTES) { /* as NumPy does for the arrays of whoever runs the code */
+    if (found && bytes >= HUGE_BYTES) { /* as NumPy does for its arrays */
         size_t page = (size_t)sysconf(_SC_PAGESIZE), skipped = page - (uintptr_t)found % page;
         madvise(found + skipped, bytes - skipped, MADV_HUGEPAGE);
     }
@@ -73,7 +73,7 @@ void *tw_aligned(size_t bytes) {
     return found;
 }
 
-/* For each dimension, what each index adds to an element's place. */
+/* For each dimension, the offset that each index adds to an element's place. */
 typedef struct {
     int rank;
     int64_t extent[MOST_DIMENSIONS];
@@ -84,7 +84,7 @@ static void free_tables(tables *all) {
     for (int i = 0; i < all->rank; i++) free(all->steps[i]);
 }
 
-/* No buffer has so many elements; sums of a few do not overflow. */
+/* More elements than any buffer has; sums of a few do not overflow. */
 #define BEYOND (INT64_C(1) << 58)
 
 /* With `padded`, of the interior and the halo around it. */

@@ -10,7 +10,7 @@ enum { MOST_DIMENSIONS = 16, MOST_FACTORS = 64, ARRAY_ALIGNMENT = 64 };
 /* The type of an array's elements. */
 typedef struct {
     const char *name;
-    const char *file; /* what an .npy file calls it */
+    const char *file; /* its name in an .npy file */
     size_t bytes;
     enum { ELEMENT_FLOAT, ELEMENT_HALF, ELEMENT_BFLOAT, ELEMENT_SIGNED, ELEMENT_UNSIGNED } kind;
 } tw_dtype;
@@ -38,10 +38,10 @@ typedef struct {
     const json *text; /* equal ones can share memory */
 } tw_buffer;
 
-/* Read what a plan says of a buffer; false if it does not lie in its bytes. */
+/* Read a plan's description of a buffer; false if an element lies outside its bytes. */
 bool tw_buffer_of(tw_buffer *buffer, const json *text, tw_error *error);
 
-/* Write a row-major array to memory; the halo, and what a layout adds, is 0. */
+/* Write a row-major array to memory; the halo and the padding of a layout are 0. */
 bool tw_pack(const tw_buffer *buffer, const void *array, size_t bytes, void *memory,
              tw_error *error);
 

@@ -1,4 +1,4 @@
-/* Batches of candidates: each is checked on every case, and those that agree are timed. */
+/* Batches of candidates: each is checked on every case, and correct ones are timed. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum {
     MOST_THREADS = TW_MAX_THREADS,
 };
 #define HELD_BYTES                                                                                 \
-    ((size_t)1 << 30) /* packed at a time: what is ready is timed before more comes */
+    ((size_t)1 << 30) /* packed at a time: ready candidates are timed before more are packed */
 
 size_t tw_scratch_stride(size_t bytes) {
     return (bytes + ARRAY_ALIGNMENT - 1) / ARRAY_ALIGNMENT * ARRAY_ALIGNMENT + ARRAY_ALIGNMENT;
@@ -140,7 +140,7 @@ static void say_checked(batch *all, int64_t number, const char *status, const ch
     tw_emit(all->child, &all->line);
 }
 
-/* Run a candidate once on poisoned memory and compare what it wrote; whether that is right. */
+/* Run a candidate once on poisoned memory; return whether its output is right. */
 static bool check(batch *all, int64_t number, size_t at, kernel *made) {
     tw_error error;
     const json *plan = all->plans[at]->first;

@@ -1,4 +1,4 @@
-/* A batch in the sandbox: what batch.c checks and race.c times. */
+/* A batch in the sandbox, which batch.c checks and race.c times. */
 #ifndef TW_BATCH_H
 #define TW_BATCH_H
 
@@ -57,7 +57,7 @@ typedef struct pool {
 typedef struct {
     const tw_child *child;
     const json *request;
-    int64_t first; /* number of its first candidate among those of the job */
+    int64_t first; /* number of its first candidate among all candidates of the job */
     tw_library *library;
     measured_case *cases;
     const json **plans; /* of a case, the list of its kernels */
@@ -67,9 +67,9 @@ typedef struct {
     double tolerance;
     repeat repeat;
     pool *pool;
-    entry *ready; /* what passed its checks and waits for the race */
+    entry *ready; /* candidates that passed their checks and wait for the race */
     size_t ready_count;
-    entry **left; /* those of them that are still in the race */
+    entry **left; /* the candidates still in the race */
     size_t left_count;
     double best; /* fastest sample so far */
     tw_text line;
@@ -80,8 +80,8 @@ void tw_free_kernel(kernel *made);
 /* Give up the memory that kernels share. */
 void tw_forget(pool *pool);
 
-/* Time what is ready, and give up its memory. Batches that screen are interleaved: each is measured
- * between the rounds of the others. */
+/* Time the ready candidates, and free their memory. Screening batches are interleaved: each is
+ * measured between the rounds of the others. */
 void tw_race(batch *batches, size_t count, pool *pool);
 
 #endif

@@ -10,7 +10,7 @@
 #include "harness.h"
 
 enum {
-    LEAST_MEBIBYTES = 64,   /* a worker takes 2 MiB: what candidates of the smallest models need */
+    LEAST_MEBIBYTES = 64,   /* a worker takes 2 MiB; enough for the smallest models */
     ENOUGH_MEBIBYTES = 512, /* most models of a phone, with their weights and expected outputs */
     PROBES = 40,
     MOST_FINDINGS = 8,

@@ -1,5 +1,5 @@
-/* The side of a sandbox: a process that does one lease with code that it does not trust, says what
- * it sees in lines of JSON, and ends. */
+/* The sandbox's side: a process that runs the untrusted code of one lease, reports events in lines
+ * of JSON, and ends. */
 #ifndef TW_CHILD_H
 #define TW_CHILD_H
 
@@ -28,7 +28,7 @@ void tw_emit(const tw_child *child, tw_text *line);
 /* Say that a step begins: of the candidate with this number, or of a run (-1). */
 void tw_begin(const tw_child *child, int64_t candidate);
 
-/* Time the reference kernel, which says how fast this machine is just now. */
+/* Time the reference kernel, a measure of this machine's present speed. */
 void tw_probe(const tw_child *child, int threads);
 
 /* A request with its plan, which is NULL where it needs none. */

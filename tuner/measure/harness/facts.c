@@ -165,8 +165,8 @@ static void features_of(char value[8192], const char *paragraph) {
     tw_text_free(&parted);
 }
 
-/* Whether a process may use registers that hold matrices. Linux grants them to one that asks (its
-   Documentation/arch/x86/xstate.rst), with all that fork from it: those that run candidates. */
+/* Whether a process may use matrix registers. Linux grants them on request (its
+   Documentation/arch/x86/xstate.rst) to a process and its children, which run candidates. */
 static bool matrices_granted(void) {
 #if defined(__x86_64__) && defined(__linux__)
     enum { ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18 };
@@ -342,7 +342,7 @@ void tw_find_facts(tw_facts *facts, const char *root) {
     tw_text_add(&facts->registration, text->data, text->length);
     int64_t bits = tw_vector_bits();
     if (!bits) bits = 8 * (int64_t)tw_read_number(root, "/proc/sys/abi/sve_default_vector_length");
-    /* as in Python: brief facts are those of the registration without features */
+    /* as in Python: brief facts are the registration's facts without features */
     tw_text_format(text, ",\"vector_bits\":%lld}", (long long)bits);
     add_features(&facts->registration, cores, count);
     tw_text_format(&facts->registration, ",\"vector_bits\":%lld}", (long long)bits);

@@ -13,7 +13,7 @@ typedef struct {
     uint64_t memory_bytes;
     cpu_set_t cores; /* that candidates run on: the fastest kind */
     bool some_cores; /* whether there are others */
-    bool known;      /* whether the system says anything of its cores */
+    bool known;      /* whether the system reports its cores */
     char identity[400]; /* of these cores */
     uint64_t kilohertz; /* the highest clock of one; 0 if that is not known */
 } tw_facts;
@@ -21,7 +21,7 @@ typedef struct {
 /* Args: root: the folder that holds `proc` and `sys`. */
 void tw_find_facts(tw_facts *facts, const char *root);
 
-/* JSON of how the device is just now: temperature, load, governor. */
+/* JSON of the device's present condition: temperature, load, governor. */
 void tw_condition(tw_text *text, const char *root);
 
 #endif

@@ -1,4 +1,4 @@
-/* The harness: one process that does what an agent asks for, each request in a sandbox. */
+/* The harness: one process that does an agent's requests, each in a sandbox. */
 #ifndef TW_HARNESS_H
 #define TW_HARNESS_H
 
@@ -15,8 +15,8 @@ typedef struct {
     bool taken, disturbed;
 } tw_reading;
 
-/* The readings of a device (tuner/measure/speed.py): those of one thread, which are processor time,
- * and those of several, which are wall time. */
+/* The readings of a device (tuner/measure/speed.py): of one thread in processor time, of several
+ * threads in wall time. */
 typedef struct {
     double readings[2][2][MOST_READINGS];
     size_t counts[2];
@@ -36,7 +36,7 @@ double tw_reading_excess(const tw_reading *reading);
 /* cache.c */
 typedef struct {
     char folder[512], empty[520];
-    int number;     /* of the folder, among those of the processes of this device */
+    int number;     /* number of the folder, unique among the processes of this device */
     uint64_t bytes; /* most that it holds */
     int lock;
     struct tw_verified *verified; /* files whose bytes were compared with their names */
@@ -44,11 +44,11 @@ typedef struct {
 
 /* Take a folder below `base` that no other process has. */
 bool tw_cache_open(tw_cache *cache, const char *base, tw_error *error);
-/* Bytes that the blobs of one request may have: what is kept, and can be addressed. */
+/* Bytes that the blobs of one request may have: limited by the cache and the address space. */
 uint64_t tw_cache_room(const tw_cache *cache);
 /* Whether the bytes of a blob are here, and are right. One that is damaged is deleted. */
 bool tw_cache_has(tw_cache *cache, const char *digest);
-/* A file to write a blob to, and what becomes of it. */
+/* Open a file for a blob, and later store or discard it. */
 int tw_cache_begin(const tw_cache *cache, const char *digest, tw_error *error);
 bool tw_cache_end(tw_cache *cache, const char *digest, int file, bool whole);
 /* Make room for `coming` bytes: delete the least recently used blobs, except those in `kept`. */
@@ -69,18 +69,18 @@ typedef struct {
     char guards[200];
 } tw_harness;
 
-/* serve.c: do the work that an agent asks for on standard input, until that ends. */
+/* serve.c: do the work that an agent requests on standard input, until the input ends. */
 int tw_serve(tw_harness *harness);
 
 /* work.c */
 
 typedef struct tw_task tw_task;
-/* A request to run programs, or batches that are measured together, read from what the agent says;
- * NULL with the reason. */
+/* A request to run programs, or batches that are measured together, parsed from the agent's
+ * message; NULL with the reason. */
 tw_task *tw_task_of(tw_harness *harness, const json *requests, tw_error *error);
 /* The blobs that they name. */
 tw_blob *tw_task_blobs(tw_task *task, size_t *count);
-/* Do it: a list of results as JSON. False where it was cancelled, or with the reason where nothing could
+/* Do it: a list of results as JSON. False if it was cancelled, or with the reason where nothing could
  * be done. */
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
                 tw_error *error);
@@ -93,7 +93,7 @@ bool tw_probe_device(tw_harness *harness, int times, bool (*cancelled)(void *sel
 /* A line of the log. */
 void tw_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* check.c: print whether the device measures well, and what to type; the exit status. */
+/* check.c: print whether the device measures well, and commands that help; the exit status. */
 int tw_check(tw_harness *harness, bool as_json);
 
 /* results.c: batches that are measured together, and their results. */

@@ -1,7 +1,7 @@
 /* Reading JSON (RFC 8259) strictly.
  *
- * Refused besides what is no JSON: nesting deeper than JSON_DEPTH, more than JSON_NODES values,
- * characters that are no UTF-8, and U+0000.
+ * Besides invalid JSON it refuses: nesting deeper than JSON_DEPTH, more than JSON_NODES values,
+ * invalid UTF-8, and U+0000.
  */
 #ifndef TW_JSON_H
 #define TW_JSON_H

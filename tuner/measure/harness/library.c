@@ -20,8 +20,8 @@
 #define SYMBOL_KIND ELF32_ST_TYPE
 #endif
 
-/* Of this architecture: its machine, and the kinds of relocations: base + addend; and those that
- * put a symbol's address, of which `ABSOLUTE` adds to it. */
+/* For this architecture: its machine, and the kinds of relocations: base + addend, and the kinds
+ * that store a symbol's address; `ABSOLUTE` adds an addend to it. */
 #if defined(__x86_64__)
 enum { MACHINE = EM_X86_64, RELATIVE = 8, ABSOLUTE = 1, DATA = 6, JUMP = 7 };
 #elif defined(__aarch64__)

@@ -1,4 +1,4 @@
-/* tilewright-harness: the options. docs/via.md says how it is used. */
+/* tilewright-harness: the options. docs/via.md explains its use. */
 #include <fcntl.h>
 #include <getopt.h>
 #include <signal.h>

@@ -1,5 +1,4 @@
-/* Whole programs: checked, raced, profiled. The numbers are
- * those of tuner/measure/model_runs.py. */
+/* Whole programs: checked, raced, profiled. The numbers agree with tuner/measure/model_runs.py. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,7 +217,7 @@ static bool load_pointers(run *all, program *made, const json *plan, int64_t blo
         if (!name || name->kind != JSON_STRING || !json_integer(name->next, 0, MOST_BYTES, &offset))
             return senseless(all);
         while (i < 5 && strcmp(spaces[i].name, name->string) != 0) i++;
-        /* what is empty may lie at an end */
+        /* an empty value may lie at an end */
         if (i == 5 || (size_t)offset > spaces[i].most ||
             (i > 1 && (size_t)offset == spaces[i].most))
             return senseless(all);
@@ -377,7 +376,7 @@ static clockid_t clock_of(const run *all) {
     return all->threads > 1 ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID;
 }
 
-/* Seconds of so many runs; below 0 where one refuses. */
+/* Seconds of `count` runs; below 0 if one refuses. */
 static double timed(run *all, const variant *one, int64_t count) {
     int64_t start = tw_nanoseconds(clock_of(all));
     for (int64_t i = 0; i < count; i++)

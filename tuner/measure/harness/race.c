@@ -54,7 +54,7 @@ static double timed(batch *all, kernel *one, int64_t inner, int samples) {
     return least > LEAST_SECONDS ? least : LEAST_SECONDS;
 }
 
-/* Runs a sample, so that one takes about so many seconds. */
+/* The number of runs in a sample, so that a sample takes about `seconds`. */
 static int64_t inner_for(batch *all, kernel *one, double seconds) {
     int64_t inner = 1;
     while (inner < MOST_INNER) {
@@ -121,7 +121,7 @@ static double next_round(double began, double seconds) {
     return now();
 }
 
-/* Keep those that are neither abandoned nor shown to be slower than the fastest; how many. */
+/* Keep the candidates neither abandoned nor shown to be slower than the best; return the count. */
 static size_t still_racing(const batch *all, entry **left, size_t count) {
     const double **samples = tw_allocate(count * sizeof *samples);
     size_t *counts = tw_allocate(count * sizeof *counts), kept = 0;
@@ -145,7 +145,7 @@ static size_t still_racing(const batch *all, entry **left, size_t count) {
     return kept;
 }
 
-/* Rounds of all batches that screen, those of one between those of the others. */
+/* Interleave the rounds of all screening batches. */
 static void screen(batch *batches, size_t count, double *seconds) {
     double began = -INFINITY;
     for (int round = 0;; round++) {

@@ -1,5 +1,5 @@
-/* Batches that are measured together, as the worker sees them: who is measured when a candidate takes
- * the sandbox with it, and what is reported. */
+/* The worker's side of batches that are measured together: it decides which candidates are measured
+ * after one crashes the sandbox, and which results are reported. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ struct tw_batch {
     part *parts;
     size_t part_count, count; /* of candidates of all parts */
     observed *seen;
-    bool *group; /* those that are measured just now */
+    bool *group; /* the candidates being measured */
     int64_t current;
     int threads;
     tw_speed *speed;
@@ -274,7 +274,7 @@ bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const t
     batch->speed = &harness->speed, batch->threads = job->threads;
     set_limits(batch, job);
     tw_ended ended = attempt(batch, job, watch, error);
-    /* what a disturbed device measured is measured once more; one that is so for long stays so */
+    /* a measurement of a disturbed device is repeated once; longer disturbances are accepted */
     if (ended == TW_ENDED && batch->worst.disturbed && !harness->speed.is_disturbed_long) {
         observed *first = batch->seen;
         tw_reading before = batch->worst;
@@ -282,7 +282,7 @@ bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const t
         for (size_t i = 0; i < batch->count; i++) reset(&batch->seen[i]);
         ended = attempt(batch, job, watch, error);
         bool worse = ended == TW_ENDED && tw_reading_excess(&batch->worst) >= tw_reading_excess(&before);
-        if (worse || ended == TW_CANCELLED) { /* what was measured first is whole, and stays */
+        if (worse || ended == TW_CANCELLED) { /* the first measurement is complete, and is kept */
             ended = TW_ENDED;
             observed *second = batch->seen;
             batch->seen = first, first = second, batch->worst = before;

@@ -213,7 +213,7 @@ static const char *signal_name(int number) {
     return "a signal";
 }
 
-/* How a process that has said its last word ended. */
+/* How a process ended after its last event. */
 static void judge(keeper *self, int status) {
     if (WIFSIGNALED(status)) {
         tw_fail(self->error, "killed by %s", signal_name(WTERMSIG(status)));
@@ -243,7 +243,7 @@ static void watch_child(keeper *self) {
         if (!open && waitpid(self->pid, &status, WNOHANG) == self->pid) {
             self->pid = 0;
             judge(self, status);
-        } else if (now >= self->deadline) { /* what it had said by then is read */
+        } else if (now >= self->deadline) { /* its earlier output is read */
             tw_fail(self->error, "no answer within %g seconds", self->job->limit);
             say(self, TW_TIMED_OUT);
         } else if (ready <= 0 || now >= looked + 1e-3 * LOOK_MILLISECONDS) {

@@ -16,7 +16,7 @@ typedef struct {
     const bool *wanted;          /* of batches, the candidates; NULL for a run */
     double limit;        /* seconds that a step may take */
     double budget;       /* and all steps together */
-    size_t event_bytes;  /* most that one thing it says may have */
+    size_t event_bytes;  /* the most bytes of one event */
     int probes;          /* without requests: how often the reference kernel is timed */
     int threads;
     uint64_t memory;        /* bytes of address space; 0: no limit */
@@ -26,9 +26,9 @@ typedef struct {
 } tw_job;
 
 typedef enum {
-    TW_ENDED,     /* it did what it could */
-    TW_FAILED,    /* it says that nothing can be done */
-    TW_CRASHED,   /* or wrote what only the worker's own code should */
+    TW_ENDED,     /* it completed its task */
+    TW_FAILED,    /* it reported that its task is impossible */
+    TW_CRASHED,   /* or forged events that only the worker's own code may write */
     TW_NO_MEMORY, /* as far as that can be detected */
     TW_TIMED_OUT,
     TW_CANCELLED,
@@ -38,10 +38,10 @@ typedef enum {
 typedef struct {
     void *self;
     void (*take)(void *self, const json *event); /* is given each event but the last */
-    bool (*cancelled)(void *self);               /* asked often */
+    bool (*cancelled)(void *self);               /* called often */
 } tw_watch;
 
-/* Do a job; `error` says why it ended, except for TW_ENDED. */
+/* Do a job; `error` has the reason for its end, except for TW_ENDED. */
 tw_ended tw_sandbox(const tw_job *job, const tw_watch *watch, tw_error *error);
 
 /* confinement.c: confine this process for good; the guards that are on, in words. */

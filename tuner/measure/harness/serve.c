@@ -35,7 +35,7 @@ enum {
 
 typedef struct {
     tw_harness *harness;
-    tw_text input; /* what has come and is not read */
+    tw_text input; /* received and unread bytes */
     size_t start;  /* offset of its unread part */
     bool ended, is_cancelled;
     double told_at; /* when the state was last sent */
@@ -108,7 +108,7 @@ static void tell_hello(const tw_harness *harness) {
 
 /* Input. */
 
-/* Read what has come, after waiting so long for it; false where nothing has, or nothing will. */
+/* Read the available input, after waiting for it; false if none came, or the input has ended. */
 static bool read_some(server *self, int milliseconds) {
     static char data[1 << 16];
     struct pollfd one = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -162,7 +162,7 @@ static bool is_over(void *given) {
         if (strcmp(json_get_text(said, "do"), "cancel") == 0)
             self->is_cancelled = true;
         else
-            self->ended = true; /* while work is done, an agent says nothing else */
+            self->ended = true; /* during work, an agent sends no other message */
         json_free(&document);
         free(line);
     }
@@ -170,7 +170,7 @@ static bool is_over(void *given) {
     return self->ended || self->is_cancelled;
 }
 
-/* The same of a probe, which nothing cancels: what the agent says meanwhile comes after it. */
+/* The same for a probe, which cannot be cancelled: the agent's next messages are read after it. */
 static bool has_ended(void *given) {
     server *self = given;
     tell_sometimes(self);
@@ -185,7 +185,7 @@ static bool wait_a_second(void *given) {
 
 /* Blobs. */
 
-/* Keep the bytes of a blob that come next; those that cannot be kept are read all the same. */
+/* Store the bytes of a blob that come next; bytes that cannot be stored are read and dropped. */
 static bool keep(server *self, const char *digest, uint64_t left, tw_error *error) {
     tw_cache *cache = &self->harness->cache;
     char hex[TW_DIGEST_CHARACTERS + 1];
@@ -245,7 +245,7 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
             self->is_cancelled = true;
         } else if (strcmp(json_get_text(head, "blob"), needed[i]->digest) != 0 ||
                    !json_integer(json_get(head, "bytes"), 0, INT64_C(1) << 46, &bytes)) {
-            self->ended = true; /* what follows is of unknown length */
+            self->ended = true; /* the following bytes have an unknown length */
         } else {
             if (good) tw_cache_trim(cache, blobs, count, (uint64_t)bytes);
             good = keep(self, needed[i]->digest, (uint64_t)bytes, error) && good;

@@ -56,7 +56,7 @@ static double rate(rates *all, read_function read, int64_t wanted, int64_t vecto
     int64_t step = CHAINS * vector_bytes,
             size = wanted / step * step > step ? wanted / step * step : step;
     int64_t rounds = READ_BYTES / size > 1 ? READ_BYTES / size : 1;
-    if (size > PTRDIFF_MAX / 2) /* what 32 bits do not address */
+    if (size > PTRDIFF_MAX / 2) /* more than 32 bits address */
         return tw_fail(all->error, "there is no memory for %lld bytes", (long long)size);
     float *memory = tw_aligned((size_t)size);
     if (!memory) return tw_fail(all->error, "there is not enough memory");
@@ -104,7 +104,7 @@ bool tw_speeds(const tw_child *child, const json *work, tw_text *line, tw_error 
             return tw_fail(all->error, "the request makes no sense");
         if (!size) continue;
         name[1] = (char)('0' + number);
-        /* too large for the next smaller cache, and with room in this one */
+        /* too large for the next smaller cache, and with a margin in this one */
         double block = sqrt((double)smaller * (double)size);
         if (!add_level(all, name, size, rate(all, read, (int64_t)block, vector_bytes)))
             return false;

@@ -14,13 +14,13 @@ void tw_read_text(tw_text *text, const char *root, const char *path);
 /* The number that a file is; 0 where it is none. */
 uint64_t tw_read_number(const char *root, const char *path);
 
-/* Bytes of memory that are free; UINT64_MAX where the system does not say. */
+/* Bytes of memory that are free; UINT64_MAX if the system does not report it. */
 uint64_t tw_free_bytes(const char *root);
 
 /* The temperature of the hottest sensor, in degrees Celsius; false if no sensor exists. */
 bool tw_hottest(const char *root, double *celsius);
 
-/* Processes that wanted to run in the last minute; false where the system does not say. */
+/* The average number of runnable processes in the last minute; false if it is not reported. */
 bool tw_load(const char *root, double *load);
 
 #endif

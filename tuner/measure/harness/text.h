@@ -1,4 +1,4 @@
-/* Text that grows, and memory: what both sides of the worker use. */
+/* Growing text, and memory, for both sides of the worker. */
 #ifndef TW_TEXT_H
 #define TW_TEXT_H
 
@@ -25,7 +25,7 @@ void tw_text_reserve(tw_text *text, size_t more); /* so much more is added where
 void tw_text_clear(tw_text *text); /* no characters; the memory stays */
 void tw_text_free(tw_text *text);
 
-/* A JSON string with its quotes, in ASCII. `data` is UTF-8; what is not is written as '?'. */
+/* A JSON string with its quotes, in ASCII. `data` is UTF-8; invalid bytes are written as '?'. */
 void tw_text_string(tw_text *text, const char *data, size_t length);
 
 /* The shortest number that reads back the same, as Python's repr writes it; 0 for NaN and
@@ -40,7 +40,7 @@ typedef struct {
     char text[400];
 } tw_error;
 
-/* Returns false, so that `return tw_fail(...)` says both. */
+/* Returns false, so that `return tw_fail(...)` sets the error and returns. */
 bool tw_fail(tw_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -1,4 +1,4 @@
-/* Requests, from what an agent says until there are results. */
+/* Requests, from the agent's message to the results. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ enum {
     MOST_BLOBS = 100000,
     MOST_TOGETHER = 16,
     MOST_STEPS = 10000,
-    EVENT_BYTES = 4096,        /* of an event, besides what grows with the request */
+    EVENT_BYTES = 4096,        /* bytes of an event, without the part that grows with the request */
     CASE_BYTES = 32,           /* a number for each case */
     RUN_EVENT_BYTES = 4 << 20, /* of the result of a run: errors, ratios, seconds of instructions */
     OUTPUT_BYTES = 23 << 20,   /* and each output that it brings back, in base64 */
@@ -30,7 +30,7 @@ struct tw_task {
     tw_blob *blobs;
     size_t count, room;
     const tw_blob *plans[MOST_TOGETHER]; /* of each request; NULL where it needs none */
-    tw_text result; /* of a run: what the sandbox said */
+    tw_text result; /* of a run: the sandbox's answer */
     bool (*cancelled)(void *self);
     void *self;
 };
@@ -143,8 +143,7 @@ void tw_task_free(tw_task *task) {
     free(task);
 }
 
-/* Why the device lacks the memory for a run just now, which states what it needs; false if it has
- * it. */
+/* The reason why the device lacks the memory that a run states; false if it has it. */
 static bool lacks(const tw_task *task, tw_error *error) {
     int64_t wanted;
     if (!json_integer(json_get(task->run, "memory_bytes"), 0, INT64_C(1) << 46, &wanted))
@@ -181,8 +180,7 @@ static bool is_cancelled(void *given) {
     return task->cancelled(task->self);
 }
 
-/* Most address space: what is stated, or the memory of the machine. Blobs that are mapped take none
- * of that. */
+/* The most address space: the stated limit, or the memory of the machine, plus the mapped blobs. */
 static uint64_t address_bytes(const tw_task *task) {
     uint64_t bytes = task->harness->sandbox_bytes, machine = task->harness->facts.memory_bytes;
     if (!bytes && machine) bytes = machine < LEAST_ADDRESS_BYTES ? LEAST_ADDRESS_BYTES : machine;
