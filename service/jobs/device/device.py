@@ -110,7 +110,7 @@ class Device(Protocol):
         """Whether code for this target runs there."""
 
     def absence(self, target: Target) -> str:
-        """Why code for this target does not run there: a sentence without its full stop."""
+        """The reason why code for this target does not run there: a sentence without full stop."""
 
     def speeds(self, target: Target) -> Speeds:
         """Its roofline, measured with code for this target. It takes about a second.

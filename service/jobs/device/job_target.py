@@ -80,7 +80,7 @@ def resolve_worker(name: str, storage: Storage) -> RegisteredWorker:
 
 
 def target_key_of(name: str, storage: Storage) -> str:
-    """The key that records are looked up by: a key as it is, else that of the named target.
+    """The key by which records are looked up: a key unchanged, or else the named target's key.
 
     Raises:
         UnknownTargetError: as `resolve_job_target` does.

@@ -53,7 +53,7 @@ class LeasedDevice(ProgramRuns):
         limit_seconds: wall time that one step of a run may take.
         second: whether a second opinion is requested; results of the first are never reused.
         canaries: whether a run may wait for a worker in quarantine.
-        priority: of this job's kernel measurements relative to other jobs'.
+        priority: the priority of this job's kernel measurements relative to other jobs'.
         given: real inputs of the model whose programs are run.
     """
 

@@ -1,7 +1,7 @@
-"""The tuner's runner over the queue of measurements: workers elsewhere do the work.
+"""The tuner's runner over the queue of measurements: remote workers measure.
 
-Requests and their results live in the database, so a tuner that was killed finds them again. Only
-the web process lets leases run out: while it is away no worker can renew one.
+Requests and their results are in the database, so the successor of a killed tuner finds them. Only
+the web process expires leases, because no worker can renew a lease while that process is down.
 
 Submissions and acknowledgements are batched until the tuner polls, and then written in one
 transaction. With many workers, a commit per request took most of a tuner's time. A batch is lost
@@ -34,15 +34,14 @@ most `LONGEST_PAUSE_SECONDS`. The workers have enough work meanwhile, and result
 together are read, stored and queued in one transaction each."""
 
 REQUESTS_PER_WORKER = 3
-"""Requests in the queue for each worker: some are measured, interleaved, while the others lie
-ready."""
+"""Requests in the queue per worker: some are measured, interleaved, while the others are ready."""
 
 MOST_GATHERED, MOST_BYTES = 100, 16 << 20
 """Requests, and bytes of the blobs that they name, in a batch that waits for the tuner to poll. A
 larger batch is queued at once."""
 
 TURN_SECONDS = 10.0
-"""For so long requests lie for one of several workers that were named, before the next has them."""
+"""The time that requests wait for one of several named workers before the next one gets them."""
 
 
 class RemoteRunner:

@@ -28,7 +28,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at which workers are alive."""
 
 TURN_SECONDS = 30.0
-"""For so long a run lies for its worker before another one has it."""
+"""The time that a run waits for its worker before another worker gets it."""
 
 
 class RunQueue:
@@ -99,9 +99,9 @@ class RunQueue:
         """Name and run a request; return its result and the worker's id.
 
         Raises:
-            DeviceError: if no worker comes, or the run fails.
+            DeviceError: if no worker takes it, or the run fails.
             Interrupted, JobCancelled: if this process must let go of the job, or the job is to end.
-            WorkerAbsent: if no worker comes, and the job is given back.
+            WorkerAbsent: if no worker takes it, and the job is given back.
         """
         status = None
         while status is None:
@@ -115,7 +115,7 @@ class RunQueue:
         return _read(replace(request, request_id=name), status, where), by
 
     def await_worker(self, target: Target) -> RegisteredWorker:
-        """The worker of this job's runs, once there is one.
+        """Wait for a worker for this job's runs, and return it.
 
         Raises:
             DeviceError, Interrupted, JobCancelled: as `run` does.
@@ -177,7 +177,7 @@ class RunQueue:
             self._storage.blobs.put(bytes(blobs[digest]))
 
     def _await(self, name: str, worker: RegisteredWorker, target: Target) -> RequestStatus | None:
-        """How a request ended; None if its worker was lost and another one is there."""
+        """The final status of a request; None if its worker was lost and another one is alive."""
         leases = self._storage.leases
         seen = looked = asked = time.monotonic()
         while True:

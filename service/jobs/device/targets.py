@@ -33,8 +33,8 @@ def runnable_targets(
             states no facts runs nothing.
 
     Raises:
-        UnknownTargetError: if a listed name is not a target, or the device runs none.
-        InvalidFactsError: if the facts cannot be those of a device.
+        UnknownTargetError: if a listed name is not a target, or the device runs no target.
+        InvalidFactsError: if the facts are impossible for a device.
     """
     if named:
         return tuple(_stored_key(name, storage) for name in dict.fromkeys(named))

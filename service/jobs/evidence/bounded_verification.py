@@ -54,10 +54,10 @@ class BoundedVerifier:
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
-        """As `Verifier.verify`. A size that takes more than it may is not verified.
+        """As `Verifier.verify`. A size that exceeds its limits is not verified.
 
         Raises:
-            CompilerError: as that does.
+            CompilerError: as `Verifier.verify` does.
             JobCancelled: if the job was stopped meanwhile.
         """
         child = BoundedChild(self.bound.limits)

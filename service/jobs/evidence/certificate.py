@@ -297,8 +297,8 @@ class _Steps:
         return graph.replace(inputs=sorted(before), nodes=nodes[::-1], outputs=[name])
 
     def _before(self, name: str) -> tuple[Graph, dict[str, np.ndarray]]:
-        """The segment of a value, and the program's values that it begins with, as they lie in
-        memory."""
+        """The segment of a value, and the program's values that it starts from, in the program's
+        types."""
         segment = self._segment(name)
         given, types = {}, dict(segment.types)
         for value in segment.inputs:

@@ -1,9 +1,9 @@
-"""Which values of the imported graph does a program show, and by which of its own?
+"""Finds the values of the imported graph that a program shows, and its own values that show them.
 
-A pass that keeps a name keeps what it means, also where it changes the type
-(`compiler.graph.names.stands_for`). A value that no kernel writes is shown, too, if it only takes
-elements of values that kernels write: q, k and v are slices of one product. So is one that a kernel
-writes in another form that can be undone: padded, or with a zero point moved from int8 to uint8.
+A pass that keeps a name keeps its meaning, even if it changes the type
+(`compiler.graph.names.stands_for`). A value that no kernel writes is shown, too, if it only selects
+elements of values that kernels write: q, k and v are slices of one product. A value is also shown
+if a kernel writes it in a reversible form: padded, or with a zero point moved from int8 to uint8.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tilewright.tuner.measure.oracle import MOVING
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a program shows a value.
+    """The way in which a program shows a value.
 
     Attributes:
         value: its name in the plan's graph.
         type: its type there.
-        origins: the values that kernels write; `value` itself if that is one.
-        moves: the graph that makes `value` of them; None if there is nothing to do.
-        whole: whether they are nothing but this value, perhaps in another form.
+        origins: the values that kernels write; `value` itself if a kernel writes it.
+        moves: the graph that computes `value` from the origins; None if nothing is to be done.
+        whole: whether the origins contain only this value, perhaps in another form.
     """
 
     value: str
@@ -43,7 +43,7 @@ class Shown:
     whole: bool = True
 
     def numbers(self, written: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The value to compute with, of its origins as they lie in row-major memory."""
+        """The value to compute with, from its origins in row-major memory."""
         array = written[self.value] if self.moves is None else run_graph(self.moves, written)[0]
         return from_memory(array, self.type.dtype)
 
@@ -51,7 +51,8 @@ class Shown:
 def correspondence(
     imported: Graph, planned: Graph, written: Iterable[str]
 ) -> dict[str, tuple[Shown, ...]]:
-    """For each value of the imported graph that is shown: how, what kernels write first."""
+    """The ways in which each shown value of the imported graph is shown; values that kernels write
+    come first."""
     own = dict.fromkeys(written)
     places = {node.output: number for number, node in enumerate(planned.nodes)}
     moved: dict[str, frozenset[str]] = dict.fromkeys(own, frozenset())
@@ -119,7 +120,8 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None:
-    """How a value that kernels write shows what it is made of, one node after the other."""
+    """Undo the reversible nodes that made a value, one after the other, up to an imported value;
+    None if no imported value is reached."""
     value, nodes, types = name, list[Node](), dict(planned.types)
     while (maker := planned.producer(value)) is not None:
         undo = _reverse(planned, maker)
@@ -137,7 +139,7 @@ def _undone(planned: Graph, name: str, means: Mapping[str, str]) -> Shown | None
 
 
 def _reverse(graph: Graph, node: Node) -> Node | None:
-    """The node that makes the first operand of a node of its result."""
+    """The node that computes a node's first operand from its result."""
     if not node.inputs or node.bodies:
         return None
     here, there = graph.types[node.inputs[0]], graph.types[node.output]

@@ -156,7 +156,7 @@ class Observation:
         self._outputs: dict[str, np.ndarray] = {}
 
     def value(self, name: str) -> np.ndarray:
-        """A value as it lies in row-major memory; bfloat16 as its raw bits.
+        """A value in row-major memory; bfloat16 as its raw bits.
 
         Raises:
             DeviceError: if the device cannot run the program.

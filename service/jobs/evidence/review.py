@@ -1,8 +1,8 @@
-"""Reviews: a claim is measured again, on another worker where there is one, and judged.
+"""Reviews: a claim is measured again, on another worker if one is alive, and judged.
 
-A worker may lie, or be faulty unnoticed. Its claim would be served for ever. So the measurement is
-repeated before other jobs rely on the claim. The claim is confirmed if it holds, disputed if the
-two reports contradict each other, and stays as it is if the second report is inconclusive. One
+A worker may lie, or be faulty unnoticed, and its claim would be served for ever. So the measurement
+is repeated before other jobs rely on the claim. The claim is confirmed if it holds, and disputed if
+the two reports contradict each other. An inconclusive second report leaves it unchanged. One
 procedure, `Review.repeat`, has four triggers:
 
 - a job reviews its own new records before they are served (`ScheduleReviews.confirm`);
@@ -38,7 +38,7 @@ class SecondReport:
     """The report of a repeated measurement.
 
     Attributes:
-        report: as JSON.
+        report: the report as JSON.
         worker: the id of the worker that measured; "" for our own machine.
         agrees: whether it confirms the claim.
         contradiction: a sentence if it contradicts the claim, otherwise "".

@@ -36,7 +36,7 @@ DEVICES_DIFFER = 8.0
 times of their defaults, and limited because the first device reports its own default's time."""
 
 CONFIRM_SECONDS = 120.0
-"""How long a job waits for second measurements."""
+"""The longest wait of a job for second measurements."""
 
 _CONTRADICTS = (Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER)
 
@@ -146,7 +146,7 @@ class _SchedulesAgain:
 
 
 def contradiction(first: Measurement, second: Measurement, devices_ratio: float | None) -> str:
-    """Why a second measurement contradicts the first; empty if it does not.
+    """The reason why a second measurement contradicts the first; empty if it does not.
 
     Args:
         first: the record's measurement.

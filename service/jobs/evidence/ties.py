@@ -182,8 +182,8 @@ def _largest(array: np.ndarray) -> float:
 
 
 class NormalPool:
-    """Standard normal numbers from a pool, each time from another place of it: drawing them anew
-    takes longer than the operators between two values."""
+    """Standard normal numbers from a pool, each time from another offset. Generating new numbers
+    would take longer than the operators between two values."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(MOVES)

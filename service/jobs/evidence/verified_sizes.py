@@ -24,7 +24,7 @@ DRAWN = 2
 """The number of random size vectors, in addition to the ends and the hints."""
 
 MOST = 8
-"""How many times the operations at the hints other sizes may take."""
+"""The operations that other sizes may take, as a multiple of the operations at the hints."""
 
 MANY = 50_000_000
 """The elements of a model's values from which other sizes may cost at most as much as the hints,
@@ -49,7 +49,7 @@ def costs_little(planned: Planned) -> bool:
 
 
 def at_hints(planned: Planned) -> tuple[Planned, ...]:
-    """A plan of numbers alone for each size hint; one that has no ranges is the only one."""
+    """A plan of fixed sizes for each size hint; a plan without ranges is the only one."""
     found = planned.open
     if found is None:
         return (planned,)

@@ -41,7 +41,7 @@ LOOK_SECONDS = 30.0
 """The pause between two searches for weak records."""
 
 AT_A_TIME = 4
-"""Records: a job that comes waits for no more."""
+"""The records measured at a time: a new job waits for no more than these."""
 
 AGAIN_SECONDS = 3600.0
 """The pause before the next attempt on a record that only one owner attests after a repetition."""
