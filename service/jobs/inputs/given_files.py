@@ -1,6 +1,6 @@
 """Real inputs as data of a job: uploaded files of samples, and numbers that fill inputs.
 
-Who reads them does it in a bounded process: a file of a few bytes may claim to hold gigabytes.
+Callers read them in a bounded process: a file of a few bytes may claim to hold gigabytes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class GivenFiles:
     """The files and values that a user gives a job as inputs.
 
     Attributes:
-        files: of samples, each an .npz file of arrays by input name.
-        values: of inputs, by name.
+        files: the files of samples, each an .npz file of arrays by input name.
+        values: the values of inputs, by name.
         limit_bytes: the most that all samples may hold together.
     """
 

@@ -58,7 +58,7 @@ class Imported:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many of each."""
+        """The number of lines by result."""
         return {
             "served": self.served,
             "slower": self.slower,

@@ -18,12 +18,12 @@ from tilewright.tuner.measure.measurement import RecordKey
 
 
 def revalidate(plans: Sequence[Planned], storage: Storage, builder: Builder) -> int:
-    """Let records of earlier code generations hold whose code comes out the same; how many.
+    """Revalidate records of earlier code generations whose code is unchanged; return how many.
 
-    A schedule that the space no longer has, or whose code differs, is left for the tuner.
+    A schedule that the space no longer has, or whose code differs, is left to the tuner.
 
     Raises:
-        CompilerError: if a task cannot be made.
+        CompilerError: if a task cannot be created.
     """
     mode = plans[0].mode
     workloads = {workload.key: workload for each in plans for workload, _ in each.workloads}

@@ -1,4 +1,4 @@
-"""Whether a job that came to its end has tuned anything, and if not, why."""
+"""Decides whether an ended job has tuned anything, and if not, finds the reason."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Untuned:
 
 
 def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str) -> Untuned | None:
-    """Why nothing was tuned; None if something was, or nothing was to be.
+    """The reason why nothing was tuned; None if something was tuned, or nothing was to be tuned.
 
-    `asked` is the budget that the user gave. A model of which every workload was known before is
-    tuned, and one without workloads has nothing to tune. A record that is not served counts for
-    nothing: no artifact is built with it.
+    `asked` is the budget that the user gave. A model whose workloads were all known before counts
+    as tuned, and a model without workloads has nothing to tune. A record that is not served does
+    not count, because no artifact is built with it.
     """
     finished = outcome.finished
     if not finished.tasks or not asked.trials or any(s.from_store for s in finished.tasks):

@@ -48,7 +48,7 @@ PROGRESS_SECONDS = 0.25
 """Shortest time between two progress events of a job."""
 
 AWAY_SECONDS = 10.0
-"""How long a job's last worker may be away before the job is given back to wait for one."""
+"""The absence of a job's last worker after which the job is given back, to wait for a worker."""
 
 
 class JobRun:

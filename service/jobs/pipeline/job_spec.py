@@ -47,7 +47,7 @@ class JobSpec:
 
     Attributes:
         model: a file, or its bytes.
-        mode: how code is generated.
+        mode: the mode in which code is generated.
         options: sizes, limits and the budget.
         digest: the SHA-256 of the model's bytes, if known.
         given: real inputs, on which programs are verified, and whose sizes are hints.

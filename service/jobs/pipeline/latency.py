@@ -1,4 +1,4 @@
-"""How long one run of a model takes, untuned and as it is served, at each size of its hints."""
+"""The latency of one run of a model, untuned and as served, at each of its size hints."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MOST_TIMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of one run at some sizes, before tuning and as it is served.
+    """Seconds of one run at some sizes, before tuning and as served.
 
-    `low` and `high` are the interval of `after_seconds`; None where the same program is served as
-    before, so that nothing was compared.
+    `low` and `high` are the interval of `after_seconds`; None if the served program is the untuned
+    one, so that nothing was compared.
     """
 
     sizes: Sizes

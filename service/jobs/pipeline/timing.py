@@ -25,7 +25,7 @@ class ModelTiming:
 
 
 def time_model(served: Planned, schedules: ScheduleSource, device: Device) -> ModelTiming:
-    """Run a model as it is served, interleaved with its plan's untuned program.
+    """Run a model as served, interleaved with its plan's untuned program.
 
     Raises:
         CompilerError: if a workload does not compile.

@@ -47,10 +47,10 @@ def planning_limits(settings: Settings) -> Limits:
 def plan_bounded(
     spec: JobSpec, limits: Limits, stop: Stop, timings: Timings | None = None
 ) -> tuple[Planned, ...]:
-    """The plans of all programs of a job's model (`plan_programs`), made by a child.
+    """The plans of all programs of a job's model (`plan_programs`), computed by a child process.
 
     Raises:
-        CompilerError: as that does, and if the model takes more than it may.
+        CompilerError: as `plan_programs` does, and if the model exceeds the limits.
         JobCancelled: if `stop` ended the child.
     """
     began = time.perf_counter()
@@ -86,10 +86,10 @@ def _with_model(planned: Planned, model: Path | bytes) -> Planned:
 def given_bounded(
     spec: JobSpec, files: GivenFiles, limits: Limits | None, stop: Stop
 ) -> GivenInputs:
-    """The inputs that a job is given, read by a child; by this process if there are no limits.
+    """The given inputs of a job, read by a child process; by this process without limits.
 
     Raises:
-        CompilerError: as `GivenFiles.read` does, and if that takes more than it may.
+        CompilerError: as `GivenFiles.read` does, and if reading exceeds the limits.
         JobCancelled: if `stop` ended the child.
     """
     if limits is None or not (files.files or files.values):
@@ -101,7 +101,7 @@ def given_bounded(
 
 
 def not_planned(found: NoAnswer, limits: Limits) -> CompilerError | JobCancelled:
-    """Why a child has not read or planned the model."""
+    """The error for a child that has not read or planned the model."""
     what = "reading and planning the model"
     match found.reason:
         case Reason.ENDED:

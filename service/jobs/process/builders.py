@@ -1,4 +1,4 @@
-"""Where candidates are compiled: processes of this machine, or a Dask cluster."""
+"""The builders that compile candidates: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 

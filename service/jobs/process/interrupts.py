@@ -1,4 +1,4 @@
-"""Why a process lets go of a job in the middle of it. None of these is an error of the job."""
+"""The reasons why a process gives back an unfinished job. None is an error of the job."""
 
 from __future__ import annotations
 

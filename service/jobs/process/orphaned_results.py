@@ -23,7 +23,7 @@ def store_orphaned_results(storage: Storage) -> int:
         for status in left:
             payload = payloads.get(status.request_id)
             if payload is None or is_run(payload):
-                continue  # gone meanwhile, or no candidates: a run is an answer to its job alone
+                continue  # deleted meanwhile, or a run, whose result matters only to its job
             try:
                 request = MeasureRequest.from_json(payload)
                 trials = trials_of(request, result_of(request, status))

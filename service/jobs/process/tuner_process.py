@@ -75,7 +75,7 @@ class TunerProcess:
             while not self._stopping.is_set():
                 self._wake.clear()
                 try:
-                    # the api is not ready while no tuner comes by here
+                    # the api reports ready only while a tuner passes here regularly
                     self._storage.sweeps.take(CLAIMS, self._name)
                     match_jobs(self._storage)
                     self._give_back()
@@ -153,7 +153,7 @@ class TunerProcess:
         thread = threading.Thread(target=work, name=f"job-{run.job.id[:8]}", daemon=True)
         self._runs[run] = thread
         thread.start()
-        if self._stopping.is_set():  # `stop` may have come before the run was in the list
+        if self._stopping.is_set():  # `stop` may have been called before the run was in the list
             run.interrupt("shutdown")
 
     def _learn(self) -> bool:
@@ -168,7 +168,7 @@ class TunerProcess:
         return True
 
     def _measure_again(self) -> None:
-        """Let records be measured again that rest on one owner's word, until a job comes."""
+        """Repeat measurements of records that only one owner attests, until a job arrives."""
         try:
             if self._beside is not None and self._beside.is_alive():
                 if not self._weak.keep_turn():

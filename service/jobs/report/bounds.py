@@ -47,9 +47,9 @@ def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
 
 
 def task_bound(task: Task, speeds: Speeds) -> float:
-    """Least seconds of one run at the machine's measured rates. Arithmetic is that of the algorithm
-    that executes fewest operations. All bytes come from the nearest cache that holds them, as when
-    candidates are timed."""
+    """The least seconds of one run at the machine's measured rates. The arithmetic is counted for
+    the algorithm with the fewest operations. All bytes come from the nearest cache that holds them,
+    as when candidates are timed."""
     return sum(point.weight * _bound(task, point, at, speeds) for point, at in task.fixed())
 
 

@@ -1,4 +1,4 @@
-"""Two engines interleaved on one model: how `tilewright bench` measures. `PEERS` are the others."""
+"""Times engines interleaved on one model, for `tilewright bench`. `PEERS` are the other engines."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def race(
 
     Args:
         runs: one run of each engine, by its name.
-        threads: that each engine uses.
-        rounds: how often the engines take turns for `turn_seconds` each.
+        threads: the threads that each engine uses.
+        rounds: the number of rounds, in which each engine runs for `turn_seconds`.
         turn_seconds: wall time per engine and round.
     """
     clock = time.process_time if threads == 1 else time.perf_counter

@@ -338,7 +338,7 @@ _MOVING = frozenset(
 
 @dataclass(slots=True)
 class _Behind:
-    """How many nodes of the file are behind a step, and the first `MOST_NODES` of them."""
+    """The number of the file's nodes that a step computes, and the first `MOST_NODES` of them."""
 
     count: int = 0
     first: list[tuple[str, str]] = field(default_factory=list)

@@ -23,8 +23,8 @@ class Predicted:
 
 
 LONGEST_SECONDS = 5.0
-"""CPU time that predictions take at most: a trial of a large nest, or of a range, may take many
-milliseconds, and models of other users wait to be read meanwhile."""
+"""The most CPU time of predictions. A trial of a large nest, or of a range, may take many
+milliseconds, and other users' models wait meanwhile."""
 
 
 def predicted(

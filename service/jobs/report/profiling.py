@@ -1,4 +1,4 @@
-"""Where the time of a run goes, instruction by instruction, as a table and as a trace."""
+"""The time of a run by instruction, as a table and as a trace."""
 
 from __future__ import annotations
 

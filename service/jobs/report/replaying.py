@@ -71,7 +71,7 @@ def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
     trials = [
         trial
         for trial in storage.records.trials_of_job(run.options.job_id)
-        # what confirmed its records came after the run
+        # confirmations of its records were measured after the run
         if trial.key in known and trial.id not in before and trial.phase is not Phase.CONFIRM
     ]
     try:

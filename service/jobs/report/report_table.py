@@ -80,7 +80,7 @@ def headline(report: ModelReport) -> str:
 
 
 def rate(kernel: KernelReport) -> str:
-    """Operations of the definition a second: what comparisons between algorithms need."""
+    """Operations of the definition per second, which are comparable between algorithms."""
     return f"{kernel.flops / kernel.seconds / 1e9:.1f}" if kernel.seconds else "-"
 
 

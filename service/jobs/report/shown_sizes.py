@@ -18,7 +18,8 @@ LONG_RUN = 10**11
 of one core."""
 
 TIMES = 8
-"""How many times the cost at the hints the largest sizes may have, if that is more."""
+"""The cost that the largest sizes may have, as a multiple of the cost at the hints, if that exceeds
+`LONG_RUN`."""
 
 FIRST_STAGE = "the data decide sizes; the figures are those of the first stage"
 """A remark for the user if only one stage of a model is shown."""
@@ -54,8 +55,8 @@ def hinted_sizes(
     stated: Shares | None = None,
     given: Collection[str] = (),
 ) -> list[dict[str, int]]:
-    """Sizes of a compiled program's open dimensions: the hints that are stated, or else its own;
-    of ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
+    """Sizes of a compiled program's dynamic dimensions: the stated hints, or else its own; for
+    ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
 
     Raises:
         InvalidArgumentError: as `draw_sizes` does.
