@@ -94,7 +94,7 @@ class QuantizeReport:
 
     Attributes:
         method: the method, as text for users.
-        origin: the origin of the samples: a path, or "drawn" for random ones.
+        origin: the origin of the samples: a path, or `"drawn"` for random ones.
         samples: the number of samples for calibration; 0 if the method needs no calibration.
         measured: the number of samples that the report is computed on.
         seen: whether the report uses the samples of the calibration.

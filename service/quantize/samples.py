@@ -48,7 +48,7 @@ class Samples:
         calibration: the samples that determine value ranges.
         held_out: the samples that the report is computed on.
         dims: the sizes of the model's named dimensions.
-        origin: the origin of the samples: a path, or "drawn" for random ones.
+        origin: the origin of the samples: a path, or `"drawn"` for random ones.
     """
 
     calibration: tuple[InputArrays, ...]

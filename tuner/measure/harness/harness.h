@@ -80,8 +80,8 @@ typedef struct tw_task tw_task;
 tw_task *tw_task_of(tw_harness *harness, const json *requests, tw_error *error);
 /* The blobs that they name. */
 tw_blob *tw_task_blobs(tw_task *task, size_t *count);
-/* Do it: a list of results as JSON. False if it was cancelled, or with the reason where nothing could
- * be done. */
+/* Do it: a list of results as JSON. False if it was cancelled, or with the reason if nothing could be
+ * done. */
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
                 tw_error *error);
 void tw_task_free(tw_task *task);
