@@ -15,7 +15,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 # rich and typer wrap and colour depending on the terminal that they detect
 os.environ["NO_COLOR"] = "1"
 os.environ["COLUMNS"] = "200"
-# A test compiles what it tests: it finds nothing that another run kept, and keeps nothing.
+# A test compiles its own models: it finds no results of another run, and keeps none.
 os.environ["TILEWRIGHT_KEPT_FOLDER"] = ""
 
 
@@ -28,7 +28,7 @@ def _choose_temporary_folder() -> None:
     found = os.statvfs(memory)
     if found.f_bavail * found.f_frsize >= 4 << 30 and not found.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("TMPDIR", memory)
-        tempfile.tempdir = None  # what it chose before
+        tempfile.tempdir = None  # the earlier choice
 
 
 _choose_temporary_folder()

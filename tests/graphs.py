@@ -1,4 +1,4 @@
-"""Building small graphs in tests, and proving that a pass keeps what they compute."""
+"""Building small graphs in tests, and proving that a pass preserves their results."""
 
 from __future__ import annotations
 

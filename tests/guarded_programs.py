@@ -1,5 +1,5 @@
-"""Whole programs between guard pages, at any sizes: no kernel, copy or native function touches what
-is not its own.
+"""Whole programs between guard pages, at any sizes: no kernel, copy or native function accesses
+memory outside its operands.
 
 The slots of the arena are moved to separate pages, each with an inaccessible page before and behind
 it, and inputs, outputs, weights and scratch lie in `Guarded` memory. An access beyond a slot ends
@@ -69,7 +69,7 @@ class GuardedExecutable:
         def hold(held: RunContext) -> None:
             _protect(held._arena, 0, held._arena.nbytes, _PROT_ALL)
             original(held)
-            held._arena[:] = 0xFF  # NaN: nothing may depend on what was there before
+            held._arena[:] = 0xFF  # NaN: nothing may depend on the earlier contents
             for start in self._guards:
                 _protect(held._arena, start, PAGE, _PROT_NONE)
 

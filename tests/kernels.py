@@ -74,7 +74,7 @@ _POISON = 0xFF
 def guarded_calls() -> ctypes.CDLL:
     """`guarded_calls.c`, compiled once a process; from then on it takes the faults of its calls.
 
-    Who takes over a signal later (the emulator of AMX does) passes on what it does not know.
+    A later handler of a signal (the emulator of AMX) passes on the signals that it does not handle.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, source = (
@@ -97,7 +97,7 @@ def call_guarded(
     sizes: int,
     part: range,
 ) -> None:
-    """Call a stage, which may touch what it must not.
+    """Call a stage that may access memory out of bounds.
 
     Raises:
         AssertionError: if it did.

@@ -14,7 +14,7 @@ SPEEDS = Speeds(1e9, (Level("memory", 0, 1e9),))
 def honest(
     request: MeasureRequest, worker: str = "", seconds: float = 1e-6, **values: Any
 ) -> MeasureResult:
-    """Every candidate ran, was right, and took so long; `values` replace what is said of each."""
+    """Every candidate ran, was right, and took this long; `values` replace the fields of each."""
     measurements = []
     for candidate in request.candidates:
         facts: dict[str, Any] = {

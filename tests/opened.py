@@ -1,4 +1,4 @@
-"""Models with open dimensions: a job plans what can be imported at a size."""
+"""Models with open dimensions: a job plans every model that can be imported at a size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dynamic_dimensions(proto: Any, chance: random.Random) -> None:
 
 def refusal(proto: Any, feeds: Mapping[str, Any]) -> str:
     """Why a job refuses a model that can be imported at the sizes of these inputs; empty if it does
-    not, or if it says which dimension it needs a size of."""
+    not, or if it names the dimension that needs a size."""
     data: bytes = proto.SerializeToString()
     sizes: dict[str | int, int] = {}
     for port in proto.graph.input:

@@ -74,7 +74,7 @@ def sorted_bodies(step: LoopStep | BranchStep) -> tuple[GraphPlan, ...]:
 
 
 def planned(graph: Graph, lanes: int = 8) -> GraphPlan:
-    """A plan, after checking its invariants and what it computes."""
+    """A plan, after checking its invariants and its results."""
     plan = plan_graph(graph, lanes)
     inputs = random_inputs(graph)
     for a, b in zip(run_graph(graph, inputs), execute(plan, inputs), strict=True):

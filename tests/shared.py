@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def run_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all processes of this run know. pytest removes it with its temporary files.
+    """A folder that all processes of this run share. pytest removes it with its temporary files.
 
     Args:
         worker_id: pytest-xdist's name of this process, "master" where it is the only one.
@@ -25,9 +25,9 @@ def run_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 def made_once(folder: Path, name: str, make: Callable[[], T]) -> T:
-    """What `make` returns, as the first process of the run that asked has pickled it.
+    """The return value of `make`, as the first process of the run has pickled it.
 
-    The first has what it made itself, so it differs from nothing.
+    The first process gets its own object, not a copy from the file.
     """
     path = folder / f"{name}.pickle"
     with (folder / f"{name}.lock").open("w") as lock:

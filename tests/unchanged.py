@@ -1,4 +1,5 @@
-"""Groups of slow tests, left out while the sources that they depend on are those that passed.
+"""Groups of slow tests, skipped while the sources that they depend on are unchanged since they
+passed.
 
 `make test-all` runs every test. If none fails, it writes `unchanged.json`: a digest of each group's
 sources, which is committed with them. While the sources have this digest, the group is not

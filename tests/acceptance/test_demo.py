@@ -1,4 +1,5 @@
-"""`make demo` with a small model and budget ends well, and its artifact gives what it should."""
+"""`make demo` with a small model and budget succeeds, and its artifact gives the expected
+output."""
 
 from __future__ import annotations
 

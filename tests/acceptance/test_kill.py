@@ -98,7 +98,7 @@ class KilledFleet(Fleet):
             "TILEWRIGHT_JOB_LEASE_SECONDS": "1",
             "TILEWRIGHT_LONG_POLL_SECONDS": "2",
             "TILEWRIGHT_BUILDERS": "1",
-            # it tidies all the while: what is stored goes a minute later, and nothing else
+            # it tidies continuously: stored results are deleted a minute later, and nothing else
             "TILEWRIGHT_HOUSEKEEPING_SECONDS": "0.5",
             "TILEWRIGHT_KEEP_FINISHED_SECONDS": "60",
         }
@@ -131,7 +131,7 @@ class Drama:
         self.requests: dict[str, RequestStatus] = {}
 
     def note(self) -> None:
-        """Keep what the database says of the job's requests: it tidies those that are stored."""
+        """Keep the database's rows of the job's requests: it deletes those that are stored."""
         self.requests |= {r.request_id: r for r in self.storage.leases.of_job(self.job_id)}
 
     def ended(self) -> bool:
@@ -204,7 +204,7 @@ class Drama:
         self.kill(victim, "leased")
 
     def spooled(self, victim: str) -> None:
-        """The worker is done; the service does not know, because it is away."""
+        """The worker is done; the service has no result yet, because it is down."""
         self.in_flight("web", self.fleet.spooled)
         if victim != "web":
             self.kill(victim, "spooled")
@@ -286,7 +286,7 @@ def check_nothing_lost_or_twice(fleet: KilledFleet, storage: Storage, drama: Dra
             assert request.state is RequestState.DONE, "a finished request was lost"
             assert request.result is not None
             if is_run(request.result):
-                continue  # what came of it is in the job's result
+                continue  # its outcome is in the job's result
             for entry in request.result["measurements"]:
                 stored = trials[entry["trial_id"]].measurement
                 assert list(stored.samples_seconds) == entry["measurement"]["samples_seconds"]

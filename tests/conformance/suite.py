@@ -269,8 +269,8 @@ def _span(ref: BufferRef, size: int) -> _Span:
 def computed(program: Program) -> list[bool]:
     """For each output, whether kernels made it from the values of a run-time input.
 
-    Followed through the program's instructions: bytes are computed once a kernel has written them
-    that read an input or computed bytes, or that runs because such bytes say so.
+    Followed through the program's instructions: bytes count as computed once a kernel has written
+    them that read an input or computed bytes, or that runs because of a condition in such bytes.
     """
     live = [_Span(BufferSpace.INPUT, i, i + 1) for i in range(len(program.inputs))]
     _follow(program, program.instructions, live, decided=False)
@@ -300,7 +300,7 @@ def _follow(
                     _follow(program, part, end, decided=chosen)
                 live[:] = [*ends[0], *ends[1]]
             case Loop(counter, trips, going, _, body):
-                for _ in range(2):  # what one step computes the next one reads
+                for _ in range(2):  # one step reads the results of another
                     chosen = meets(trips, 8) or meets(going, 1)
                     write([_span(counter, 8)], chosen)
                     before = list(live)

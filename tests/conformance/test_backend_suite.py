@@ -197,7 +197,7 @@ def test_the_list_names_cases_of_the_suite(cases: dict[str, Case], form: Form) -
 
 
 def test_every_operator_of_the_catalogue_passes_a_case(cases: dict[str, Case]) -> None:
-    """But for those that the suite has no case of."""
+    """Except for operators that the suite has no case of."""
     passing = {op for c in cases.values() if c.name not in listed(Form.PLAIN) for op in c.operators}
     domains = ("ai.onnx", "ai.onnx.ml")
     known = {entry.op_type for entry in catalogue() if entry.domain in domains}

@@ -99,7 +99,8 @@ class Service:
         self._until(lambda: name in self._names(), name)
 
     def run(self, *arguments: str, seconds: float = 240.0) -> str:
-        """A command of the command line; what it printed. All others must live meanwhile.
+        """Run a command of the command line and return its output. All other processes must live
+        meanwhile.
 
         A job takes about a tenth of the `seconds` that it may take on two free cores.
         """

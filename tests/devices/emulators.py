@@ -18,7 +18,7 @@ SYSROOTS = {
     "armv7l": ("armhf", "bookworm"),
     "riscv64": ("riscv64", "trixie"),
 }
-"""What Debian calls an architecture, and the suite that its Python is from."""
+"""Debian's name of an architecture, and the suite that its Python is from."""
 
 PROGRAMS = {"armv7l": "arm"}
 """qemu's name of an architecture, where that is not `uname -m`."""
@@ -71,7 +71,8 @@ def emulator(architecture: str) -> tuple[str, ...]:
     """The command of qemu for programs of an architecture: the installed one, or Debian's.
 
     Debian's is started by the loader that comes with it, for it uses libraries that this machine
-    may not have; no variable of the environment says so, since programs under it would inherit it.
+    may not have. The loader is not set in the environment, since programs under it would inherit
+    it.
 
     Raises:
         UnavailableError: if no emulator is found.
@@ -94,7 +95,7 @@ def sysroot(architecture: str) -> Path:
     """
     name, suite = SYSROOTS[architecture]
     root = debian(name, suite, ["python3-numpy", "python3", "libc6", "libstdc++6"])
-    # what installing would have done: the libraries that NumPy is linked with lie a folder deeper
+    # the effect of an installation: the libraries that NumPy is linked with lie a folder deeper
     folder = root / "usr/lib" / LIBRARIES.get(architecture, f"{architecture}-linux-gnu")
     for library in ("blas/libblas.so.3", "lapack/liblapack.so.3"):
         link = folder / Path(library).name

@@ -1,4 +1,4 @@
-"""Whether a page in a browser is for everybody: who cannot see it, holds a phone, has no mouse.
+"""Accessibility of a page in a browser: for users who cannot see it, hold a phone, have no mouse.
 
 The rules are axe-core's, which npm fetches once into the cache of the tests; nothing of it is
 shipped. The tests read a page's state from attributes: its policy forbids evaluating the

@@ -1,4 +1,4 @@
-"""Machines to emulate: what their operating systems would say of them, and their Pythons."""
+"""Machines to emulate: the facts that their operating systems would report, and their Pythons."""
 
 from __future__ import annotations
 

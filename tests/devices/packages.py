@@ -26,7 +26,7 @@ FETCH_SECONDS = 240.0
 
 
 class UnavailableError(Exception):
-    """Something cannot be had here; the message says what and why."""
+    """A resource is not available here; the message names it and the reason."""
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -86,7 +86,7 @@ def debian(architecture: str, suite: str, packages: Sequence[str]) -> Path:
 
 
 def _download(apt: Path, architecture: str, suite: str, packages: Sequence[str]) -> None:
-    """Packages and what they need, by an apt that knows of nothing installed."""
+    """Packages and their dependencies, by an apt that finds nothing installed."""
     for name in ("state/lists/partial", "cache/archives/partial", "etc"):
         (apt / name).mkdir(parents=True)
     (apt / "state/status").touch()

@@ -1,7 +1,7 @@
 """A job for a browser, and for Node: tuned, certified and checked there, over HTTP.
 
 Both run the worker in JavaScript. Chromium is Debian's, without its own sandbox, as it is run by
-root here; what it opens is a link of the command line.
+root here; it opens a link of the command line.
 """
 
 from __future__ import annotations

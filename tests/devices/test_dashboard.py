@@ -111,7 +111,7 @@ def test_a_job_is_followed_and_cancelled(
     expect(curve).to_have_attribute("data-points", points, timeout=PATIENCE)
     drawn, done = curve.get_attribute("data-points"), trials.get_attribute("data-trials")
     assert drawn is not None and done is not None
-    # without being loaded again: by the stream, and by the part that it makes the page ask for
+    # without being loaded again: by the stream, and by the part that the page then fetches
     expect(curve).not_to_have_attribute("data-points", drawn, timeout=PATIENCE)
     expect(trials).not_to_have_attribute("data-trials", done, timeout=PATIENCE)
     assert int(curve.get_attribute("data-points") or 0) > int(drawn)
@@ -143,7 +143,7 @@ def test_a_job_is_followed_and_cancelled(
     expect(page.locator("#secret")).to_be_visible()
     assert all_wrong(page) == []
     change_records_and_devices(page, plain_service)
-    missing = page.context.new_page()  # whose console says that there is nothing
+    missing = page.context.new_page()  # whose console reports the missing page
     missing.goto(f"{plain_service.url}/dashboard/jobs/none")
     assert all_wrong(missing) == []
     missing.close()

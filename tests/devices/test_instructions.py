@@ -122,7 +122,7 @@ def test_every_pair_of_bytes(types: Types, tmp_path: Path) -> None:
 
 
 def test_every_pair_of_bytes_on_risc_v(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Vectors and groups that are full, and those that are not."""
+    """Full vectors and groups, and partial ones."""
     if not pytestconfig.getoption(ALL_MACHINES, default=False):
         pytest.skip(f"the emulator is slow at vectors: {ALL_MACHINES}")
     target, cases, expected = resolve_target("riscv64"), [], []
@@ -263,7 +263,7 @@ def test_two_levels_of_strassen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("planar", [True, False])
 def test_windows_of_every_element_and_of_every_second_one(planar: bool, tmp_path: Path) -> None:
-    """Nothing beyond an input is read, and what waits is stored where it belongs."""
+    """Nothing beyond an input is read, and waiting results are stored at their places."""
     random, cases, expected = np.random.default_rng(0), [], []
     for name, stride in product(("neoverse-n1", "cortex-a53"), (1, 2)):
         target = resolve_target(name)
@@ -324,7 +324,7 @@ def test_the_largest_of_any_floats(tmp_path: Path) -> None:
 
 
 def test_bytes_and_limits_of_any_float(tmp_path: Path) -> None:
-    """Ties, what is too large, infinite or no number, together and one by one."""
+    """Ties, values that are too large, infinite or NaN, together and one by one."""
     random = np.random.default_rng(0)
     special = [0.5, 1.5, 254.5, 255.5, -0.5, -3.0, 256.0, 3e9, -3e9, np.inf, -np.inf, np.nan]
     x = np.concatenate([special, random.uniform(-9, 300, 132)]).astype(np.float32)
@@ -380,7 +380,7 @@ def test_halves_are_fused_where_the_target_does_so(name: str, instruction: str) 
 
 @pytest.mark.parametrize(("types", "instruction"), MATRICES.items())
 def test_matrices_are_multiplied_by_their_instruction(types: Types, instruction: str) -> None:
-    """So that what is run above is what it is meant to be."""
+    """Check that the tests above really run these instructions."""
     target = resolve_target(TARGETS[-1])
     assembly = emit_assembly(lower_nest(packed_product(types, 5, 12, 32, 4, 8, 4), target), target)
     assert re.search(rf"\b{instruction}\b", assembly)

@@ -1,7 +1,7 @@
 """A job for a machine that is not the tuner's: from the model to the artifact that runs there.
 
-The worker runs under qemu, with its own instruction set and the facts that its Linux would tell.
-Times say nothing there, and nothing here looks at them.
+The worker runs under qemu, with its own instruction set and the facts that its Linux would report.
+Times are meaningless there, and no test here compares them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def save_model(path: Path) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The usual machines, or all of them where the command line asks for that."""
+    """The usual machines, or all of them if the command line asks for that."""
     if "machine" in metafunc.fixturenames:
         more = metafunc.config.getoption(ALL_MACHINES, default=False)
         machines = [*USUAL, *(RARE if more else [])]
@@ -108,7 +108,8 @@ def test_a_job_is_done_on_the_device(service: Service, emulated: Emulated, tmp_p
 
 
 def check_whole_model(service: Service, machine: Machine, job: str, printed: str) -> None:
-    """The certificate and the race are the device's, and so is what the answer says of them."""
+    """The certificate and the race are the device's, and so are the fields of the answer about
+    them."""
     with service.client() as client:
         done = client.job(job)
         (worker,) = client.workers()
@@ -144,7 +145,7 @@ def check_explained(service: Service, machine: Machine, model: Path, worker: str
 
 
 def check_measurements(service: Service, machine: Machine, job: str) -> None:
-    """Each was made by the worker, which says what machine it is on."""
+    """Each was measured by the worker, which reports its machine."""
     with service.client() as client:
         (worker,) = client.workers()
     storage = service.storage()

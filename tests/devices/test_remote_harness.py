@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The machine that people have, or all of them where the command line asks for that."""
+    """The most common machine, or all of them if the command line asks for that."""
     rare = [CORTEX_A15, RISCV64] if metafunc.config.getoption(ALL_MACHINES, False) else []
     metafunc.parametrize("machine", [CORTEX_A72, *rare], ids=lambda machine: machine.name)
 

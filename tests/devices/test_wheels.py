@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The one for any platform, and that of this one."""
+    """The wheel for any platform, and the wheel of this one."""
     here = os.uname().machine
     chosen = [p for p in PLATFORMS if p.tags[0].endswith(here) and "gnu" in p.zig]
     try:

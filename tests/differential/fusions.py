@@ -69,7 +69,7 @@ def drawn() -> tuple[str, ...]:
 
 
 class Grower:
-    """A graph under construction: `values` are what the next node may read."""
+    """A graph under construction: `values` are the values that the next node may read."""
 
     def __init__(self, random: Random, lanes: int) -> None:
         self.random = random
@@ -179,7 +179,7 @@ class Grower:
     # ---- nodes
 
     def grow(self, op: str) -> None:
-        """One more node of this operator, and what it needs.
+        """Add one more node of this operator, and the values that it needs.
 
         Raises:
             Rejected: if it applies to nothing.

@@ -227,7 +227,7 @@ OWN: dict[str, Generator] = {
     **{name: partial(_softmax, name) for name in ("Softmax", "LogSoftmax")},
     **{name: partial(_arg, name) for name in ("ArgMax", "ArgMin")},
 }  # fmt: skip
-"""Operators whose operands or attributes need more than their schema says."""
+"""Operators whose operands or attributes need more than their schema states."""
 
 
 def drawn() -> list[str]:

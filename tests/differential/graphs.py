@@ -6,8 +6,8 @@ function is defined and well conditioned. Small integers stay exact in float32 t
 operators. Where a result jumps (rounding, comparisons, places of maxima), operands are such values,
 and rounding in another order decides nothing.
 
-Most operators of one or two operands need no generator of their own: their schema says what they
-take. Others have one in `graph_nodes.py`, `moving_nodes.py` or `summing_nodes.py`.
+Most operators of one or two operands need no generator of their own: their schema lists their
+types. Others have one in `graph_nodes.py`, `moving_nodes.py` or `summing_nodes.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 OPSET = 23
 MICROSOFT = "com.microsoft"
 LARGEST = 1 << 10
-"""Elements of a value, and what the absolute value of an element may be, unless a test says
-otherwise."""
+"""Limit on the number of elements of a value, and on the absolute value of an element, unless a
+test sets another."""
 
 FLOAT, INT, BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
 
@@ -67,7 +67,7 @@ class Value:
 class Grower:
     """A graph under construction, and the choices of one example.
 
-    `largest` limits the elements of a value and what their absolute values may be.
+    `largest` limits the elements of a value and their absolute values.
     """
 
     draw: Draw
@@ -240,13 +240,13 @@ def _run(nodes: Sequence[NodeProto], given: dict[str, Array], names: Sequence[st
             return onnxruntime.InferenceSession(model.SerializeToString(), _QUIET).run(None, given)
         with np.errstate(all="ignore"):
             found = evaluator(model).run(None, given)
-    except Exception as error:  # either raises what it likes
+    except Exception as error:  # either may raise any exception
         raise Rejected from error
     return list(found)
 
 
 Generator = Callable[[Grower], object]
-"""Adds a node or a few to what has grown. Raises `Rejected` where its operator does not apply."""
+"""Adds a node or a few to the graph so far. Raises `Rejected` if its operator does not apply."""
 
 
 def _broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

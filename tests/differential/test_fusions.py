@@ -57,7 +57,7 @@ def grown(first: str, number: int) -> Grower:
 
 
 def check(graph: Graph, inputs: dict[str, Array], target: Target = HOST) -> GraphPlan:
-    """Every kernel has a schedule that lowers, and the graph gives what the references give."""
+    """Every kernel has a schedule that lowers, and the graph's results equal the references'."""
     plan = plan_graph(graph, target.lanes(DType.FLOAT32))
     for step in plan.steps:
         if isinstance(step, KernelStep):

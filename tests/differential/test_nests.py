@@ -1,6 +1,6 @@
 """Every template's loop nests are well-formed, read back from text, and mean their workloads.
 
-No code is generated: `run_nest` says what a nest computes, at 128, 256 and 512 bits on any machine.
+No code is generated: `run_nest` evaluates a nest, at 128, 256 and 512 bits on any machine.
 """
 
 from __future__ import annotations

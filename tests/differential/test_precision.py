@@ -1,7 +1,7 @@
 """Models compiled in a narrower precision, against the graph that was narrowed.
 
 Both round the same values at the same places. Sums that float32 rounds otherwise fall to the other
-of two 16-bit neighbours now and then, and what follows differs by such steps: 2**-8 of an element
+of two 16-bit neighbours now and then, and later values differ by such steps: 2**-8 of an element
 for bfloat16, 2**-11 for float16, of which a few add up.
 """
 

@@ -324,7 +324,7 @@ def _activation(m: Model, x: str, *, gated: bool) -> str:
 
 
 def qdq_activation(m: Model) -> None:
-    """Functions of a byte, whose table says what onnx.reference says."""
+    """Functions of a byte; the table equals onnx.reference's results."""
     kind = m.pick(*BYTES)
     shape = (m.extent(1, 3), m.extent(1, 40), m.extent(1, 9), m.extent(1, 9))
     x = _dequantised(m, m.input("x", m.bytes_(kind, *shape)), kind, 0.05)
@@ -468,7 +468,7 @@ def test_ties_round_to_even_and_all_bytes_are_reached() -> None:
 def test_targets_without_an_instruction_multiply_floats_as_they_did(
     name: str, scaled: str | None
 ) -> None:
-    """Only what is scaled: integers have no floats to multiply."""
+    """Only scaled products: integers have no floats to multiply."""
     target = resolve_target(name)
     assert target.multiplies_bytes == (scaled is not None)
     for kind, accumulator in (("qdq_matmul", scaled), ("matmul_integer", "int32")):

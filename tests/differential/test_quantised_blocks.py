@@ -52,7 +52,7 @@ def test_blocks_of_any_size(whole: bool, number: int) -> None:
 
 
 def test_scales_are_not_repeated() -> None:
-    """Those of blocks that divide what they scale."""
+    """Scales of blocks that divide the scaled array."""
     m = Model(np.random.default_rng(0))
     m.input("x", m.random.standard_normal((4, 96)).astype(np.float32))
     scale = m.scale("s", 0.02, 4, 3)

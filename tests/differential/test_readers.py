@@ -47,7 +47,8 @@ TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPro
 
 
 def read_value(draw: Draw, kinds: Collection[str]) -> Grower:
-    """A graph in which a few nodes read what a few others make of an image, and others follow."""
+    """A graph in which a few nodes read the results that a few others compute from an image, and
+    others follow."""
     g = Grower(draw, LARGEST)
     spatial = [g.pick(EXTENTS)] * g.pick([2, 2, 1, 3]) if g.flag() else [g.pick(EXTENTS)] * 2
     if g.flag():
@@ -69,7 +70,7 @@ KINDS = {**generators(), **READERS}
 
 
 def _kind(g: Grower, kinds: Collection[str]) -> str:
-    """As often one that moves elements, which has the most to say about layouts."""
+    """As often a kind that moves elements, which affects layouts the most."""
     return g.pick(sorted(MOVES)) if g.flag() else g.pick(sorted(kinds))
 
 

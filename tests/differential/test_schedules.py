@@ -1,7 +1,7 @@
 """Random workloads under random schedules of every template give the NumPy answer.
 
 Compiled, at every vector width of the machine, with each buffer against a guard page (reads and
-writes out of bounds die), outputs poisoned (what is not written shows), stages run in random pieces
+writes out of bounds die), outputs poisoned (unwritten elements show), stages run in random pieces
 of their parallel loops.
 """
 
@@ -34,14 +34,14 @@ from tilewright.compiler.targets.target import Target
 CASES = 4
 """Workloads of a family at each width, per hundred examples."""
 HALVED_CASES = 3
-"""Those of each narrow type."""
+"""Halved cases of each narrow type."""
 
 pytestmark = pytest.mark.graphs
 
 # Exact workloads are compared for equality. For the others, relative to the largest element: a sum
-# of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in practice within
-# sqrt(K) * 2**-24 = 2.4e-6; functions of `maths` are within 2 units in the last place, and softmax
-# divides two such results. 1e-5 leaves room and is far from what any wrong index gives.
+# of K <= 1600 terms in any order is within K * 2**-24 of it (1e-4), in practice within sqrt(K) *
+# 2**-24 = 2.4e-6; functions of `maths` are within 2 units in the last place, and softmax divides
+# two such results. 1e-5 leaves room and is far below the error of any wrong index.
 ROUNDING = 1e-5
 # Winograd transforms inputs and outputs by matrices whose norms grow with the points of a tile, and
 # the error with them. Up to 4 points they hold halves alone and are exact on these inputs; the

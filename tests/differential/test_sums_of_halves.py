@@ -1,7 +1,7 @@
 """Operators with sums, in float16 and bfloat16: they add up in float32, whatever the model is.
 
 The values' squares and partial sums are beyond float16, or beyond the digits of both types; the
-results are not. NumPy's float64 is what they are held to.
+results are not. They are compared with NumPy's float64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MICROSOFT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Sum:
-    """An operator, its constants after the first operand, and what it is of float64."""
+    """An operator, its constants after the first operand, and its function on float64."""
 
     op: str
     shape: tuple[int, ...]
@@ -240,7 +240,7 @@ def check(found: Sum, dtype: DType, producer: str, products: int) -> None:
 
 
 def agree(result: Array, expected: Array, dtype: DType) -> None:
-    """The result is what is expected, rounded once or twice."""
+    """The result is the expected value, rounded once or twice."""
     assert result.shape == expected.shape
     value = from_memory(result.view(dtype.numpy), dtype).astype(np.float64)
     size = np.maximum(np.abs(expected), 0.02 * np.abs(expected).max())

@@ -78,7 +78,7 @@ def test_digests_tell_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def renamed(graph: Graph) -> Graph:
-    """The graph with other names for its nodes and for the values that callers do not know."""
+    """The graph with other names for its nodes and for the values that are invisible to callers."""
 
     def name(value: str) -> str:
         return value if value in (*graph.inputs, *graph.outputs) else f"other {value}"

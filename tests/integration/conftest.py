@@ -25,6 +25,6 @@ def builder() -> Iterator[ProcessBuilder]:
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[LocalDevice]:
-    """This machine with its runner, and what it is capable of, measured once."""
+    """This machine with its runner, and its measured peak performance, determined once."""
     with LocalDevice() as here:
         yield here

@@ -1,4 +1,4 @@
-"""Models with Loops, Scans and Ifs that the run decides; what compiled ones are compared with."""
+"""Models with Loops, Scans and Ifs that are decided at run time; references for compiled ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models that chance cuts from other models: a few connected nodes, some of their dimensions open,
-some of their values quantised. The values at the cut are those that the whole model has there."""
+"""Random cuts of other models: a few connected nodes, some of their dimensions open, some of their
+values quantised. The values at the cut are those that the whole model has there."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REFUSALS: tuple[type[Exception], ...] = (
         if isinstance(each, type) and issubclass(each, Exception)
     ),
 )
-"""What ONNX Runtime raises: its exceptions have no base of their own."""
+"""The exceptions of ONNX Runtime: they have no common base of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _neighbours(
 def _follow(
     graph: Any, chosen: set[int], makers: Mapping[str, int], source: Source, chance: random.Random
 ) -> None:
-    """Take in what makes constants, and mostly what computes shapes and indices."""
+    """Take in the producers of constants, and mostly those of shapes and indices."""
     waiting = sorted(chosen)
     while waiting:
         for value in _read(graph.node[waiting.pop()]):

@@ -71,7 +71,7 @@ def convolutions() -> Any:
 
 
 def recogniser() -> Any:
-    """Lines of text of any width, and of a height that the model nowhere says: 16."""
+    """Lines of text of any width, and of a height that the model states nowhere: 16."""
     weights = {"w1": normal(8, 3, 16, 3), "w2": normal(8, 12), "axes": np.array([2])}
     nodes = [
         node("Conv", "x w1", "h", pads=[0, 1, 0, 1], strides=[1, 2]),

@@ -1,6 +1,6 @@
 """The same mistakes through all three doors: Python, the command line in a process, and HTTP.
 
-Each gets one sentence that names the offender, and what was saved before is still there.
+Each gets one sentence that names the offender, and earlier saved files are still there.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def test_other_options_are_another_model(
 def test_another_release_compiles_again(
     kept: CompilationCache, path: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files may be as long and as old as those of this one: wheels may give all one time."""
+    """Its files may be as long and as old as this one's: wheels may give all of them one time."""
 
     def tomorrow(package: str) -> str:
         return "1000.0" if package == "tilewright" else version(package)

@@ -117,7 +117,7 @@ def backwards() -> onnx.ModelProto:
 
 
 def from_the_second() -> onnx.ModelProto:
-    """A sequence of one step has no second: sizes do not say whether the loop begins."""
+    """A sequence of one step has no second: sizes do not determine whether the loop begins."""
     step = body(
         [*CELL, node("Add", ["time", "one"], ["time2"]), node("Less", ["time2", "n64"], ["on"])],
         [*STEP, info("time", INT64, ()), info("h")],

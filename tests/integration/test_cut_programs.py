@@ -1,4 +1,4 @@
-"""Programs whose kernels are others for other sizes: what they compute, and what they hold."""
+"""Programs with different kernels for different sizes: their results, and their contents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KERNELS = KernelCache()
 
 @dataclass
 class Drawn:
-    """A schedule source that knows another schedule for every piece; `dropped` are unknown."""
+    """A schedule source with another schedule for every piece; it lacks those in `dropped`."""
 
     plan: GraphPlan
     dropped: set[str] = field(default_factory=set)

@@ -35,7 +35,7 @@ Shapes = Mapping[str, Sequence[int | str]]
 
 @dataclass(frozen=True)
 class DynamicCase:
-    """A model with named dimensions, and what it is made of."""
+    """A model with named dimensions, and its ingredients."""
 
     build: Callable[[], onnx.ModelProto]
     shapes: Shapes
@@ -88,7 +88,7 @@ def as_often_as_columns() -> onnx.ModelProto:
 
 
 def reshaping() -> onnx.ModelProto:
-    """s' = (s, reshaped to what x is, + the first row of x) W: the body reads a shape that is
+    """s' = (s, reshaped to the shape of x, + the first row of x) W: the body reads a shape that is
     computed outside, and computes one."""
     step = body(
         [

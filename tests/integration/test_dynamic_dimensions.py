@@ -183,7 +183,7 @@ def test_one_program_serves_the_multiples_and_others_refuse() -> None:
 
 
 def table_part(last: str) -> onnx.ModelProto:
-    """As many rows of a table of 20 as x has, and what `last` makes of them."""
+    """As many rows of a table of 20 as x has, followed by `last`."""
     table = np.arange(80, dtype=np.float32).reshape(20, 4)
     nodes = [
         helper.make_node("Shape", ["x"], ["n"], start=0, end=1),

@@ -323,7 +323,7 @@ def test_a_model_without_a_program_for_ranges_is_compiled_at_its_hints(
 
 @pytest.mark.parametrize("name", ["total", "past + sequence"])
 def test_a_mask_is_as_long_as_past_and_new_rows(name: str) -> None:
-    """The model adds it to scores of that length, or its dimension's name says so."""
+    """The model adds it to scores of that length, or its dimension's name implies it."""
     proto = cached_rows(name)
     executable = tilewright.compile_model(proto)
     assert isinstance(executable, GuardedModel)

@@ -1,4 +1,4 @@
-"""Ranged programs between guard pages: at no size does anything touch what is not its own."""
+"""Ranged programs between guard pages: no access is out of bounds at any size."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models that are made to exhaust time or memory get their sentence, or compile.
 
-Each runs in a process whose memory is limited, for its memory to be known; sizes are such that what
-grows faster than the model would show.
+Each runs in a process whose memory is limited, so that its memory can be measured; at these sizes,
+memory that grows faster than the model would show.
 """
 
 from __future__ import annotations

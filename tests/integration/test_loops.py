@@ -199,7 +199,8 @@ def test_a_loop_of_no_steps_gives_no_rows() -> None:
 
 
 def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
-    """Its shape hangs on a state, which begins with an input: to know that one would help."""
+    """Its shape depends on a state, which begins with an input: the value of that input would
+    help."""
     step = body(
         [
             node("ConstantOfShape", ["s"], ["zeros"]),
@@ -339,7 +340,7 @@ def test_convolutions_around_and_in_a_loop_lie_as_they_like(threads: int) -> Non
 
 
 def test_the_reference_of_onnx_agrees() -> None:
-    """ONNX Runtime is not the only one who says what a Loop is."""
+    """onnx.reference confirms ONNX Runtime's meaning of a Loop."""
     proto = converging()
     feeds = {
         "x": RANDOM.uniform(1, 9, (3, 7)).astype(np.float32),

@@ -1,5 +1,5 @@
-"""`tune` takes what `compile` takes, and ends without a traceback: models that chance cuts from
-others, with open dimensions and quantised values, are tuned and compared with ONNX Runtime.
+"""`tune` accepts the models that `compile` accepts, and ends without a traceback: random cuts of
+models, with open dimensions and quantised values, are tuned and compared with ONNX Runtime.
 
 Few, and the same each time; many, and others each day, in `make fuzz`. Seed 265 runs again with
 `pytest tests/integration/test_main_job_fuzz.py --first-seed 265 -k 265`.

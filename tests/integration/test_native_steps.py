@@ -299,7 +299,7 @@ def test_contradictions_name_the_node(
 
 @pytest.mark.parametrize("largest", [0, 1])
 def test_the_run_may_say_how_many_are_the_top(largest: int) -> None:
-    """The axis bounds k; what follows element by element is counted too."""
+    """The axis bounds k; elementwise operators after it are counted too."""
     nodes = [
         helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=1, largest=largest),
         helper.make_node("Neg", ["values"], ["negative"]),

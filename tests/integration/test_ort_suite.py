@@ -1,7 +1,7 @@
-"""What ONNX Runtime's own tests of sessions, values and bindings check, of both runtimes.
+"""The checks of ONNX Runtime's own tests of sessions, values and bindings, for both runtimes.
 
-Left out is what needs another device, its arenas and allocators, sparse tensors, adapters,
-operators in libraries, or its ways to write optimised models: `bindings.ort` has none of these.
+The tests leave out other devices, arenas and allocators, sparse tensors, adapters, operators in
+libraries, and writing of optimised models: `bindings.ort` has none of these.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def test_a_run_that_is_told_to_end(module: Any) -> None:
 
 
 def counting(rows: int | str, *, counted: bool = False) -> bytes:
-    """A loop that adds 1 to x as often as `steps` says; `counted`: to the elements that are not 0,
-    whose number the data decide."""
+    """A loop that adds 1 to x `steps` times; `counted`: to the elements that are not 0, whose
+    number the data decide."""
     body = helper.make_graph(
         [
             helper.make_node("Add", ["before", "one"], ["after"]),
@@ -272,7 +272,7 @@ def counting(rows: int | str, *, counted: bool = False) -> bytes:
 def test_a_run_that_has_begun_is_ended(
     model: bytes, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop that would take years ends when another thread says so; the next run is right."""
+    """A loop that would take years ends if another thread requests it; the next run is right."""
     begun = threading.Event()
     interpreted = native().tw_run_program
 

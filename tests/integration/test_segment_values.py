@@ -51,7 +51,7 @@ def test_one_name_for_two_sizes_is_two_dimensions() -> None:
     x, mark = np.arange(10, dtype=np.float32).reshape(5, 2), np.array([False, True, True])
     with pytest.warns(ModelWarning, match=r"the sizes of 'mark\[0\]' differ"):
         agrees(made, proto, x=x, mark=mark)
-    agrees(made, proto, x=x, mark=mark[:2])  # it is not said again
+    agrees(made, proto, x=x, mark=mark[:2])  # the warning is not repeated
     agrees(made, proto, x=x[:3], mark=mark)
     ranged = staged(proto, dims={"n": "1..4"})
     with pytest.raises(InvalidInputError, match=r"'mark': dimension 0 .* is 3, input 'x' has 5"):

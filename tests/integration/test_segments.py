@@ -1,4 +1,4 @@
-"""Models whose data decide sizes that other nodes have to know: cut, and run from cut to cut."""
+"""Models whose data decide sizes that other nodes need: cut, and run from cut to cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders that generate in sessions: what runs give, without a copy of a cache, against ONNX
+"""Decoders that generate in sessions: the results of runs, without a copy of a cache, against ONNX
 Runtime; and from an artifact, without LLVM."""
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_a_cache_that_grows_stays_where_it_is(name: str, monkeypatch: pytest.Mon
 
 
 def test_a_text_is_as_long_as_the_table_of_positions() -> None:
-    """Nobody gave a range: `past + tokens` may be 32, and what is longer changes nothing."""
+    """No range is given: `past + tokens` may be 32, and a longer text changes nothing."""
     model = DECODERS["gpt2"](length=LENGTH, vocabulary=WORDS, cache="growing", **SMALL["gpt2"])
     executable = compile_model(model)
     assert isinstance(executable, GuardedModel) and executable.ranged is not None
@@ -430,7 +430,7 @@ def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndar
 
 
 def test_attention_over_caches_that_tensor_scatter_fills() -> None:
-    """Opset 24: how many rows of the caches are keys is said at run time."""
+    """Opset 24: the number of cache rows that are keys is an input of the run."""
     heads, length, size = 2, 16, 8
     nodes = [
         helper.make_node("TensorScatter", ["past_k", "k", "at"], ["present_k"], axis=2),

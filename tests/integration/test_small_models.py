@@ -1,5 +1,5 @@
-"""Models of all kinds go through the main job with nothing said of them: by the command line, and
-over HTTP. Each ends with an artifact that was verified."""
+"""Models of all kinds go through the main job without options: by the command line, and over HTTP.
+Each ends with an artifact that was verified."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_tune_ends_with_a_verified_artifact(
 
 
 OVER_HTTP = ("encoder", "qdq", "branches")
-"""Integers, rounding and a choice: what differs over HTTP, the children of a tuner among it, is the
-same for all models, and each takes the service tens of seconds."""
+"""Integers, rounding and a choice. The parts specific to HTTP, including a tuner's children, are
+the same for all models, and each model takes the service tens of seconds."""
 
 
 @pytest.mark.acceptance

@@ -64,7 +64,7 @@ def test_a_name_for_two_sizes(name: str) -> None:
         feeds = {"x": numbers(rows, 4), "y": numbers(others, 4)}
         (found,) = executable.run(feeds)
         np.testing.assert_array_equal(found, expected(made, feeds))
-    # one name for two sizes is not what the range says
+    # one name for two sizes contradicts the range
     assert len(executable.made) == (1 if name == "batch" else 0)
 
 

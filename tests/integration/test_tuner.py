@@ -130,7 +130,7 @@ def test_two_workloads_are_tuned_and_certified(
         trials = store.trials(task.key)
         assert task.space.default() in {t.schedule for t in trials}
         assert any(t.phase is Phase.FINAL for t in trials)
-        # An estimate of a machine that it does not know may suggest what spills.
+        # An estimate for an unknown machine may suggest schedules that spill.
         failed = {t.measurement.error for t in trials if not t.measurement.ok and not spills(t)}
         assert not failed
 

@@ -236,7 +236,7 @@ def turning() -> Graph:
 
 
 def between_rows_and_images() -> Graph:
-    """What PyTorch's `flatten(2).transpose(1, 2)` becomes, and the way back."""
+    """The result of PyTorch's `flatten(2).transpose(1, 2)`, and the way back."""
     g = Maker()
     x = g.input("x", 1, 3, 4, 5)
     rows = g("transpose", g("reshape", x, shape=(1, 3, 20)), perm=(0, 2, 1))

@@ -1,8 +1,8 @@
 """The contract with clients, a file each for the interface over HTTP, commands, settings, metrics.
 
-A change of any of it is seen in review. `pytest tests/golden/service --update-golden` writes them.
-The interface has a line per operation and per schema, the commands a line each. A line ends with a
-digest of the whole description, types and bounds included: docs/reference shows what has changed.
+A change of any of it is seen in review. `pytest tests/golden/service --update-golden` writes the
+files. The interface has a line per operation and per schema, the commands a line each. A line ends
+with a digest of the whole description, types and bounds included: docs/reference shows the change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
 LEFT_OUT = {"title", "operationId", "summary", "description"}
-"""Keys of a description: what the framework makes up itself, and words for people."""
+"""Keys of a description: the framework's own additions, and words for people."""
 
 SHOWN = {"example", "examples"}
 """Keys of values, of which nothing is left out."""
@@ -152,7 +152,7 @@ def written(described: Any) -> str:
 
 
 def bare(value: Any) -> Any:
-    """Without what nobody relies on."""
+    """Without the keys that no client relies on."""
     match value:
         case dict():
             kept = {k: v for k, v in value.items() if k not in LEFT_OUT or isinstance(v, dict)}

@@ -254,7 +254,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def tuned(speed: dict[str, Any] | None, failed: int = 0, output: str = "", **told: Any) -> None:
-    """Print what `tune` does of a run of one task."""
+    """Print the output of `tune` for a run of one task."""
     task = make_task(product(8), Mode(known_targets()["x86-64-v3"]), name="product")
     state = TaskSnapshot(
         *(task.name, task.key, 1, 5, failed, 4e-4, 3e-4),

@@ -23,7 +23,7 @@ def close(found: Any, wanted: Any) -> None:
 
 
 def same(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-    """The function, compiled, gives what it gives."""
+    """The compiled function gives the results of the original."""
     compiled = torch.compile(function, backend=tilewright, **options)
     close(compiled(*args), function(*args))
     return compiled

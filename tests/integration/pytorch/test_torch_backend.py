@@ -1,4 +1,4 @@
-"""The backend of `torch.compile`: its options, what it keeps, and its tuner."""
+"""The backend of `torch.compile`: its options, its cache, and its tuner."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_a_graph_of_operators_without_a_rule_runs_in_pytorch(made: list[Any]) ->
     square = X @ X.mT
     with pytest.warns(ModelWarning, match=r"a graph runs in .* eager mode.*aten\._linalg_det"):
         close(compiled(square), torch.linalg.det(square))
-    close(compiled(square), torch.linalg.det(square))  # says it once
+    close(compiled(square), torch.linalg.det(square))  # warns once
     assert not made
 
 
@@ -131,7 +131,7 @@ def test_a_rule_that_fails_is_named_and_logged(
         close(compiled(X), X.tanh())
     (record,) = [each for each in caplog.records if each.name == "tilewright.torch"]
     assert "aten.tanh.default" in record.getMessage() and record.exc_info is not None
-    close(compiled(X), X.tanh())  # says it once
+    close(compiled(X), X.tanh())  # warns once
     assert not made
 
 
@@ -172,7 +172,7 @@ def test_a_result_that_pytorch_did_not_trace_is_given_to_nobody(
     compiled = torch.compile(lambda x: x * 2, backend=tilewright)
     with pytest.warns(ModelWarning, match=f"eager mode.*{says}"):
         close(compiled(X), X * 2)
-    close(compiled(X), X * 2)  # says it once
+    close(compiled(X), X * 2)  # warns once
 
 
 def test_open_dimensions_of_results_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:

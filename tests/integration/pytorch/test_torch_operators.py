@@ -1,4 +1,4 @@
-"""Operators of PyTorch: what their rules make of them."""
+"""The rules of PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_operators_give_what_pytorch_gives(name: str, made: list[Any]) -> None:
-    # what is given as a global is an argument of the graph
+    # a global becomes an argument of the graph
     same(FUNCTIONS[name])
     assert len(made) == 1
 

@@ -1,4 +1,4 @@
-"""Errors against float64: what is compared, and what the tables say."""
+"""Errors against float64: the comparisons, and the tables."""
 
 from __future__ import annotations
 

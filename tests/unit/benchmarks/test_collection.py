@@ -1,4 +1,4 @@
-"""`make collection`: commands under limits, and a report that says what is not as asked."""
+"""`make collection`: commands under limits, and a report that lists deviations."""
 
 from __future__ import annotations
 

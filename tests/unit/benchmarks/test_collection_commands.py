@@ -1,4 +1,4 @@
-"""`make collection-commands`: each command on a model, and a table that says what is wrong."""
+"""`make collection-commands`: each command on a model, and a table of the failures."""
 
 from __future__ import annotations
 

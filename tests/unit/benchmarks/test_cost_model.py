@@ -1,4 +1,4 @@
-"""How the benchmark of cost models splits what it judges."""
+"""The benchmark's split into training and test data for cost models."""
 
 from __future__ import annotations
 

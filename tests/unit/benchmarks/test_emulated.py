@@ -46,7 +46,7 @@ def test_runs_that_go_on_beside_each_other_keep_all_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compared(model: str, proto: object, wanted: object, place: emulated.Place) -> Agreement:
-        if place.name == "wasm32":  # meanwhile the other run does all of its own
+        if place.name == "wasm32":  # meanwhile the other run finishes
             emulated.main(["--keep", "--models", model, "--machines", "wasm32-relaxed"])
         return Agreement(model, place.name, place.target.name, 1e-6, 1e-4)
 

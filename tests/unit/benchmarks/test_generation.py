@@ -1,5 +1,5 @@
-"""A race of generations: the engines agree, and the report says what was raced. Nothing is compared
-by time."""
+"""A race of generations: the engines agree, and the report names the contenders. Nothing is
+compared by time."""
 
 from __future__ import annotations
 

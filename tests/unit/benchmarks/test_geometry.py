@@ -15,7 +15,7 @@ from benchmarks import models
 from benchmarks.onnx_writer import OnnxWriter
 
 MOST_VALUES = 16
-"""Of a parameter whose values say shapes."""
+"""Limit on the elements of a parameter whose values are shapes."""
 
 # Million multiply-accumulates. Sources for these networks are the papers and fvcore or ptflops:
 # EfficientNet-B0 0.39 G, its Lite0 0.41 G, MobileNetV2 0.30 G, YOLOv5n 0.56 G at 320 pixels (with a

@@ -1,4 +1,4 @@
-"""Runs of two tuners as values, what is kept of them, and what the report makes of them."""
+"""Runs of two tuners as values, their stored form, and the report on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes that are made for tests to notice, the tests that judge them, and what is kept of it."""
+"""Mutations for tests to notice, the tests that judge them, and the stored results."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_mutants_are_judged_by_the_tests_that_execute_them(judge: Judge, project
     assert caught.tests == 4  # not the one that fails alone, nor the one that never comes here
     assert judged("a < b", "a <= b").outcome == Outcome.SURVIVED
     rest = judged("        most", "        99")
-    assert rest.outcome == Outcome.CAUGHT and rest.tests == 3  # that return what is not `a`
+    assert rest.outcome == Outcome.CAUGHT and rest.tests == 3  # that return another value than `a`
     assert judged("max(a, b)", "min(a, b)").outcome == Outcome.NOT_EXECUTED
     # at import: the module is imported anew
     assert judged("LIMIT = 7", "LIMIT = 3").outcome == Outcome.CAUGHT
@@ -274,7 +274,7 @@ if x and (
 
 
 class Listed:
-    """Judges by a rule, and remembers what it was asked."""
+    """Judges by a rule, and records its calls."""
 
     def __init__(self, survives: Callable[[Mutant], bool], ends_after: int = 10**6) -> None:
         self.asked: list[str] = []
@@ -316,7 +316,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     rest = go(Listed(odd))
     assert len(rest) == 7 and not set(rest) & set(ended.asked) and len(rows()) == 12
     assert go(Listed(odd)) == []
-    # more of them, then the survivors once more; what was read about one is kept
+    # more of them, then the survivors once more; a stored verdict is kept
     assert len(go(Listed(odd), 15)) == 3
     results = json.loads((tmp_path / "mutants.json").read_text())
     survivors = [row for row in results["compiler"]["rows"] if row["outcome"] == "survived"]
@@ -332,7 +332,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(
     (project / "compiler/lazy.py").write_text(LAZY + "\n# longer\n")
     assert len(go(Listed(odd), 15)) == 15
     assert [row.reading for row in rows() if row.reading] == ["equal"]
-    # by a few tests: the survivors alone, and whoever survives these stays as it was
+    # by a few tests: the survivors alone, and survivors of these stay as they were
     before, few = rows(), ["tests/test_other.py"]
     assert len(go(Listed(lambda mutant: True), 20, again=True, by=few)) == len(survivors)
     assert rows() == before

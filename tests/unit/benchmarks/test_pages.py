@@ -1,4 +1,4 @@
-"""What `benchmarks.pages` asks, and of what: a small one of its databases, behind no socket."""
+"""The requests of `benchmarks.pages`: against a small one of its databases, without a socket."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_small_model_by_each_method(method: str, stated: float) -> None:
 
 
 def test_the_error_of_a_difference_is_that_over_samples() -> None:
-    """Noise that one sample has alone is no difference between engines."""
+    """Noise of a single sample is not a difference between engines."""
     random = np.random.default_rng(0)
     wanted = random.standard_normal((60, 100))
 

@@ -1,4 +1,4 @@
-"""The list of downloaded models, their fetching and what is said of them; nothing is downloaded."""
+"""The list of downloaded models, their fetching and the report on them; nothing is downloaded."""
 
 from __future__ import annotations
 

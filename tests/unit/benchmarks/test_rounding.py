@@ -1,4 +1,4 @@
-"""The count of ties finds what differs, and reports it."""
+"""The count of ties finds differing values, and reports them."""
 
 from __future__ import annotations
 

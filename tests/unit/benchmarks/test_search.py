@@ -1,4 +1,4 @@
-"""Tables on disk, what a search of one says, and the report."""
+"""Tables on disk, the result of a search of one, and the report."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_run_reports_every_kind_of_request(tmp_path: Path) -> None:
 
 
 def test_slow_answers_are_told_beside_those_of_the_bare_route() -> None:
-    """Of each round: what slows both says nothing of the service."""
+    """Of each round: a delay of both does not count against the service."""
 
     def answered(slowest: float) -> Answered:
         return Answered(1.0, [1e-3] * 97 + [slowest] * 3, 0)

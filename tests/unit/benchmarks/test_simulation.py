@@ -1,4 +1,4 @@
-"""The simulation: a very short run against real processes, and what it fakes."""
+"""The simulation: a very short run against real processes, and its fakes."""
 
 from __future__ import annotations
 

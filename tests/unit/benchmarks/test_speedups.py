@@ -1,4 +1,4 @@
-"""The README's picture says what the committed race measured."""
+"""The README's picture shows the numbers of the committed race."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep over all operators: its cases are models, and its report says what is too slow."""
+"""The sweep over all operators: its cases are models, and its report lists slow operators."""
 
 from __future__ import annotations
 

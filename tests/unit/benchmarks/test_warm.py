@@ -62,7 +62,8 @@ def test_a_model_that_knows_the_table_picks_its_best(table: Table) -> None:
 
 
 def test_what_the_builder_refuses_is_passed_over(table: Table) -> None:
-    """The choice falls to the next that builds; what fails on the device is a bad choice."""
+    """The choice falls to the next that builds; a candidate that fails on the device is a bad
+    choice."""
     best = min(table.known, key=lambda s: table.known[s].run_seconds or 0.0)
     refused = [s for s in table.known if s.integer("vectors") == best.integer("vectors")]
     base = _base(table)

@@ -1,4 +1,4 @@
-"""The calls of TensorFlow.js compute what the ONNX says."""
+"""The calls of TensorFlow.js compute the ONNX model's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C libraries against executables of the same programs, and what they refuse."""
+"""C libraries against executables of the same programs, and the programs that they refuse."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_model_gives_what_its_executable_gives(load: Load) -> None:
     status, model = library.init(library.memory())
     outputs = library.outputs()
     assert status == OK
-    for seed in (1, 2):  # what the first run leaves is of no matter to the second
+    for seed in (1, 2):  # the second run does not depend on the first
         given = {"pixels": np.roll(pixels()["pixels"], seed)}
         assert library.run(model, given, outputs) == (OK, [])
         np.testing.assert_array_equal(
@@ -196,7 +196,7 @@ def test_libraries_share_no_name_and_call_nothing_but_memory_functions(tmp_path:
     assert all(len(name) > 24 for name in kernels)  # named after their code: equal code, one name
     wanted = {name for kind, name in symbols if kind == "U"} - defined
     assert wanted - {"_GLOBAL_OFFSET_TABLE_"} <= {"memcpy", "memset", "memmove"}
-    # and no state: what a loader writes once, because it holds pointers, is constant in C
+    # and no state: data that a loader writes once, because it holds pointers, is constant in C
     constant = {"tw_functions", "tw_input_ports", "tw_output_ports", "tw_ranges", "tw_tables"}
     assert {name for kind, name in symbols if kind in "BbDdCc"} <= constant
 
@@ -342,7 +342,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An executable with the sanitizers: what it touches outside of its memory ends it."""
+    """An executable with the sanitizers: an access outside its memory ends it."""
     host = toolchain(resolve_target("host"))
     checked = (*host.compiler, "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
     path = tmp_path_factory.mktemp("executable") / "vit"

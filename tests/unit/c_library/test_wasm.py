@@ -1,4 +1,4 @@
-"""Modules of WebAssembly: what Node gets from them, against an executable of the same model."""
+"""Modules of WebAssembly: their results in Node, against an executable of the same model."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ PLACES = ("isolated", "scripts-not", "plain")
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """The same files in each place, and what their pages said."""
+    """The same files in each place, and the messages of their pages."""
 
     def __init__(self, *given: Any, said: Queue[Any], **named: Any) -> None:
         self.said = said
@@ -101,7 +101,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, Queue[Any]]]:
-    """The URL of a folder, and what its pages say."""
+    """The URL of a folder, and the messages of its pages."""
     said = Queue[Any]()
     handler = partial(Handler, directory=folder, said=said)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -24,13 +24,13 @@ def kernel(buffers: Sequence[Tensor], *body: Node, scratch: Sequence[Tensor] = (
 
 
 def agree(nest: LoopNest, bits: int, *inputs: Array, seed: int = 0) -> list[Array]:
-    """Check code against meaning; returns what the code wrote, in physical form."""
+    """Check code against meaning; returns the code's output, in physical form."""
     packed = [pack_tensor(t, a) for t, a in zip(nest.buffers, inputs, strict=False)]
     random = np.random.default_rng(seed)
     found = run_nest_code(nest, width(bits), *packed, random=random)
     whole = [*packed]
     for tensor in nest.buffers[len(packed) :]:
-        # the poison of `run_nest_code`: what is not written must agree too
+        # the poison of `run_nest_code`: unwritten bytes must agree too
         raw = np.full(tensor.bytes, 0xFF, np.uint8)
         whole.append(raw.view(tensor.dtype.numpy))
     run_nest(nest, whole)

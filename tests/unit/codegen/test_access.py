@@ -155,7 +155,7 @@ def test_guards_of_static_points(padding: Padding, shift: int, guarded: bool) ->
 
 
 def test_run_time_reads_of_a_halo_are_not_skipped() -> None:
-    """SKIP leaves out what is known; at run time the zeros are read."""
+    """SKIP leaves out the constants; at run time the zeros are read."""
     w = Axis("w", 4)
     x = Tensor("x", (4,), halo=((1, 0),))
     environment = {w: Bound(Linear({runtime(4): 1}), 1)}

@@ -1,4 +1,4 @@
-"""Every operation, on every type it is for, gives what NumPy gives: vectors, tails and scalars."""
+"""Every operation, on every type it is for, agrees with NumPy: vectors, tails and scalars."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(
     *,
     vector: bool = True,
 ) -> list[tuple[Array, Array]]:
-    """For each expression, what code gives and what NumPy gives, as stored."""
+    """For each expression, the results of the code and of NumPy, as stored."""
     types = [dtype for dtype, _ in inputs]
     nest, tensors, exprs = elementwise(bits // 32, inputs[0][1].size, types, make, vector=vector)
     found = run_nest_code(nest, width(bits), *(array for _, array in inputs))

@@ -154,7 +154,8 @@ def test_products_of_bytes_are_exact(types: tuple[DType, DType], name: str) -> N
 
 @pytest.mark.parametrize("name", ISAS)
 def test_products_of_16_bits_are_exact(name: str) -> None:
-    """Those at the ends of their range and any others; what leaves int32 on the way comes back."""
+    """Products at the ends of their range and any others; a sum that overflows int32 on the way
+    comes back."""
     target = runnable(name)
     ends = np.array([-32768, -32767, -1, 0, 1, 255, 256, 32766, 32767], np.int16)
     random = np.random.default_rng(0)
@@ -206,7 +207,7 @@ def test_groups_are_put_side_by_side(dtype: DType, turned: bool, name: str) -> N
         (found,) = run_nest_code(nest, target, given)
         wanted = given.T if turned else given
         packed = pack_tensor(nest.buffers[1], wanted)
-        held = pack_tensor(nest.buffers[1], np.ones_like(wanted)) != 0  # what is not room
+        held = pack_tensor(nest.buffers[1], np.ones_like(wanted)) != 0  # all bytes except room
         np.testing.assert_array_equal(found.reshape(-1)[held], packed[held])
 
 

@@ -93,7 +93,8 @@ def test_numbers_are_rounded_half_to_even(name: str, dtype: DType, vector: bool)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", sorted(set(known_targets()) - {"wasm32"}))
 def test_every_target_converts_halves(name: str, dtype: DType) -> None:
-    """Without a call into a library, and without an end of LLVM's; also what an integer becomes."""
+    """Every target converts halves without a call into a library and without a crash of LLVM; also
+    the conversion of an integer."""
     target = resolve_target(name)
 
     def make(x: Expr, n: Expr) -> list[Expr]:

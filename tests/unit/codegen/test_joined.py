@@ -1,7 +1,7 @@
 """Vectors that instructions work on together (RISC-V's groups of registers), and their rounding.
 
-Their meaning is checked on this machine, which is made to join its vectors; what RISC-V makes of
-them in its assembly.
+Their meaning is checked on this machine, which is forced to join its vectors; the assembly is
+checked on RISC-V.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilewright.compiler.targets.target import Target
 RISCV = resolve_target("riscv64")
 BITS = 256
 SPECIAL = [np.nan, np.inf, -np.inf, 3e9, -3e9, 254.5, 255.5, -0.0, -0.5, 0.5, 1.5, 2.5]
-"""Halves, limits, and what no integer holds."""
+"""Halves, limits, and numbers that no integer holds."""
 
 
 def pointwise(filters: int, block: int, channels: int = 16, *, narrow: bool = False) -> Workload:

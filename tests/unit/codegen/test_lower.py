@@ -400,7 +400,7 @@ def test_what_is_read_only_moves_out_of_loops() -> None:
 
 
 def test_what_an_earlier_computation_wrote_stays_in_the_loop() -> None:
-    """Not the last computation of a loop alone says what is written."""
+    """A store by any computation of the loop counts, not only by the last."""
     k, i = Axis("k", 9), Axis("i", 8)
     x, s = Tensor("x", (9, 8)), Tensor("s", (8,), role=Role.OUTPUT)
     y = Tensor("y", (9, 8), role=Role.OUTPUT)

@@ -298,7 +298,7 @@ def test_a_loop_that_lives_on_the_stack_is_found(name: str, lanes: int) -> None:
 
 
 def test_few_spills_among_many_instructions_are_no_reason() -> None:
-    """What Winograd's F(6) transform does: 80 of 640 instructions."""
+    """Like Winograd's F(6) transform: 80 of 640 instructions."""
     target = resolve_target("x86-64-v4")
     head = "# -- Begin function f\n.LBB0_1: # =>This Inner Loop Header: Depth=1\n"
     spill, other = "\tvmovaps\t64(%rsp), %zmm0\n", "\tvaddps\t%zmm0, %zmm1, %zmm1\n"

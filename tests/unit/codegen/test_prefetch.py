@@ -1,6 +1,6 @@
-"""Asking for weights ahead: what all passes over a panel ask for, together.
+"""Prefetching of weights: the requests of all passes over a panel, together.
 
-Each question becomes an addition to the byte that it asks for.
+Each prefetch becomes an addition to the requested byte.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def test_passes_share_a_panel_whatever_their_number(rows: int) -> None:
 
 
 def test_few_rows_alone_ask_for_nothing_ahead() -> None:
-    """Where the core reads them at the speed of the memory: what they ask for, they read."""
+    """If the core reads them at the speed of the memory: it reads the same rows that it would
+    prefetch."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     known = asked(matmul(2, 3 * WIDTH, 256), schedule, rows_that_gain=4)
     counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, 2, rows_that_gain=4)

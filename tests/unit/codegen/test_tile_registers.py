@@ -89,7 +89,7 @@ def product_ir(instruction: str) -> str:
 
 
 def shapes_of(c: Shape, a: Shape, b: Shape) -> Array:
-    """What LDTILECFG reads, with registers 2, 5 and 7 in use."""
+    """The configuration for LDTILECFG, with registers 2, 5 and 7 in use."""
     found = np.zeros(64, np.uint8)
     found[0] = 1
     for number, (rows, width) in {2: c, 5: a, 7: b}.items():
@@ -208,7 +208,7 @@ BAD = {
 
 @pytest.mark.parametrize(("place", "value"), BAD.values(), ids=BAD)
 def test_shapes_that_no_cpu_takes(amx: ctypes.CDLL, place: int, value: int) -> None:
-    """They raise what another unknown instruction raises: the emulator hides no mistake."""
+    """They raise the same error as any unknown instruction: the emulator hides no mistake."""
     shapes = shapes_of((16, 64), (16, 64), (16, 64))
     shapes[place] = value
     zeros = np.zeros((16, 64), np.uint8)

@@ -1,4 +1,4 @@
-"""Code of WebAssembly computes each sum where the kernel says so."""
+"""Code of WebAssembly computes each sum in the order of the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the database goes about what a store asks it."""
+"""The database's plans for a store's queries."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def measure(engine: sa.Engine, name: str) -> None:
 
 
 def expire(engine: sa.Engine, name: str) -> None:
-    """Expire leases as if an hour had passed; say which were requeued."""
+    """Expire leases as if an hour had passed; print which were requeued."""
     say(LeaseStore(engine, lambda: time.time() + 3600).expire().requeued)
 
 
@@ -61,14 +61,14 @@ def tune(engine: sa.Engine, name: str) -> None:
 
 
 def log(engine: sa.Engine, name: str) -> None:
-    """Append events to the one job; say their numbers."""
+    """Append events to the one job; print their numbers."""
     (job,) = JobStore(engine).list()
     store = EventStore(engine)
     say([store.append(job.id, [("log", {"by": name}), ("log", {"by": name})]) for _ in range(20)])
 
 
 def hold(engine: sa.Engine, name: str) -> None:
-    """Claim a request and a job, say the lease and the fencing token, and wait to be killed."""
+    """Claim a request and a job, print the lease and the fencing token, and wait to be killed."""
     WorkerStore(engine).register(name, ["t"], {}, worker_id=name)
     (lease,) = LeaseStore(engine).claim(name, ["t"], limit=1, lease_seconds=600)
     taken = JobStore(engine).claim(name, 600)

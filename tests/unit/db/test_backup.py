@@ -1,4 +1,4 @@
-"""Archives that either database restores, and what `check` finds."""
+"""Archives that either database restores, and the findings of `check`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_an_archive_of_either_database_fills_either(
     assert rows(other) == rows(engine)
     assert contents(place) == contents(full.place)  # type: ignore[arg-type]
     assert current_revision(other) == head_revision()
-    # new rows are numbered after those that came
+    # new rows are numbered after the restored ones
     audit = AuditStore(other, clock)
     audit.add(Action.TOKEN_CREATED, "new", actor="", actor_name="test", origin="")
     new, *others = (entry.serial for entry in audit.list())

@@ -132,7 +132,7 @@ def test_a_canary_brings_a_worker_back(
     assert (back.health, back.quarantine) == (Health.HEALTHY, None)
     clock.advance(60)
     assert len(claim(leases)) == 2
-    # what it failed before does not count again
+    # its earlier failures do not count again
     (lease,) = leases.history("bad1")[-1:]
     leases.refuse(lease.lease_id, "w", "no")
     assert workers.get("w").health is Health.HEALTHY
@@ -304,7 +304,7 @@ def test_what_came_late_from_one_that_is_not_trusted_any_more_does_not_count(
 def test_what_comes_late_is_not_taken_for_another_workers_request(
     engine: sa.Engine, leases: LeaseStore, workers: WorkerStore, clock: Any
 ) -> None:
-    """It was handed on meanwhile: the first one's word is not the one that is asked for."""
+    """It was handed on meanwhile: the first worker's result is not the awaited one."""
     workers.register("other", ["t"], {}, worker_id="other")
     submit(leases, "r", worker_id="w")
     (lease,) = claim(leases)

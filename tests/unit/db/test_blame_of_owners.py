@@ -36,7 +36,7 @@ def owned(workers: WorkerStore, name: str, token: str = "token") -> None:
 
 
 def lie(leases: LeaseStore, worker: str, times: int, token: str = "token") -> None:
-    """It takes so many requests, one at a time, and what it says of them is refused."""
+    """It takes this many requests, one at a time, and its results are refused."""
     for _ in range(times):
         taken = leases.claim(worker, ["t"], limit=1, lease_seconds=10, token_id=token)
         leases.refuse(taken[0].lease_id, worker, "it lies")

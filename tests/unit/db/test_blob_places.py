@@ -283,7 +283,7 @@ def test_the_sweep_works_on_objects(objects: BlobObjects, engine: sa.Engine, clo
 
 def test_the_setting_names_the_bucket(s3: str, tmp_path: Path) -> None:
     settings = Settings(data_folder=tmp_path / "data", database_url="", blob_url=s3)
-    for _ in range(2):  # what one process saved another one reads
+    for _ in range(2):  # one process reads the bytes that another one saved
         storage = open_storage(settings)
         digest = storage.blobs.put(b"in the bucket")
         assert storage.blobs.get(digest) == b"in the bucket"

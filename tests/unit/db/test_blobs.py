@@ -1,4 +1,4 @@
-"""Blobs with their rows: what refers to them, and when they go."""
+"""Blobs with their rows: the references to them, and their removal."""
 
 from __future__ import annotations
 
@@ -309,7 +309,8 @@ def test_a_slow_place_holds_up_no_writer(
 def test_a_sweep_that_is_killed_loses_nothing_and_is_made_up_for(
     engine: sa.Engine, slow: Slow, clock: Any, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
-    """After the marks, or after the bytes: who saves them again waits until the marks run out."""
+    """After the marks, or after the bytes: a process that saves them again waits until the marks
+    expire."""
     blobs = BlobStore(engine, slow, clock)
     first, second = blobs.put(b"one"), blobs.put(b"two")
     clock.advance(KEEP + 1)

@@ -163,7 +163,7 @@ def test_sqlite_tells_without_a_query_that_nobody_has_committed(
     engine.dispose()
 
 
-# ---- who says so
+# ---- the sources of announcements
 
 
 WORKLOAD, OTHER = "a" * 64, "b" * 64

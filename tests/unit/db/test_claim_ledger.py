@@ -352,7 +352,7 @@ REPORTERS = [ClaimReporter(f"{owner}{number}", owner) for owner in "abcd" for nu
 def test_weak_records_are_those_that_somebody_could_back_better(
     engine: sa.Engine, records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
-    """As `ClaimReporter.second` says of everyone who is asked, however many are."""
+    """As `ClaimReporter.second` reports to every caller, however many they are."""
     chance = random.Random(4)
     kinds = list(itertools.product([*REPORTERS, ClaimReporter("a0", "")], Attestation, ReviewState))
     for number, (first, attestation, state) in enumerate(kinds):

@@ -224,7 +224,7 @@ def test_what_a_device_says_may_hold_anything(engine: sa.Engine) -> None:
 def test_a_connection_that_broke_while_it_lay_idle_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, idle: bool
 ) -> None:
-    """One that was used a moment ago is not asked for: its error says to try again."""
+    """A connection that was used a moment ago is not tested: its error asks for a retry."""
     monkeypatch.setattr("tilewright.db.engine.PING_SECONDS", 0.0 if idle else 3600.0)
     engine, other = open_engine(postgres_url), open_engine(postgres_url)
     number = sa.select(sa.func.pg_backend_pid())

@@ -1,6 +1,6 @@
 """Jobs against a simple model of them: whatever users, tuners, workers and clocks do, in any order.
 
-The model keeps a job as a few plain fields and says in a few lines whose turn it is.
+The model keeps a job as a few plain fields and decides in a few lines whose turn it is.
 """
 
 from __future__ import annotations

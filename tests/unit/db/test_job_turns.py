@@ -33,7 +33,7 @@ def test_claims_are_in_order_and_exclusive(jobs: JobStore, model_digest: str, cl
 
 
 def suspicious(jobs: JobStore, model_digest: str, clock: Any) -> Job:
-    """A job whose tuners were lost, so that it may be what kills them."""
+    """A job whose tuners were lost, so that it may be the cause."""
     job = jobs.create(model_digest, "host")
     for _ in range(2):
         take(jobs, shared=True)

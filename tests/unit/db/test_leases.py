@@ -326,7 +326,7 @@ def test_depth_and_prune(leases: LeaseStore, clock: Any) -> None:
 def test_what_an_open_job_waits_for_is_never_pruned(
     leases: LeaseStore, jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    """Its tuner may be away for as long as it likes: what was measured is there when it is back."""
+    """Its tuner may be away for any time: its results are there when it is back."""
     job = jobs.create(model_digest, "host")
     leases.submit([request(name, job_id=job.id) for name in ("stored", "waits", "open")])
     for _ in range(2):

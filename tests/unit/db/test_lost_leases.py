@@ -171,7 +171,7 @@ def test_a_candidate_that_kills_three_workers_is_set_aside(
         assert leases.expire().requeued == ("killer",)
         clock.advance(60)
     lease = take(leases, "w2")
-    # started again, the third one says itself that it was killed
+    # after its restart, the third one itself reports that it was killed
     killed = leases.fail(lease.lease_id, "w2", Cause.KILLED, "the worker was killed")
     assert killed is RequestState.SET_ASIDE
     status = leases.status(["killer"])["killer"]

@@ -51,7 +51,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path):
 def differences(engine: sa.Engine) -> list[object]:
     """The differences between the database and the tables of `db.models`, in both directions.
 
-    What `alembic check` asks.
+    The comparison of `alembic check`.
     """
     with reading(engine) as connection:
         options = {"compare_type": True, "include_object": _is_comparable}
@@ -146,7 +146,7 @@ def test_migrations_lead_to_the_schema_of_a_new_database(fresh: sa.Engine, tmp_p
 
 
 def test_the_keys_of_the_tables_are_those_of_the_models(fresh: sa.Engine) -> None:
-    """Of which `alembic check` says nothing."""
+    """`alembic check` does not compare them."""
     upgrade(fresh)
     for table in Base.metadata.tables.values():
         with reading(fresh) as connection:
@@ -155,7 +155,7 @@ def test_the_keys_of_the_tables_are_those_of_the_models(fresh: sa.Engine) -> Non
 
 
 def test_every_constraint_has_a_name() -> None:
-    """Migrations of SQLite can drop only what has a name."""
+    """Migrations of SQLite can drop only constraints with a name."""
     for table in Base.metadata.tables.values():
         assert table.primary_key.name == f"pk_{table.name}"
         assert all(constraint.name for constraint in table.constraints)

@@ -1,4 +1,5 @@
-"""Notices: who waits for a topic is woken when a transaction that announced it commits."""
+"""Notices: a process that waits for a topic is woken when a transaction that announced it
+commits."""
 
 from __future__ import annotations
 
@@ -152,7 +153,8 @@ def test_states_of_topics_change_with_what_they_stand_for(
 
 
 def test_the_queue_is_looked_at_without_the_finished_requests(engine: sa.Engine) -> None:
-    """However many are retained: the index holds what waits, in the order in which it is taken."""
+    """However many are retained: the index holds the waiting requests, in the order in which they
+    are taken."""
     text = (
         "SELECT serial FROM measure_requests WHERE state = 'queued' AND target_key = 't'"
         " ORDER BY priority DESC, serial LIMIT 1"
@@ -161,7 +163,7 @@ def test_the_queue_is_looked_at_without_the_finished_requests(engine: sa.Engine)
         if engine.dialect.name == "sqlite":
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")
         else:
-            for other in ("seqscan", "bitmapscan"):  # the table is too small to tell
+            for other in ("seqscan", "bitmapscan"):  # the table is too small for a choice
                 connection.exec_driver_sql(f"SET enable_{other} = off")
             plan = connection.exec_driver_sql(f"EXPLAIN {text}")
         said = str(plan.all())

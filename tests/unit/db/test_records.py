@@ -1,4 +1,4 @@
-"""The tuner's record store protocol, on every implementation, and what SQL adds to it."""
+"""The tuner's record store protocol, on every implementation, and SQL's additions."""
 
 from __future__ import annotations
 

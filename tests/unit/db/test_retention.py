@@ -110,7 +110,7 @@ def test_a_job_that_is_open_loses_nothing(
     clock: Any,
     state: str,
 ) -> None:
-    """Neither its model, its events and trials, nor what others measured of its workloads."""
+    """It keeps its model, its events and trials, and others' measurements of its workloads."""
     waits = "no worker" if state == "waiting" else None
     other = replace(KEY, workload_key="o" * 64)
     tuned = replace(KEY, workload_key="u" * 64)

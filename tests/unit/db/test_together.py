@@ -127,7 +127,7 @@ def test_a_retry_goes_to_the_other_of_two_that_ask(leases: LeaseStore, clock: An
     lease = one(leases, "w1")
     leases.fail(lease.lease_id, "w1", Cause.WORKER, "it cannot")
     clock.advance(5)
-    # w1 asks first, and gets what it has not failed
+    # w1 asks first, and gets the requests that it has not failed
     assert taken(leases, claim("w1", 5), claim("w2", 1)) == [["b"], ["a"]]
 
 

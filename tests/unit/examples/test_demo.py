@@ -1,4 +1,4 @@
-"""Where the demo puts what it tunes, and how it goes on serving."""
+"""The demo's output folder, and how it goes on serving."""
 
 from __future__ import annotations
 

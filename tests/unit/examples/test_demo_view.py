@@ -1,4 +1,4 @@
-"""The demo's tables, from what the service sends."""
+"""The demo's tables, from the service's answers."""
 
 from __future__ import annotations
 

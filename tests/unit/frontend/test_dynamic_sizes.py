@@ -1,4 +1,4 @@
-"""Models whose dimensions stay open: at given sizes, they are what ONNX Runtime computes there."""
+"""Models whose dimensions stay open: at given sizes, they agree with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model(
 
 
 def agrees(proto: ModelProto, graph: Graph, values: Mapping[str, int], seed: int = 0) -> None:
-    """At these sizes, the open graph and the import at them compute what ONNX Runtime does."""
+    """At these sizes, the open graph and the import at them agree with ONNX Runtime."""
     random = np.random.default_rng(seed)
     inputs = {}
     for name in graph.inputs:
@@ -237,7 +237,7 @@ def cache(mask: str) -> ModelProto:
 def test_dimensions_that_follow_from_others(name: str) -> None:
     proto = cache(name)
     dims = {"past": PAST, "sequence": SEQUENCE}
-    if name == "total":  # the model says so by its addition alone
+    if name == "total":  # the model implies it by its addition alone
         dims["total"] = Dimension("total", 1, 4096)
     graph = import_model(proto, dims)
     assert graph.dimensions == (PAST, SEQUENCE)
@@ -395,7 +395,7 @@ def test_a_table_of_positions_is_refused_by_its_operator() -> None:
 
 
 def positions(*more: Node, **constants: Any) -> ModelProto:
-    """Rows of a table of 20 at positions 0 .. n - 1, or at what `more` makes of them."""
+    """Rows of a table of 20 at positions 0 .. n - 1, or at `more` of them."""
     return counted(
         ("Squeeze", ["n"], "count", {}),
         ("Range", ["zero", "count", "one"], "places", {}),

@@ -1,4 +1,4 @@
-"""Errors of the import name the offender as its user knows it, and what to type."""
+"""Errors of the import name the offender by its user's name for it, and the option to type."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def graph_of(op_type: str, opset: int, dtype: DType, operands: list[Any]) -> Gra
 def test_a_body_is_imported_in_every_type_of_its_schema(
     op_type: str, opset: int, dtype: DType
 ) -> None:
-    """And computes what it does in float64, as exactly as the type allows."""
+    """And it computes the result of float64, as exactly as the type allows."""
     for operands in OPERANDS[op_type]:
         graph = graph_of(op_type, opset, dtype, operands)
         random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Graphs as values, and what their verifiers find."""
+"""Graphs as values, and the findings of their verifiers."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def matmul(
 
 
 def max_pool(channels: int = 16, size: int = 9, lanes: int = 8) -> LoopNest:
-    """3x3 windows, stride 2, padding 1: what lies outside takes no part."""
+    """3x3 windows, stride 2, padding 1: elements outside take no part."""
     out = (size + 1) // 2
     c, h, w = Axis("c", channels), Axis("h", out), Axis("w", out)
     i, j = Axis("i", 3), Axis("j", 3)
@@ -131,7 +131,7 @@ def variance_fold() -> Fold:
 def folding(fold: Fold, items: Items, x: Tensor, **form: object) -> LoopNest:
     """A row of x[m, k] reduced by a fold; each item has an output (m,) of its own.
 
-    `form` are the fields of the compute that say how k is walked.
+    `form` are the fields of the compute that define the order of k.
     """
     m, k = Axis("m", x.shape[0]), Axis("k", x.shape[1])
     outputs = tuple(

@@ -1,4 +1,4 @@
-"""Loop nests at sizes of their open dimensions: what becomes of sizes, axes and indices."""
+"""Loop nests at sizes of their open dimensions: the resulting sizes, axes and indices."""
 
 from __future__ import annotations
 

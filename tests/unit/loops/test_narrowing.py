@@ -80,7 +80,7 @@ def test_what_is_done_with_it_stays() -> None:
 @pytest.mark.parametrize(
     "expr",
     [
-        dequantised(Cast(X * 0.7, DType.UINT8), 3),  # what is cast is not whole
+        dequantised(Cast(X * 0.7, DType.UINT8), 3),  # the operand of the cast is not whole
         dequantised(Cast(rounded(X) + 0.5, DType.UINT8), 3),
         Cast(Cast(rounded(X), DType.UINT8), DType.FLOAT64),
         Cast(Cast(rounded(X), DType.INT16), DType.FLOAT32),

@@ -1,6 +1,6 @@
 """Cases of com.microsoft's operators around attention, and of its image models.
 
-ONNX Runtime's CPU kernels say what they mean; NumPy, where there are only GPU kernels.
+ONNX Runtime's CPU kernels give the expected results; NumPy, where there are only GPU kernels.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def gqa(
 ) -> Case:
     """`rows` new rows behind `past` ones, in a cache of `cached`; `rest` from the positions on.
 
-    Unless `known`, how many rows there are is said at run time alone.
+    Unless `known`, the number of rows is an input of the run.
     """
     total = past + rows
     last = lengths or (total - 1,) * batch

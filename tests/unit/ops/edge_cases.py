@@ -174,7 +174,7 @@ SAMPLED = [
     Case("RoiAlign", ((1, 2, 4, 4), empty(0, 4), data(np.zeros(0, np.int64))), opset=16),
 ]
 """Regions of several sizes, beyond the image, smaller than a place and of a negative size, with as
-many samples as these sizes ask for."""
+many samples as these sizes require."""
 
 EACH_SIZE = [*EMPTY, *NO_STEPS, *SEEDED]
 """Without elements, or constants that a seed decides: compiled for each size."""

@@ -1,4 +1,4 @@
-"""A slow evaluator of tensor expressions: what they mean, without a schedule or a compiler.
+"""A slow evaluator of tensor expressions: their meaning, without a schedule or a compiler.
 
 All elements of the output are computed side by side; reductions are loops over their points.
 """

@@ -1,4 +1,4 @@
-"""Cases of com.microsoft's operators; ONNX Runtime's kernels say what they mean."""
+"""Cases of com.microsoft's operators; ONNX Runtime's kernels give the expected results."""
 
 from __future__ import annotations
 

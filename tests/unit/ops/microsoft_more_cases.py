@@ -1,6 +1,7 @@
 """Cases of com.microsoft's operators on matrices, recurrent layers, images and decoders.
 
-ONNX Runtime's kernels say what they mean; `numpy` says it of those that have none on CPUs.
+ONNX Runtime's kernels give the expected results; `numpy` gives those of operators without a CPU
+kernel.
 """
 
 from __future__ import annotations

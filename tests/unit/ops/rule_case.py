@@ -1,4 +1,4 @@
-"""One ONNX node as a test case: a model, inputs, and what ONNX Runtime makes of them."""
+"""One ONNX node as a test case: a model, inputs, and ONNX Runtime's results."""
 
 from __future__ import annotations
 

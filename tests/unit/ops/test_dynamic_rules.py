@@ -1,4 +1,5 @@
-"""Every ONNX rule with an open dimension: it holds for all sizes, or says what it cannot decide."""
+"""Every ONNX rule with an open dimension: it holds for all sizes, or names the size that it
+needs."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def outcome(proto: ModelProto, n: int, feeds: dict[str, np.ndarray]) -> Any:
 
 
 def extents_of(constant: TensorProto) -> dict[str, int]:
-    """The elements of a constant as extents, by name; nothing if some of them are none."""
+    """The elements of a constant as extents, by name; empty if some of them are not extents."""
     array = numpy_helper.to_array(constant)
     if array.dtype.kind != "i" or array.size > 6 or not all(0 <= item < 40 for item in array.flat):
         return {}

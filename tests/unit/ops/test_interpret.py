@@ -1,4 +1,4 @@
-"""The interpreter: inputs are checked, precisions are what they are said to be."""
+"""The interpreter: inputs are checked, and precisions are the stated ones."""
 
 from __future__ import annotations
 

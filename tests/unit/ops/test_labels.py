@@ -1,4 +1,4 @@
-"""Texts and dictionaries: positions within the kernels, and what they stand for outside."""
+"""Texts and dictionaries: positions within the kernels, and their meaning outside."""
 
 from __future__ import annotations
 

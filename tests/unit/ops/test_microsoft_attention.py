@@ -100,7 +100,8 @@ def test_compiled(case: Case) -> None:
 
 
 def growing() -> ModelProto:
-    """Grouped attention whose cache grows: an attention mask says how many rows it has then."""
+    """Grouped attention whose cache grows: an attention mask determines how many rows it has
+    then."""
     attention = {"domain": "com.microsoft", "num_heads": 4, "kv_num_heads": 2}
     names = ("q", "k", "v", "past_k", "past_v", "lasts", "total")
     nodes = [

@@ -1,4 +1,4 @@
-"""DynamicQuantizeLSTM: what the cases against ONNX Runtime leave out."""
+"""DynamicQuantizeLSTM: tests that the cases against ONNX Runtime leave out."""
 
 from __future__ import annotations
 

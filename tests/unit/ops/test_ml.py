@@ -1,4 +1,5 @@
-"""ai.onnx.ml: what the cases against ONNX Runtime leave out, compiled kernels, and refusals."""
+"""ai.onnx.ml: tests that the cases against ONNX Runtime leave out, compiled kernels, and
+refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_a_row_of_zeros_has_halves_for_its_softmax_without_zeros() -> None:
 
 
 def test_the_last_of_equal_keys_counts() -> None:
-    """So the specification from opset 4 on; ONNX Runtime takes the first."""
+    """As in the specification from opset 4 on; ONNX Runtime takes the first."""
     attrs = {"keys_int64s": [1, 2, 1], "values_int64s": [5, 6, 7]}
     _agrees_with_the_reference(ml("LabelEncoder", (data([1, 2, 3]),), attrs, domain_opset=2))
 

@@ -1,4 +1,4 @@
-"""Tree ensembles: every branch against a walk in Python, what follows against ONNX Runtime."""
+"""Tree ensembles: every branch against a walk in Python, the later steps against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_one_score_tells_two_classes_apart(
 
 
 def test_votes_for_two_classes_choose_the_larger_score() -> None:
-    """ONNX Runtime gives labels that are none of the classes there."""
+    """ONNX Runtime gives labels outside the classes there."""
     forest = trees(10, modes=ORDERED, missing=(0,), targets=(0, 1))
     model, feeds = classifier(forest, rows(6, 20), [3, 5]).model()
     plain = {name: np.asarray(array) for name, array in feeds.items()}
@@ -212,7 +212,8 @@ def test_ensembles_of_opset_5(modes: list[int], dtype: Any) -> None:
 
 
 def test_nodes_may_follow_several_others() -> None:
-    """So LightGBM's exporter writes sets of categories: each is compared, and one node follows."""
+    """LightGBM's exporter writes sets of categories like this: each is compared, and one node
+    follows."""
     several = {
         "nodes_nodeids": [0, 1, 2, 3, 4, 5],
         "nodes_treeids": [0] * 6,

@@ -1,4 +1,4 @@
-"""Native operators: reference and native function agree, and `trim` stays what it is."""
+"""Native operators: reference and native function agree, and `trim` stays unchanged."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_contradictions_are_named(
 
 
 def test_a_trim_of_constants_is_no_constant() -> None:
-    """Its type says how large it can be, so that no array of its size has it."""
+    """Its type states its largest size, so that no array of its actual size has it."""
     g = Maker()
     x = g.constant("x", np.arange(6.0))
     short = g("trim", x, g.constant("n", np.array(2)), name="short", axis=0)

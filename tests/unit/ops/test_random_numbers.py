@@ -44,7 +44,7 @@ def pinned(proto: Any, feeds: dict[str, Any] | None = None) -> list[np.ndarray]:
 
 
 def assert_distributed(values: np.ndarray, cumulated: np.ndarray) -> None:
-    """Kolmogorov and Smirnov: how far shares are from what they should be, at each value."""
+    """Kolmogorov and Smirnov: the distance of shares from the expected ones, at each value."""
     shares = (np.arange(values.size) + 0.5) / values.size
     assert np.abs(cumulated - shares).max() < SIGMAS / 2 / np.sqrt(values.size)
 

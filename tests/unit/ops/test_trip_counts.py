@@ -169,7 +169,7 @@ def test_each_value_of_a_body_is_visited_once() -> None:
     value = body.step
     for _ in range(1100):
         value = body("add", value, value)
-    assert body.steps(body("less", value, body.number(9))) is None  # beyond what 64 bits hold
+    assert body.steps(body("less", value, body.number(9))) is None  # beyond the range of 64 bits
     body = Body()
     value = body.step
     for _ in range(3):

@@ -78,7 +78,7 @@ def test_pools_are_right_for_any_window() -> None:
 
 
 def test_convolutions_are_right_for_any_window() -> None:
-    """Those of few channels unfold their windows, where these are not larger than the data."""
+    """Convolutions of few channels unfold their windows, if these are not larger than the data."""
     rng = np.random.default_rng(2)
     for group, channels in ((1, 1), (1, 3), (2, 1), (2, 17)):
         for spatial, kernel, attrs, window in drawn(channels, negative=1):

@@ -17,7 +17,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "BRANCH_NEQ": lambda x, t: bool(x != t),
 }
 THRESHOLDS = np.array([-np.inf, -1.5, -1, -0.5, -0.0, 0, 0.5, 1, 1.5, np.inf], np.float32)
-"""Few, and those of the rows: many comparisons are of equals."""
+"""Few, and those of the rows: many comparisons have equal operands."""
 
 
 @dataclass(frozen=True)

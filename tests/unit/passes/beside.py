@@ -63,7 +63,7 @@ class Case:
         return " ".join([self.pattern.name, *words])
 
     def check(self) -> None:
-        """The pass acts or does not, and what the graph computes stays, also in the pipeline."""
+        """The pass acts or does not, and the graph's results stay, also in the pipeline."""
         graph = self.graph()
         halves = any(kind.dtype is DType.FLOAT16 for kind in graph.types.values())
         after = proven(self.pattern.pass_, graph, HALF_TOLERANCE if halves else 2e-5)

@@ -1,4 +1,4 @@
-"""Attention in the forms that exporters write, what is none, and what fusion makes of it."""
+"""Attention in the forms that exporters write, near misses, and the fused results."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_layer_norms(case: Case) -> None:
 
 
 def scaled(g: Maker, c: Any) -> tuple[str, ...]:
-    """A layer norm of (2, 4, 6) and what follows it."""
+    """A layer norm of (2, 4, 6) and the nodes after it."""
     x = g.input("x", 2, 4, 6)
     given = [g.weight(f"g{n}", *(6,) if c.axis in (2, -1) else (4, 6)) for n in range(c.given)]
     normal = g("layer_norm", x, *given, axis=c.axis, epsilon=1e-5)

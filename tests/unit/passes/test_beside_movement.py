@@ -1,4 +1,4 @@
-"""Slices, reshapes, transposes and equal values: what may go, merge or sink, and what may not."""
+"""Slices, reshapes, transposes and equal values: which may go, merge or sink, and which may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of control flow: what they capture, and what the pipeline makes of them."""
+"""Bodies of control flow: their captured values, and the pipeline's effect on them."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_scaled_bytes_stay_bytes(graph: Graph) -> None:
         conv(weight=DType.UINT8, channels=4, group=4),  # sums of windows would be as many
         conv(weight=DType.UINT8, channels=16, filters=32, group=2),
         conv(channels=6, group=3),
-        conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # what would it be padded with?
+        conv(zero=[[[[1]], [[2]], [[3]], [[4]]]], channels=4),  # no single zero to pad with
         conv(zero=300),  # no byte is that
         conv(zero=-200, source=DType.INT8),
         matmul(zero=[1, 2, 3, 4, 5, 6]),  # one for each term of the sum

@@ -41,7 +41,7 @@ def quantised(g: Maker, value: str, to: DType = DType.UINT8, zero: int = 7) -> s
 
 
 def chain(**c: Any) -> Graph:
-    """Bytes to bytes; `function` is what lies between, `source` and `to` are their types."""
+    """Bytes to bytes; `function` lies between them, `source` and `to` are their types."""
     g = Maker()
     x = g.input("x", *SHAPE, dtype=c.get("source", DType.UINT8))
     value = dequantised(g, x, scale=c.get("scale", 0.05))

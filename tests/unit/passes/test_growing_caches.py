@@ -1,4 +1,4 @@
-"""Growing caches in place: which they are, and that the buffers hold what the model computes."""
+"""Growing caches in place: their detection, and that the buffers hold the model's results."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_elements_that_are_moved_are_moved_as_they_are_stored() -> None:
 
 
 def test_an_output_that_only_moves_what_is_narrow_is_made() -> None:
-    """A cache of keys: what attention reads is returned, too."""
+    """A cache of keys: the values that attention reads are returned, too."""
     g = Maker()
     x = g.input("x", 6, 16)
     product = g("matmul", x, g.weight("w", 16, 16))
@@ -188,7 +188,8 @@ def masked(kind: str, number: float) -> Graph:
 
 @pytest.mark.parametrize("kind", ["pad", "add", "where", "concat"])
 def test_numbers_that_a_type_does_not_hold_stay_float32(kind: str) -> None:
-    """Not even the operand of such a pad is narrow; a mask of -30000 is, and so is one of -inf."""
+    """The operand of such a pad is not narrow either; a mask of -30000 is, and so is one of
+    -inf."""
     for dtype, beyond in ((DType.FLOAT16, -1e9), (DType.BFLOAT16, -3.4e38)):
         kept = {
             number: sum(kind.dtype is dtype for kind in narrowed(graph, dtype).types.values())

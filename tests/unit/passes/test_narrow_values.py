@@ -1,4 +1,4 @@
-"""Values that are narrow in memory: each reader widens them, and kernels take in what does it."""
+"""Values that are narrow in memory: each reader widens them, and kernels take in the widening."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_not_widened_from_one_narrow_value(make: Callable[[Maker], str])
 
 
 def test_costly_work_is_not_done_twice() -> None:
-    """Only what follows it is, from what it gives."""
+    """Only the cheap operators after it are, from its result."""
     g = Maker()
     value = g("sigmoid", dequantised(g, g.input("x", 4, 4, dtype=DType.UINT8)))
     graph = g.graph(g("relu", value), g("neg", value))
@@ -93,7 +93,7 @@ def residual(dtype: DType) -> Graph:
 
 
 def test_an_epilogue_widens_its_other_operand() -> None:
-    """A residual stays in bytes; what is computed of floats is another kernel, as it was."""
+    """A residual stays in bytes; a computation of floats is another kernel, as it was."""
     (group,) = fuse(residual(DType.UINT8))
     assert group.inputs[-1] == "x" or "x" in group.inputs
     assert len(group.nodes) == 6

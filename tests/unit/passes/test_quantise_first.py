@@ -115,7 +115,7 @@ def test_a_maximum_stays_before_what_turns_the_order(graph: Graph) -> None:
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "bool"])
 def test_a_maximum_stays_before_integers_that_wrap(kind: str) -> None:
-    """300 is 44 as a byte, and a bool says of -1 what it says of 1."""
+    """300 is 44 as a byte, and the bool of -1 equals that of 1."""
     g = Maker()
     x = g("mul", g.input("x", *SHAPE), g.constant("spread", np.float32(300)))
     whole = g("cast", g("min", x, g.constant("zero", np.float32(0))), to=kind)

@@ -1,4 +1,4 @@
-"""The whole pipeline and the plan on generated graphs: they compute what the graph computed."""
+"""The whole pipeline and the plan on generated graphs: they preserve the graph's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions with readers of every kind of one value: each computes what the graph says.
+"""Partitions with readers of every kind of one value: each computes the graph's results.
 
 The forms that a reader accepts (rows, blocks, channels-last, any layout) and the forms that its
 producer offers decide how the layouts are chosen. Here all pairs are tried;

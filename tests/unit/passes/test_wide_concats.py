@@ -12,7 +12,7 @@ from tilewright.compiler.passes.wide_concats import WIDTH, narrow_concats
     ("pieces", "concats"),
     [
         (WIDTH, 1),
-        (WIDTH + 1, 2),  # the last piece is alone, and no concatenation of its own
+        (WIDTH + 1, 2),  # the last piece is single, and not a concatenation of its own
         (WIDTH + 2, 3),
         (2 * WIDTH, 3),
         (WIDTH * WIDTH + 1, WIDTH + 2),  # three levels

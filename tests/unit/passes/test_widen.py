@@ -153,7 +153,7 @@ def test_moves_and_choices_alone_stay_in_16_bits(dtype: DType) -> None:
 @pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_stored_pieces_keep_a_concatenation_stored(dtype: DType, is_own: bool) -> None:
-    """As a cache has it: what is added to it is rounded, and nothing that it holds is converted."""
+    """As in a cache: the added rows are rounded, and its contents are not converted."""
     g = HalfMaker(dtype)
     past, new = g.input("past", 4, 8, dtype=dtype), g.input("new", 1, 8, dtype=dtype)
     after = widen(g.graph(g("concat", past, g("exp", new), axis=0)), dtype if is_own else None)

@@ -1,4 +1,4 @@
-"""Every decision about a whole graph, turned round: the plan changes, what it computes does not."""
+"""Every decision about a whole graph, inverted: the plan changes, its results do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POOL = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": 
 
 
 def planned(graph: Graph, choice: GraphChoice) -> GraphPlan:
-    """The plan of a graph under a choice, proven to compute what the graph does."""
+    """The plan of a graph under a choice, proven to compute the graph's results."""
     optimised = optimise(graph, Mode(HOST), choice=choice)
     plan = make_plan(optimised, Mode(HOST), choice=choice)
     inputs = random_inputs(graph)

@@ -1,4 +1,4 @@
-"""Plans of open sizes: at given sizes they are plans, and compute what ONNX Runtime does there."""
+"""Plans of open sizes: at given sizes they are plans, and agree with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_bodies_lie_beside_what_lives_meanwhile(name: str) -> None:
 
 
 def _spans(plan: GraphPlan, memory: MemoryPlan) -> list[tuple[int, int]]:
-    """Where the values of a plan lie, and those of its bodies."""
+    """The spans of a plan's values in memory, including those of its bodies."""
     found = [(offset, offset + value_bytes(plan, v)) for v, offset in memory.offsets.items()]
     for position, bodies in memory.bodies.items():
         for body, inner in zip(bodies_of(plan.steps[position]), bodies, strict=True):
@@ -265,7 +265,7 @@ def _check_bodies(plan: GraphPlan, memory: MemoryPlan) -> None:
             for v in alive
             if v in memory.offsets
         ]
-        if isinstance(step, LoopStep):  # what its body gives lives until it is the next state
+        if isinstance(step, LoopStep):  # the body's result lives until it is the next state
             kinds = [step.body.graph.types[v] for v in step.body.graph.outputs]
             places = memory.shared[position][1:]
             held += [(at, at + kind.bytes) for at, kind in zip(places, kinds, strict=True)]
@@ -305,7 +305,8 @@ EXTENTS = st.sampled_from([1, 2, 8, 16, n_open, n_open * 8, n_open + m_open])
 def test_distances_hold_at_every_size(
     parts: list[tuple[int, int]], whole: Placement, part: Placement, cut: int
 ) -> None:
-    """A box of a tensor, behind `start` elements of one dimension, is where its numbers say."""
+    """A box of a tensor, behind `start` elements of one dimension, lies at the place of its
+    numbers."""
     shape = tuple(extent for extent, _ in parts)
     start = tuple(first if dim == cut else 0 for dim, (_, first) in enumerate(parts))
     full = tuple(a + b for a, b in zip(shape, start, strict=True))

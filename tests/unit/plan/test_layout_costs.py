@@ -219,7 +219,7 @@ def test_the_zeros_around_an_operand(attrs: Any, halo: Any) -> None:
     assert conv_halo(graph, node) == halo
 
 
-# what is offered
+# layouts that are offered
 
 
 def offers(graph: Graph, copied: tuple[str, ...] = ()) -> list[tuple[set[Layout], Group]]:

@@ -1,4 +1,4 @@
-"""Layout assignment: the least total cost, against trying everything, and what it means."""
+"""Layout assignment: the least total cost, against trying everything, and its meaning."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def graphs(draw: st.DrawFn) -> Graph:
 @settings(max_examples=examples(8))
 @given(graphs(), st.integers(0, 1000))
 def test_every_assignment_computes_the_same(graph: Graph, seed: int) -> None:
-    """Any option of each group, compiled: kernels read and write what their neighbours expect."""
+    """Any option of each group, compiled: kernels read and write the layouts that their neighbours
+    expect."""
     random = np.random.default_rng(seed)
 
     def assign(

@@ -1,4 +1,4 @@
-"""Concatenations and slices in place: what becomes a view, what is copied, and what it computes."""
+"""Concatenations and slices in place: which become views, which are copied, and their results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def point(g: Maker, x: str, filters: int, name: str = "") -> str:
 
 def dense_block(layers: int = 4) -> Graph:
     """Each layer reads all features before it; half of the concatenations name every piece, half
-    the one before and what is new."""
+    the previous one and the new features."""
     g = Maker()
     x = point(g, g.input("x", 1, 16, 5, 5), 32, "x0")
     pieces, features = [x], x

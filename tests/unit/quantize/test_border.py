@@ -31,7 +31,7 @@ CLOCKWORK = Clockwork(runnable=False)
 
 
 def work(path: Path, method: Method, samples: Any, device: Any = None) -> QuantizeWork:
-    """Without a device: the model fails before it is timed."""
+    """Work without a device: the model fails before it is timed."""
     return QuantizeWork(path, method, samples, device)
 
 

@@ -1,4 +1,4 @@
-"""Signal, noise and answers of a classification, and what a loss is measured by."""
+"""Signal, noise and answers of a classification, and the measures of a loss."""
 
 from __future__ import annotations
 

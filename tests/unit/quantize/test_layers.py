@@ -86,7 +86,7 @@ def test_layers_that_stay_in_float32_are_none(static: Made) -> None:
 
 def test_values_between_belong_where_they_lie(static: Made, dynamic: Made) -> None:
     owners = Owners(static.quantised.graph, tensor_names(static.model.graph), static.layers)
-    relu, classes = 1, 6  # the Relu's value is what the first Conv makes now
+    relu, classes = 1, 6  # the first Conv produces the Relu's value now
     assert owners.makers("r0") == owners.makers("r0_QuantizeLinear_Output") == {relu}
     assert owners.makers("x_QuantizeLinear_Output") == frozenset() == owners.makers("x")
     assert owners.served("x_QuantizeLinear_Output") == {relu}

@@ -218,7 +218,7 @@ def test_nodes_without_names_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_model_with_bodies(tmp_path: Path) -> None:
-    """A branch reads a value that is quantised outside; what lies in it stays as it is."""
+    """A branch reads a value that is quantised outside; the branch's contents stay as they are."""
     branches = []
     for name, operator in (("then", "Relu"), ("otherwise", "Neg")):
         node = helper.make_node(operator, ["h"], [f"{name}_y"])

@@ -1,4 +1,4 @@
-"""Samples from files: what they may be, and one sentence for each way to be wrong."""
+"""Samples from files: the accepted forms, and one sentence for each error."""
 
 from __future__ import annotations
 

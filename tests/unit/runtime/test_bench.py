@@ -1,4 +1,4 @@
-"""The benchmark harness: what it runs, and by which clock. How long that takes is not tested."""
+"""The benchmark harness: its runs, and its clock. Their duration is not tested."""
 
 from __future__ import annotations
 

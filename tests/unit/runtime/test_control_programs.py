@@ -1,4 +1,4 @@
-"""Loops and branches in programs: what they run, how they are encoded, and what is refused."""
+"""Loops and branches in programs: their execution, their encoding, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs with open sizes: what they compute at any size, what they refuse, how they are kept."""
+"""Programs with open sizes: their results at any size, their refusals, their stored form."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_what_lies_in_a_larger_buffer_is_put_there_and_taken_out() -> None:
     closed = Executable(made.at({"past": 3, "left": 5}), aligned_empty(0), {}.__getitem__)
     (found,) = closed.run([np.ones((3, 4), np.float32)])
     assert found.shape == (4, 4) and (found[:3] == 1).all()
-    assert model.rooms == ()  # a copy is no change in place
+    assert model.rooms == ()  # a copy is not a change in place
 
 
 def changed_in_place(more: int = 0) -> Program:
@@ -304,7 +304,7 @@ def test_only_what_a_size_chooses_is_run_and_timed(address_of: AddressOf) -> Non
 
 
 def test_a_size_may_choose_which_output_is_written_how(address_of: AddressOf) -> None:
-    """Within one another, the inner choice within what the outer one leaves."""
+    """Nested choices: the inner choice divides the rest that the outer one leaves."""
     program = cut_program()
     *others, copy, third, found = program.instructions
     inner = SizeBranch(PAST, 8, (copy,), (copy,))

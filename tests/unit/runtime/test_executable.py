@@ -1,4 +1,4 @@
-"""Executables of hand-written kernels: what they compute, what they refuse, where memory lies."""
+"""Executables of hand-written kernels: their results, refusals, and memory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_narrow_pointers_are_put_into_the_table_one_by_one(
     address_of: AddressOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a pointer has 32 bits, what fills tables of 64-bit numbers would write over others."""
+    """If a pointer has 32 bits, code that fills tables of 64-bit numbers would overwrite others."""
     calls = []
     monkeypatch.setattr(
         "tilewright.compiler.runtime.context.sizeof", lambda kind: 4 + 4 * (kind is c_int64)

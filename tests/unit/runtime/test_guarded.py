@@ -1,4 +1,4 @@
-"""Models of several programs: which one runs, and what is refused."""
+"""Models of several programs: which one runs, and refusals."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_range_of_the_last_run_is_tried_first(monkeypatch: pytest.MonkeyPatc
         np.testing.assert_array_equal(executable.run(feeds)[0], 2 * feeds["mask"])
         assert len(looked) == looks
     assert [program.runs for program in programs] == [3, 3]
-    executable.executable({"batch": 2, "sequence": 5})  # one of its own is not passed over
+    executable.executable({"batch": 2, "sequence": 5})  # a separate program for these sizes is used
     executable.run(arrays(2, 5))
     assert programs[0].runs == 3
 

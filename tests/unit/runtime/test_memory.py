@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def machine(root: Path, available: int, limit: str = "", used: int = 0, cached: int = 0) -> Path:
-    """A root folder of a system that says these numbers of bytes."""
+    """A root folder of a system that reports these numbers of bytes."""
     (root / "proc").mkdir(parents=True)
     (root / "proc/meminfo").write_text(
         f"MemTotal: 99999999 kB\nMemAvailable:   {available // 1024} kB\n"

@@ -1,4 +1,4 @@
-"""The C runtime of a package that came without it, and what is said where it cannot be made."""
+"""The C runtime of a package that came without it, and the error if it cannot be built."""
 
 from __future__ import annotations
 

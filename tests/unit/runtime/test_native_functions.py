@@ -1,4 +1,4 @@
-"""The native functions: what they compute, against NumPy, and what programs may ask of them."""
+"""The native functions: their results, against NumPy, and their limits on programs."""
 
 from __future__ import annotations
 

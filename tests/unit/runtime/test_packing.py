@@ -169,5 +169,5 @@ def test_memory_is_aligned(make: object) -> None:
     for size in (0, 1, 63, 64, 65, 100_000):
         block = make(size)  # type: ignore[operator]
         assert block.nbytes == size
-        # NumPy says nothing about where an array without elements lies
+        # NumPy does not define the address of an array without elements
         assert not size or block.ctypes.data % 64 == 0

@@ -88,7 +88,7 @@ def test_the_space_of_open_rows_starts_from_what_serves_them() -> None:
     products = [point for point in typical.points if point.algorithm == default.algorithm]
     assert set(products) <= set(space.points)
     assert "strassen" in {each.algorithm for each in typical.subspaces}
-    for each in space.subspaces:  # Strassen's algorithm needs to know whether the rows are even
+    for each in space.subspaces:  # Strassen's algorithm needs the parity of the rows
         lower_workload(workload, each.default, Mode(TARGET))
     other = typical.starting_with(Schedule.of("another", a=1))
     assert other.default() == Schedule.of("another", a=1) in other.points

@@ -1,4 +1,5 @@
-"""The attention template: error bounds, extreme scores, masks, threads, and what a block keeps."""
+"""The attention template: error bounds, extreme scores, masks, threads, and a block's kept
+values."""
 
 from __future__ import annotations
 

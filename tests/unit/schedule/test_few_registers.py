@@ -42,7 +42,7 @@ def test_scalars_that_are_loaded_ahead_have_registers(
 
 @pytest.mark.parametrize("problem", ["3x3", "1x1", "depthwise", "matmul", "bytes", "softmax"])
 def test_what_every_x86_has_is_used_as_with_sse4(problem: str) -> None:
-    """Registers and products are the same: what SSE4 adds takes no part in a choice."""
+    """Registers and products are the same: SSE4's additions do not affect a choice."""
     workload = PROBLEMS[problem](4)
     chosen = (
         schedule_space(workload, Mode(target)) for target in (resolve_target("x86-64-v1"), V2)

@@ -1,4 +1,4 @@
-"""Products of matrices in one instruction: where they are offered, and what schedules ask."""
+"""Products of matrices in one instruction: where they are offered, and what schedules set."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_matrices_need_their_instruction() -> None:
 def test_registers_of_matrices_are_the_default_and_hold_the_tile(
     types: Types, rows: int, depth: int
 ) -> None:
-    """Whole registers of rows, or all rows; what fits into eight registers; nothing else to say."""
+    """Whole registers of rows, or all rows; as many as fit into eight registers; no other knob."""
     workload, target = product(types, rows, 80, depth), resolve_target(AMX)
     space = schedule_space(workload, Mode(target))
     assert space.default()["products"] == "tiles"
@@ -214,7 +214,7 @@ def rows_of_bytes(make: Maker, n: int) -> str:
 
 
 def two_layers(make: Maker) -> Graph:
-    """Bytes by bytes, rounded to bytes, by bytes: what a quantised model has between its ends."""
+    """Bytes by bytes, rounded to bytes, by bytes: the middle layers of a quantised model."""
     total = make("matmul", make.input("x", 70, 64, dtype=DType.UINT8), bytes_of(make, "v", 64, 96),
                  accumulator="int32")  # fmt: skip
     between = requantised(make, total)

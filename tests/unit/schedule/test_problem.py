@@ -1,4 +1,4 @@
-"""Workloads as one expression: what decides their loops."""
+"""Workloads as one expression: the origin of their loops."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_lanes_of_a_window_over_a_signal_run_along_it(step: int) -> None:
 
 
 def test_winograd_gives_way_to_pairs_of_products() -> None:
-    """One instruction for two products halves what the direct algorithm takes."""
+    """One instruction for two products halves the time of the direct algorithm."""
     workload = PROBLEMS["halves 3x3 of few pixels"](16)
     for name, expected in (("x86-64-v4", "winograd"), ("znver5", "direct")):
         space = schedule_space(workload, Mode(resolve_target(name)))

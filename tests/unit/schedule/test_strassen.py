@@ -1,4 +1,4 @@
-"""One level of Strassen: its identity, where it applies, and what it computes."""
+"""One level of Strassen: its identity, where it applies, and its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two levels of Strassen: what they compute, and where they are taken."""
+"""Two levels of Strassen: their results, and where they are taken."""
 
 from __future__ import annotations
 

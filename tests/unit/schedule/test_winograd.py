@@ -1,4 +1,4 @@
-"""Where Winograd applies, what it takes by default, and how it rounds."""
+"""Where Winograd applies, its default choice, and its rounding."""
 
 from __future__ import annotations
 

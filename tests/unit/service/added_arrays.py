@@ -1,4 +1,5 @@
-"""Kernels that add two arrays, as a worker that is no Python meets them: queued, and measured."""
+"""Kernels that add two arrays, as a worker not written in Python meets them: queued, and
+measured."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_owners_secret_is_rotated_in_its_file(
     assert read_token(settings) == rotated["secret"] != owner
     assert settings.token_file.stat().st_mode & 0o777 == 0o600
     assert owner_token(settings, storage) == rotated["secret"]
-    # who puts the old file back gets a new token, and not the old one again
+    # an admin who puts the old file back gets a new token, and not the old one again
     settings.token_file.write_text(owner)
     assert owner_token(settings, storage) not in (owner, rotated["secret"])
     assert len(storage.tokens.list()) == 2

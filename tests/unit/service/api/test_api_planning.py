@@ -133,7 +133,8 @@ def test_one_more_than_may_wait_is_told_when_to_come_again(
 
 
 def test_one_that_asks_for_much_holds_up_nobody_else(limited: Callable[..., Planning]) -> None:
-    """However many models of one token would take for ever, those of another are planned."""
+    """If planning the models of one token would take for ever, those of another are still
+    planned."""
     planning = limited()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Blobs over HTTP: what an upload may do to them, and ranges."""
+"""Blobs over HTTP: the possible effects of an upload, and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches are bounded by their total size and lose what depends on a change."""
+"""Caches are bounded by their total size and drop the entries that depend on a change."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Client:
 
 
 class Queue:
-    """A queue as the database would keep it, and what was looked for in it.
+    """A queue as the database would keep it, and a record of the searches in it.
 
     A look waits for `gate`, in its thread.
     """
@@ -178,7 +178,7 @@ async def test_one_request_is_looked_for_by_few_of_many_that_wait(house: House) 
     await house.quiet()
     assert [len(look) for look in house.queue.looks[before:]] == [MOST]
     assert [names(each.result()) for each in asked if each.done()] == [["a"]]
-    # and the next is looked for by those who were not looked for last
+    # and the next is looked for by the clients that searched longest ago
     house.submit("b")
     await house.quiet()
     assert set(house.queue.looks[-1]).isdisjoint(house.queue.looks[-2])
@@ -290,7 +290,7 @@ async def test_a_client_that_goes_away_while_it_waits_leaves_its_place(house: Ho
 
 @in_house
 async def test_a_claim_that_is_sent_again_meanwhile_is_the_same(house: House) -> None:
-    """Two requests of one name get the same leases, and what one of them does not hear of is not
+    """Two requests of one name get the same leases, and leases that one of them misses are not
     given back."""
     house.queue.gate.clear()
     house.queue.waiting = ["a", "b"]

@@ -98,7 +98,7 @@ def test_an_answers_example_is_of_its_schema(name: str) -> None:
 
 
 def test_every_requests_example_is_accepted(client: TestClient) -> None:
-    """By the real application: what it names may be missing, but nothing of it is invalid."""
+    """By the real application: the named objects may be missing, but nothing of it is invalid."""
     model, wrong = upload(client), []
     for name, (method, path, described, _) in OPERATIONS.items():
         query = {}
@@ -108,7 +108,7 @@ def test_every_requests_example_is_accepted(client: TestClient) -> None:
             elif parameter["required"]:
                 query[parameter["name"]] = parameter["example"]
         if name == "GET /v1/trials":
-            query["job"] = SHOWN_ID  # one of two filters: the description cannot say so
+            query["job"] = SHOWN_ID  # one of two filters: the description cannot express that
         given: dict[str, Any] = {}
         for kind, shown in described.get("requestBody", {}).get("content", {}).items():
             text = json.dumps(shown.get("example")).replace(SHOWN_KEY, model)

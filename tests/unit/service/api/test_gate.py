@@ -100,7 +100,7 @@ def test_the_head_of_a_request_has_a_limit(server: Any) -> None:
     most = HEAD_BYTES - 1024
     assert rest(connect(server, head + b"x" * most + b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     connection = connect(server, head + b"x" * (HEAD_BYTES + 1024))
-    with suppress(ConnectionResetError):  # what was not read any more
+    with suppress(ConnectionResetError):  # unread bytes
         assert rest(connection).startswith(b"HTTP/1.1 400")
 
 
@@ -203,8 +203,8 @@ def test_a_token_is_looked_up_once_a_second_and_again_once_one_was_revoked(
 
 
 def test_a_crowd_with_one_token_looks_it_up_once(storage: Storage) -> None:
-    """However long the answer takes: else each of a thousand workers asks while all threads are
-    busy."""
+    """However long the answer takes: otherwise each of a thousand workers asks while all threads
+    are busy."""
     secret, token = storage.tokens.create("ci", [Scope.READ])
     tokens = CountingTokens(storage.tokens)
 

@@ -1,4 +1,4 @@
-"""How often workers say that they live, where there are few and where there are many."""
+"""Intervals of workers' heartbeats, with few workers and with many."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def finish_a_job(storage: Storage, day: int) -> None:
 def test_a_database_that_lives_long_keeps_no_payloads(
     storage: Storage, settings: Settings, clock: Clock
 ) -> None:
-    """Ten days: what lies there after any of them is what the jobs left for their users."""
+    """Ten days: the rows left after each of them are those that the jobs left for their users."""
     rows = sa.select(sa.func.count()).select_from(table_of(RequestRow))
     finish_a_job(storage, 100)
     assert tidy(storage, settings) == Tidied(0, 0, 0), "what was finished just now is kept"
@@ -116,7 +116,8 @@ def test_a_database_that_lives_long_keeps_no_payloads(
 
 
 def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, clock: Clock) -> None:
-    """However old: what waits in the queue, what its tuner has not stored, what a row names."""
+    """However old: waiting requests, results that their tuner has not stored, rows that another row
+    names."""
     model = storage.models.add(b"model", "net.onnx")
     job = storage.jobs.create(model.digest, "host")
     runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
@@ -136,7 +137,7 @@ def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, cloc
     assert unnamed not in storage.blobs
     named = {model.digest, cost_model.digest, *waiting.digests}
     assert named <= set(storage.blobs.digests())
-    # the tuner comes back, finds what was measured, and goes on
+    # the tuner comes back, finds the measurements, and goes on
     back = RemoteRunner(storage, job.id, TARGET, CancelToken())
     assert [request.request_id for request in back.resume()] == ["measured", "waiting"]
     (result,) = back.poll(0.0)

@@ -37,7 +37,7 @@ def ada(anonymous: TestClient, storage: Storage) -> dict[str, Any]:
 
 
 def job_of(owner: str, anonymous: TestClient, storage: Storage) -> dict[str, Any]:
-    """A job of an owner, who uploads the same bytes as everybody and gives them a name."""
+    """A job of an owner, who uploads the same bytes as all others and names them."""
     anonymous.headers.update(header(storage, owner, Scope.SUBMIT, Scope.READ))
     answer = anonymous.post("/v1/models", params={"name": f"{owner}.onnx"}, content=onnx_bytes())
     assert answer.status_code == 201, "new to this owner"

@@ -106,7 +106,7 @@ def test_too_many_connections_are_told_when_to_come_again(
 
 
 def test_create_app_names_requests_once(settings: Settings, storage: Storage) -> None:
-    """The id of one request is not that of the next on the same connection."""
+    """The id of one request differs from the next one's on the same connection."""
     with TestClient(create_app(settings, storage)) as client:
         assert client.get("/v1/health", headers={HEADER: "first"}).headers[HEADER] == "first"
         assert client.get("/v1/health").headers[HEADER] != "first"

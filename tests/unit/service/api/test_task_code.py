@@ -42,7 +42,7 @@ POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, Mode(TARGET)).poi
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child answers in this process: how it is asked has tests of its own."""
+    """The child answers in this process: its protocol has tests of its own."""
 
     async def ask(self: Planning, question: Any, what: str, asker: str) -> Any:
         found = answer(question)
@@ -169,7 +169,7 @@ def test_until_one_is_chosen_the_fastest_trial_is_shown(
     job, workload = task_of_job(storage, None, WORKLOAD)
     trials = measured(job)
     fastest = min(trials, key=lambda trial: trial.measurement.run_seconds or 1.0)
-    # what was taken back, failed, or is of another key or job, is not
+    # trials that were withdrawn, failed, or are of another key or job, are not
     quick = Measurement(Status.OK, samples_seconds=(1e-9,))
     other = next(trial for trial in trials if trial.schedule != fastest.schedule)
     wrong = (
@@ -204,7 +204,7 @@ def measured(job: str = "") -> list[Trial]:
 
 
 def learned(trials: list[Trial]) -> tuple[XGBoostModel, np.ndarray]:
-    """A model that has learned from trials, and what it says of them."""
+    """A model that was trained on trials, and its scores of them."""
     samples = samples_of(trials, {WORKLOAD.key: WORKLOAD}.get, {TARGET.key: TARGET}.get)
     model = XGBoostModel(0)
     model.train(samples)

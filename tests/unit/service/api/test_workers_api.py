@@ -1,4 +1,4 @@
-"""Workers over HTTP: who they are, whose, and whether they get work."""
+"""Workers over HTTP: their identity, their owners, and whether they get work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worker(client: TestClient) -> str:
 def test_where_there_are_many_each_worker_says_less_often_that_it_lives(
     client: TestClient, storage: Storage, worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its leases last as long as it takes to miss some of that."""
+    """And its leases last long enough to miss some heartbeats."""
     path = f"/v1/workers/{worker}/heartbeat"
     assert client.post(path, json={}).json()["heartbeat_seconds"] == 0.2, "as is set"
     monkeypatch.setattr(heartbeat_pacing, "MOST_A_SECOND", 0.1)
@@ -66,14 +66,14 @@ def test_a_drained_worker_finishes_what_it_has_and_gets_nothing_new(
     drained = client.post(path, json={}).json()
     assert (drained["health"], drained["draining"], drained["in_hand"]) == ("draining", True, 1)
     assert claim(client, worker) == []
-    # what it has goes on: its lease is renewed, its result taken
+    # its work goes on: its lease is renewed, its result taken
     beat = {"leases": [lease["lease_id"]]}
     answer = client.post(f"/v1/workers/{worker}/heartbeat", json=beat).json()
     assert list(answer["renewed"]) == beat["leases"] and answer["health"] == "draining"
     assert report(client, worker, lease).status_code == 200
     (listed,) = client.get("/v1/workers").json()
     assert (listed["draining"], listed["in_hand"]) == (True, 0)
-    # also after a restart, and when it was silent meanwhile
+    # also after a restart, and if it was silent meanwhile
     body = {"name": "bench-1", "protocol": PROTOCOL, "targets": ["x86-64-v3"], "worker_id": worker}
     assert client.post("/v1/workers", json=body).status_code == 201
     assert claim(client, worker) == []
@@ -211,7 +211,7 @@ def test_a_worker_in_quarantine_gets_nothing_and_says_why(
     table.print(worker_table([WorkerView.model_validate(listed)]))
     shown = table.file.getvalue()  # type: ignore[attr-defined]
     assert "quarantined" in shown and "5 failures of its own, the last: no" in shown
-    # only an admin may say that it is well again
+    # only an admin may clear its fault
     measurer = with_scopes(storage, Scope.MEASURE)
     path = f"/v1/workers/{worker}/drain"
     assert client.post(path, json={"draining": False}, headers=measurer).status_code == 404
@@ -248,7 +248,7 @@ def test_a_throttled_worker_is_marked(client: TestClient, worker: str, storage: 
     }
     path = f"/v1/workers/{worker}/heartbeat"
     assert client.post(path, json={"leases": [], "speed": speed}).status_code == 200
-    # what a heartbeat leaves out stays as it was
+    # fields that a heartbeat leaves out stay as they were
     assert client.post(path, json={"leases": []}).status_code == 200
     (after,) = client.get("/v1/workers").json()
     assert after["speed"] == speed

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and one sentence for every mistake."""
+"""The command line: its output, and one sentence for every mistake."""
 
 from __future__ import annotations
 
@@ -469,7 +469,7 @@ def test_commands_import_what_they_need_when_they_run() -> None:
 
 
 def test_a_user_without_a_name_or_number_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, where nothing in the environment says who it is."""
+    """As on Windows, where the environment does not name the user."""
 
     def getuser() -> str:
         raise ImportError("No module named 'pwd'")

@@ -17,7 +17,7 @@ __all__ = ["data_folder", "inputs", "model"]  # fixtures
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command; what it printed as JSON."""
+    """Runs a command; returns the JSON that it printed."""
 
     def tell(*arguments: object, status: int = 0) -> Any:
         capsys.readouterr()

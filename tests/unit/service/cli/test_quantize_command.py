@@ -1,4 +1,4 @@
-"""`tilewright quantize`: its options, what it prints, and one sentence for every mistake."""
+"""`tilewright quantize`: its options, its output, and one sentence for every mistake."""
 
 from __future__ import annotations
 

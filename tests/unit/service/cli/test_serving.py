@@ -1,4 +1,4 @@
-"""`tilewright server run`: where it listens, what it says, and its tuner and worker."""
+"""`tilewright server run`: its address, its output, and its tuner and worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def signals() -> Iterator[None]:
 
 
 class Stub:
-    """Stands for a supervised process; `running` are the commands of those that did not end."""
+    """Replaces a supervised process; `running` are the commands of those that did not end."""
 
     running: ClassVar[dict[str, list[str]]] = {}
 
@@ -56,7 +56,7 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     def serve(server: Any, sockets: Any) -> None:
         server.started = starts
         served.append((*sockets[0].getsockname(), dict(Stub.running), server.config.app))
-        # what `run` of a server ends by
+        # the signal by which `run` of a server ends
         signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)  # type: ignore[operator,misc]
         while not server.should_exit:
             pass
