@@ -1,4 +1,4 @@
-"""Functions in a bounded child: what it takes, and what it does not survive."""
+"""Functions in a bounded child: its limits, and the faults that end it."""
 
 from __future__ import annotations
 

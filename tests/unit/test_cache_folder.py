@@ -230,7 +230,7 @@ def _many(path: Path, seed: int) -> None:
 
 
 def test_processes_share_it(tmp_path: Path) -> None:
-    """Each finds whole entries or none, whoever makes and removes them."""
+    """Each finds whole entries or none, whichever process writes and removes them."""
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_many, args=(tmp_path / "kept", seed)) for seed in range(3)]
     for worker in workers:

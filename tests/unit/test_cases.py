@@ -1,4 +1,4 @@
-"""`make fuzz` runs what it is asked to, and examples that it found and kept no longer fail."""
+"""`make fuzz` runs the requested examples, and examples that it found and kept no longer fail."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_there_is_all_that_a_service_needs() -> None:
     [("service", "TILEWRIGHT_DATA_FOLDER"), ("worker", "TILEWRIGHT_SPOOL")],
 )
 def test_an_image_keeps_its_files_in_its_volume(stage: str, variable: str) -> None:
-    """Without a word of whoever starts it: what lies elsewhere goes with the container."""
+    """By default: files elsewhere are lost with the container."""
     (volume,) = re.findall(r"^VOLUME (\S+)$", stages()[stage], flags=re.M)
     assert re.findall(rf"^ENV {variable}=(\S+)$", stages()[stage], flags=re.M) == [volume]
 

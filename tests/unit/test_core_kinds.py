@@ -1,4 +1,4 @@
-"""Cores that are alike, from what Linux says; it may say nothing, or nonsense."""
+"""Cores that are alike, from Linux's reports; these may be empty or nonsense."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIDR_A76, MIDR_A55 = "0x00000000414fd0b1", "0x00000000412fd050"
 
 
 def board(root: Path, cores: list[Lie]) -> Path:
-    """Write what Linux would say of a board with such cores."""
+    """Write Linux's report of a board with such cores."""
     paragraphs = []
     for number, (part, midr, capacity, clock) in enumerate(cores):
         given = f"CPU implementer\t: 0x41\nCPU part\t: {part}\n" if part else ""
@@ -49,7 +49,7 @@ FAST, SLOW = CoreKind(A76, 2_400_000_000, (4, 5, 6, 7)), CoreKind(A55, 1_800_000
     "cores",
     [
         ORION,
-        [(p, m, "", c) for p, m, _, c in ORION],  # clocks tell, too
+        [(p, m, "", c) for p, m, _, c in ORION],  # clocks distinguish them, too
         [("0xd05", MIDR_A55 if n < 4 else MIDR_A76, *ORION[n][2:]) for n in range(8)],
         [("", MIDR_A55 if n < 4 else MIDR_A76, *ORION[n][2:]) for n in range(8)],
     ],

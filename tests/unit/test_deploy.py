@@ -224,7 +224,8 @@ def test_the_api_says_that_a_proxy_is_before_it() -> None:
 
 
 def test_systemd_starts_the_worker_as_it_is(tmp_path: Path) -> None:
-    """Its options and variables exist; what confines it leaves what candidates' sandbox needs."""
+    """Its options and variables exist, and its confinement allows everything that the sandbox of
+    candidates needs."""
     text = (ROOT / "deploy" / "systemd" / "tilewright-worker.service").read_text()
     lines = [line.partition("=") for line in text.splitlines() if re.match(r"[A-Z]\w+=", line)]
     unit = {name: value for name, _, value in lines}

@@ -1,5 +1,5 @@
-"""The documentation names what exists: passes, knobs, settings, routes, commands; its links lead
-somewhere; and no file holds an address or a path of the machine it was written on."""
+"""The documentation names existing things: passes, knobs, settings, routes, commands; its links
+lead somewhere; and no file holds an address or a path of the machine it was written on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 @cache
 def documentation() -> str:
-    """All pages but the changelog, which may name what is gone."""
+    """All pages except the changelog, which may name removed things."""
     return "\n".join(page.read_text() for page in PAGES if page.name != "CHANGELOG.md")
 
 

@@ -166,7 +166,7 @@ def _names(name: str, scope: str) -> set[str]:
 
 @cache
 def _stated(name: str, path: Path) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    """By scope, what a module's import statements say: a module, and names from it."""
+    """By scope, the import statements of a module: a module, and names from it."""
     tree = ast.parse(path.read_text())
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     scopes = {"everywhere": ast.walk(tree), "run": _run(tree), "at once": _at_once(tree)}
@@ -256,7 +256,7 @@ HANDLES_QUESTIONS = {
 
 
 def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
-    """They let an `DynamicSizeError` pass, and ask `always_less` and its like."""
+    """They let an `DynamicSizeError` pass, and call `always_less` and its like."""
     handlers = {
         name: [
             ast.unparse(caught)
@@ -304,7 +304,7 @@ def test_modules_are_imported_in_no_circle(package: str) -> None:
 
 
 def check_acyclic(graph: dict[str, set[str]]) -> None:
-    """Fail if what modules import leads back to them, naming the modules of the circle."""
+    """Fail if the imports of modules lead back to them, naming the modules of the cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -374,7 +374,7 @@ def test_the_device_side_needs_the_standard_library_and_numpy_only() -> None:
 
 
 def test_the_device_side_imports_with_everything_else_blocked() -> None:
-    """The same, for real: what imports when it runs shows here and not in the source."""
+    """The same, for real: imports at run time show here and not in the source."""
     code = f"""
 import sys
 allowed = set(sys.stdlib_module_names) | {DEVICE_LIBRARIES | {"tilewright"}!r}
@@ -402,7 +402,7 @@ def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
 
 
 def test_a_command_and_the_client_load_no_web_framework() -> None:
-    """It would be a fifth of the time that a command takes to say that a file is not there."""
+    """It would be a fifth of the time that a command takes to report a missing file."""
     code = (
         "import sys, tilewright.service.cli.view, tilewright.service.client; "
         "import tilewright.db.storage; print('fastapi' in sys.modules)"
@@ -414,7 +414,7 @@ def test_a_command_and_the_client_load_no_web_framework() -> None:
 
 
 def test_the_client_knows_the_schemas_and_how_to_show_them() -> None:
-    """And nothing that would bring the compiler, the database or the web framework along."""
+    """And nothing that would load the compiler, the database or the web framework."""
     leaves = {"archive", "client", "console", "notebook", "progress", "sentences", "units"}
     inside = {name for name in modules() if name.startswith(("service.client", "service.progress"))}
     ours = {
@@ -429,7 +429,7 @@ def test_the_client_knows_the_schemas_and_how_to_show_them() -> None:
 
 
 COMPARES_WITH_THE_HOST = {
-    # the comparison, what "host" means, and what this process can run
+    # the comparison, the meaning of "host", and the targets that this process can run
     "compiler.targets.target",
     "compiler.targets.host",
     # "host" in the list of a worker on a machine like the service's

@@ -155,7 +155,7 @@ def test_requests_and_command_lines_state_every_field_of_a_mode() -> None:
 
 
 def test_a_command_that_states_a_part_of_a_mode_states_all_of_it() -> None:
-    """But `show graph`, which runs nothing, and `quantize`, which times what it makes."""
+    """Except `show graph`, which runs nothing, and `quantize`, which times its result."""
     stated = {f"--{each.name}" for each in fields(ModeOptions)}
     commands = {}
     for name, command in COMMANDS.items():

@@ -17,7 +17,7 @@ TWINS = {
     "Node": "a node of a graph; a loop or a computation of a nest",
     # A typer option is an enumeration, an OpenAPI field the same three words.
     "Size": "an extent that is known at run time; a number of bytes or elements that travels",
-    # Users of the client call its results what they are.
+    # Users of the client call its results by these names.
     "Job": "a row of the database; what the client answers",
     "Task": "what trials are spent on; what the client answers of it",
     "Curve": "of gains and what they cost, for forecasts; what the client answers, to be drawn",
@@ -40,7 +40,7 @@ def defined(tree: ast.Module) -> Iterator[tuple[str, bool]]:
 def twins(sources: dict[str, str]) -> dict[str, list[str]]:
     """Names of public types with more than one definition, one of them a class, and where.
 
-    Two type aliases may share a name: they abbreviate what they are made of.
+    Two type aliases may share a name: they abbreviate their definitions.
     """
     places: dict[str, list[str]] = defaultdict(list)
     classes = set()

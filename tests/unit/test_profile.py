@@ -1,4 +1,4 @@
-"""Size hints follow from what the model says of its inputs."""
+"""Size hints follow from the model's description of its inputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hints(**inputs: Dims) -> dict[str, int]:
         ({"x": ("nodes", 7), "edges": (2, "edges")}, {"nodes": 128, "edges": 128}),
         ({"x": ("rows", 7), "y": ("others", 7)}, {"rows": 128, "others": 128}),
         ({"phonemes": ("p",)}, {"p": 128}),
-        # names that torch.export made up need not be shared
+        # names that torch.export invented need not be shared
         ({"ids": ("s48", "s41"), "mask": ("s5", "s41")}, {"s48": 1, "s41": 128, "s5": 1}),
         ({"x": ("frames", 80)}, {"frames": 128}),
         # a square: not a batch, since it is a column, too
@@ -240,7 +240,7 @@ def test_windows_that_a_model_needs_are_found_behind_other_questions() -> None:
 
 
 def test_a_hint_that_the_model_refuses_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of 512 rows is added to windows, as long as no range says so."""
+    """A table of 512 rows is added to windows, as long as no range forbids it."""
     load, taken = driver.load_graph, {512}
 
     def refusing(source: Any, dims: Any = None, timings: Any = None) -> Graph:
@@ -296,7 +296,7 @@ def test_a_batch_that_a_state_shares_is_a_batch_under_either_name(joined: list[s
 
 
 def test_hints_that_nobody_states_give_way_to_what_a_machine_holds() -> None:
-    """Five sizes of 128 would be 32 Gi elements, here and in what is measured of them."""
+    """Five sizes of 128 would be 32 Gi elements, here and in their measurements."""
     names = ("a", "b", "c", "d", "e")
     size = {name: dynamic_size(default_range(name)) for name in names}
     elements = [prod(size.values())]

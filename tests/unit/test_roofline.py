@@ -1,4 +1,5 @@
-"""The machine's limits: the probes do what they say, and kernels are held against the right one."""
+"""The machine's limits: the probes run as intended, and kernels are compared with the right
+limit."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_peaks_of_registers_of_matrices(name: str, instruction: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(known_targets()))
 def test_the_probes_call_nothing_on_any_target(name: str) -> None:
-    """Nor what unwinds the stack, which libraries that only the worker's process loads lack."""
+    """Nor functions that unwind the stack, which libraries that only the worker's process loads
+    lack."""
     target = known_targets()[name]
     texts = [peak_ir(target), read_ir(target), *(dot_peak_ir(target, dot) for dot in dots(target))]
     assert all(backend_of(target).compile(text, target) for text in texts)

@@ -286,7 +286,7 @@ def test_products_are_bounded_together() -> None:
 
 
 def test_sizes_are_equal_in_another_process() -> None:
-    """Hashes of text differ from process to process, and those of sizes are kept."""
+    """Hashes of text differ from process to process, and hashes of sizes are cached."""
     sent = pickle.dumps({n // 8 * m + 1: "size"})
     code = (
         "import pickle, sys; from tilewright.compiler.sizes import *; "

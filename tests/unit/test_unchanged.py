@@ -31,7 +31,7 @@ GROUP = Group(("tests/slow",), ("db", "README.md"))
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with a group of tests, its sources, and files that are none."""
+    """A repository with a group of tests, its sources, and other files."""
     for name in (*COMMON, *GROUP.tests, *GROUP.sources, "tests/unit", "service"):
         path = tmp_path / name
         if not path.suffix:

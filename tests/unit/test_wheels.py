@@ -121,7 +121,7 @@ def test_wheels_have_every_file_of_a_package_and_what_is_stated_is_there() -> No
 def test_a_harness_of_a_wheel_needs_no_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its name says of which sources it was made: one of others is not taken."""
+    """Its name identifies its sources: one built from other sources is not used."""
     package = tmp_path / "package"
     package.mkdir()
     harness_path("riscv64", package).write_bytes(b"a binary")

@@ -53,7 +53,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings of a fresh data folder, whatever the environment says."""
+    """Settings of a fresh data folder, independent of the environment."""
     monkeypatch.setenv("TILEWRIGHT_DATA_FOLDER", str(tmp_path / "data"))
     monkeypatch.delenv("TILEWRIGHT_TOKEN", raising=False)
     return Settings(lease_seconds=30.0, heartbeat_seconds=0.2, long_poll_seconds=0.3)
@@ -97,7 +97,7 @@ def described() -> dict[str, Any]:
 
 
 def check_described(answer: Any) -> None:
-    """Whatever a test asks for: the description says that it may be answered so."""
+    """Check that the description lists the status of this answer."""
     method, path = answer.request.method.lower(), answer.request.url.path
     for pattern, described, operations in paths():
         if method in operations and pattern.fullmatch(path):
@@ -108,7 +108,7 @@ def check_described(answer: Any) -> None:
 
 @cache
 def paths() -> list[tuple[re.Pattern[str], str, dict[str, Any]]]:
-    """The described paths, each with a pattern of those that it stands for."""
+    """The described paths, each with a pattern of the paths that it describes."""
     return [
         (re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), path, operations)
         for path, operations in described()["paths"].items()

@@ -1,4 +1,4 @@
-"""Devices for tests: the local one with races that are made up, and ones that fail."""
+"""Devices for tests: the local one with invented races, and failing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A browser's side of the dashboard, and strangers who write what must be escaped."""
+"""A browser's side of the dashboard, and strangers who write text that must be escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between workers and the service, which answers what a test wants of it."""
+"""A proxy between workers and the service, with the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Proxy:
             do_GET = do_POST = do_DELETE = _serve
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: what is asked for is kept."""
+                """Prints nothing: the requests are kept."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

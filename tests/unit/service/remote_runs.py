@@ -41,7 +41,7 @@ def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> 
 
 
 def send(remote: RemoteRunner, *names: str) -> set[str]:
-    """The tuner submits, and looks what is there already."""
+    """The tuner submits, and looks for results that are there already."""
     for name in names:
         remote.submit(*make(name))
     return {result.request_id for result in remote.poll(0.0)}

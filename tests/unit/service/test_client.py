@@ -56,7 +56,7 @@ def model(tmp_path: Path) -> Path:
 
 
 class Dying(httpx2.BaseTransport):
-    """The network to a service that dies at each new request, once it has done what was asked.
+    """The network to a service that dies at each new request, after it has processed it.
 
     The answer is lost, or all but its first bytes; then the address is deserted for one attempt.
     """
@@ -110,7 +110,7 @@ class _Half(httpx2.SyncByteStream):
 def test_each_call_survives_a_service_that_is_killed_in_it(
     storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
 ) -> None:
-    """Each is answered, and what it does is done once."""
+    """Each is answered, and takes effect once."""
     board = storage.workers.register("board", [target_key(TARGET)], {}, protocol=PROTOCOL)
     transport = Dying()
     with Client(server.url, owner, transport=transport) as client:
@@ -295,7 +295,7 @@ def test_the_client_imports_no_compiler_and_no_database() -> None:
 
 
 def answering(*answers: httpx2.Response | httpx2.HTTPError) -> tuple[Client, list[httpx2.Request]]:
-    """A client of a service that answers so, one after the other, and what it was asked."""
+    """A client of a service with these answers, one after the other, and its requests."""
     asked: list[httpx2.Request] = []
     left = list(answers)
 

@@ -1,4 +1,4 @@
-"""`tilewright diff` and `tilewright server top`: what they compare, and the order of it."""
+"""`tilewright diff` and `tilewright server top`: their comparisons, and their order."""
 
 from __future__ import annotations
 

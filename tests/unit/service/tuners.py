@@ -42,7 +42,7 @@ def work_once(tuner: TunerProcess) -> bool:
 
 
 class LocalWorker(LeasedDevice):
-    """A worker on this machine, without the queue between: what runs whole, runs here."""
+    """A worker on this machine, without the queue between: whole runs happen here."""
 
     here = LocalDevice()
 
@@ -57,7 +57,7 @@ class LocalWorker(LeasedDevice):
 
 
 def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
-    """A tune loop that only reports; `body` says whether it was cancelled."""
+    """A tune loop that only reports; `body` returns whether it was cancelled."""
 
     def tune(
         tasks: Any, storage: Any, builder: Any, device: LeasedDevice, budget: Any, **options: Any

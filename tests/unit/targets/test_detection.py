@@ -1,4 +1,4 @@
-"""The best target of a device from what its kernel prints, without LLVM."""
+"""The best target of a device from its kernel's output, without LLVM."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_every_file_is_looked_at() -> None:
 
 
 def test_the_fastest_kind_of_core_decides(device: Device, tmp_path: Path) -> None:
-    """Linux says the capacity of cores that differ; features are those that all of them have."""
+    """Linux reports the capacity of cores that differ; the features are those that all of them
+    have."""
     cpus = tmp_path / "sys/devices/system/cpu"
     for number, capacity in enumerate((414, 1024)):
         (cpus / f"cpu{number}/cache/index0").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A target is one file: no other module of ours knows an architecture by name."""
+"""A target is one file: no other module of ours names an architecture."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ MAY_BE_ZERO = ("reorder_buffer", "prefetch_bytes")
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_a_family_is_whole(family: object) -> None:
-    """Names refer to what is described, and numbers are ones that a core can have."""
+    """Names refer to described things, and numbers are possible for a core."""
     found = family_of(family.name)
     assert found is family and found is not None
     names = {target.name for target in found.targets}

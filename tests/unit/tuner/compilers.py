@@ -1,4 +1,4 @@
-"""Compilers that end as the algorithm's name says. A module of its own, so that processes can
+"""Compilers that end as the algorithm's name requests. A separate module, so that processes can
 import it."""
 
 from __future__ import annotations

@@ -119,10 +119,10 @@ def gemm() -> Bench:
 
 @pytest.fixture
 def world(gemm: Bench, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Two tasks on a device that is made up.
+    """Two tasks on a simulated device.
 
-    Cost models grow few trees: what one is worth is tested with the models, and to grow them takes
-    half of such a run.
+    Cost models grow few trees: their quality is tested with the models, and growing them takes half
+    of such a run.
     """
     monkeypatch.setattr(xgboost, "ROUNDS", 10)
     monkeypatch.setattr(xgboost, "LOCAL_ROUNDS", 5)

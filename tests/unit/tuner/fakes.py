@@ -91,7 +91,7 @@ class FakePrepared:
 
 @dataclass
 class FakeReferences:
-    """References of which those of some workloads cannot be made, or not in time."""
+    """References of which those of some workloads fail, or come too late."""
 
     refused: Mapping[str, NoReference] = field(default_factory=dict)
     slow: Collection[str] = ()
@@ -126,7 +126,8 @@ class FakeTicket:
 
 @dataclass
 class FakeBuilder:
-    """Compiles nothing; `refuses` says what does not build, `code` names equal objects."""
+    """Compiles nothing; `refuses` names the candidates that do not build, `code` names equal
+    objects."""
 
     refuses: Callable[[Schedule], bool] = lambda schedule: False
     code: Callable[[Schedule], str] = lambda schedule: schedule.digest

@@ -158,7 +158,7 @@ def test_processes_end_before_their_locks_are_gone(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_broken_pool_costs_no_candidate(builder: ProcessBuilder) -> None:
-    """Pebble gives up a pool whose process died before it said which task it had."""
+    """Pebble gives up a pool whose process died before it reported its task."""
     ticket = builder.submit(FakeTask(), _schedules("one", "two"))  # type: ignore[arg-type]
     broken = builder._pool
     broken._pool_manager.handle_broken_pool(BrokenProcessPool("All workers expired"))

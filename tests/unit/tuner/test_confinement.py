@@ -1,4 +1,5 @@
-"""Candidates that want more than to compute: each is refused, and a measurement says so."""
+"""Candidates that attempt more than a computation: each is refused, and a measurement reports
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for every cost model, and what the learned one must be able to do."""
+"""One suite for every cost model, and the additional requirements on the learned one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds on a Dask cluster of real processes: what is lost costs time and nothing else."""
+"""Builds on a Dask cluster of real processes: losses cost time and nothing else."""
 
 from __future__ import annotations
 

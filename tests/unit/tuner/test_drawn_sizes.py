@@ -1,4 +1,4 @@
-"""At which sizes ranges are measured, and what each of them counts."""
+"""The sizes at which ranges are measured, and the weight of each."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
 
 
 def test_pieces_share_what_the_whole_counts() -> None:
-    """The weighted sum over all sizes is that of the pieces, each as often as its scale says."""
+    """The weighted sum over all sizes is the sum over the pieces, each as often as its scale
+    states."""
     whole, names = product(), ["rows"]
     model = draw_sizes([parse_range("rows", "1..512")])
     parts = [points_within(piece, whole, model, names) for piece in pieces(whole)]
@@ -214,7 +215,7 @@ def test_a_record_of_other_sizes_is_known_unless_somebody_states_sizes() -> None
 
 
 def test_a_record_is_measured_again_at_its_own_sizes() -> None:
-    """By another device: at larger sizes its times would look like those of a lie."""
+    """By another device: at larger sizes its times would look like a liar's."""
     workload, other = product(), (((("s0", 400),), 1.0),)
     task = make_task(workload, Mode(resolve_target("x86-64-v3")))
     (point,) = task.as_measured(record_of(task, other)).points

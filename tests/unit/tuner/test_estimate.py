@@ -1,4 +1,5 @@
-"""Estimates of candidates' times: what they must get right of a machine, without a measurement."""
+"""Estimates of candidates' times: the properties of a machine that they must model, without a
+measurement."""
 
 from __future__ import annotations
 
@@ -157,7 +158,7 @@ def test_a_narrow_end_takes_whole_instructions() -> None:
 def test_the_last_vector_counts_half_where_half_of_it_is_enough(
     extent: int, tails: list[int]
 ) -> None:
-    """Two tiles of 16 in vectors of 8 lanes, then what is left, in lanes as it is counted."""
+    """Two tiles of 16 in vectors of 8 lanes, then the rest, in lanes as it is counted."""
     i = Axis("i", extent)
     found = cases(OUTSIDE.inside(For(i, 16, ())), i, 8)
     assert [(c.count, 16 * c.share) for c in found] == [(2, 16), *((1, lanes) for lanes in tails)]
@@ -263,5 +264,5 @@ def test_registers_of_matrices_are_eight_times_as_fast_as_vectors() -> None:
     assert 2 < single / best < 4
     assert costs[0].seconds < costs[1].seconds < costs[2].seconds
     assert costs[0].parts[PARTS.index("spills")] == 0
-    products = 512 * 768 * 3072 / 1024  # those of a cycle
+    products = 512 * 768 * 3072 / 1024  # the products of a cycle
     assert products <= best < 1.3 * products

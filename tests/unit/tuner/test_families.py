@@ -97,7 +97,7 @@ def test_relatives_are_compared_after_the_record_and_told_as_it_before(family: W
     assert recorded.index("layer 2") < min(recorded.index("layer 1"), recorded.index("layer 3"))
     told = family.events[0]
     assert [task.relative for task in told.tasks] == ["", "layer 2", "", "layer 2"]  # type: ignore[union-attr]
-    # before they are compared, the time of the model is that of all
+    # before they are compared, the time of the model is the sum over all
     assert getattr(family.events[3], "model_seconds", None) is not None
 
 

@@ -66,7 +66,8 @@ def test_a_best_far_from_the_others_is_no_distance_to_expect_again() -> None:
 
 
 def test_the_slow_end_promises_nothing() -> None:
-    """Most candidates take twice as long and more: what lies between them says nothing."""
+    """Most candidates take twice as long and more: the distances between the slow ones do not
+    count."""
     even = [1.0, 1.01, 1.02, 1.03]
     assert _history(even).own_scale()[0] == pytest.approx(0.04, rel=0.05)
     slow = [2.0, 2.5, 3.0, 4.0]
@@ -75,7 +76,8 @@ def test_the_slow_end_promises_nothing() -> None:
 
 
 def test_before_times_tell_anything_tasks_alike_do() -> None:
-    """A first trial promises what trials of other tasks gained; eight of its own, little of it."""
+    """A first trial promises as much as trials of other tasks gained; after eight trials of its
+    own, that counts little."""
     first, many = _history([1.0]), _history([1.0 + 0.2 * i for i in range(8)])
     assert first.scale(UNKNOWN_SCALE) == pytest.approx(UNKNOWN_SCALE)
     assert many.scale(0.0) < many.scale(UNKNOWN_SCALE) < many.scale(0.0) + UNKNOWN_SCALE

@@ -1,4 +1,4 @@
-"""The queue before the sandbox: what is measured together."""
+"""The queue before the sandbox: the requests that are measured together."""
 
 from __future__ import annotations
 

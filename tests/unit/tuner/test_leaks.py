@@ -24,7 +24,7 @@ CRASHES = 6
 
 
 def children() -> set[int]:
-    """Processes whose parent this one is, but for those that have ended."""
+    """Child processes of this one, except for those that have ended."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -38,7 +38,7 @@ def children() -> set[int]:
 
 
 def files() -> dict[str, str]:
-    """Files, pipes and sockets that this process has open: what each descriptor is."""
+    """Files, pipes and sockets that this process has open: the target of each descriptor."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -49,7 +49,8 @@ def files() -> dict[str, str]:
 
 
 def _soon(state: Callable[[], bool]) -> bool:
-    """Whether a state comes about; what ends takes its moment, and longer on a busy machine."""
+    """Whether a state is reached; the end of a process takes its moment, and longer on a busy
+    machine."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if state():

@@ -286,7 +286,7 @@ def test_finalists_are_compared_in_pairs_with_the_incumbent(
     good, slow = found["good"].comparison, found["slow"]
     assert good is not None and good.against == "twice" and len(good.ratios) == 16
     assert good.ratio < 1.0 and good.outcome is Outcome.FASTER
-    # 1000 times as slow: one sample says enough
+    # 1000 times as slow: one sample is enough
     assert len(slow.samples_seconds) == 1 and slow.comparison is None
 
 
@@ -346,7 +346,7 @@ def test_a_local_runner_keeps_the_order(library: bytes) -> None:
 
 
 def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> None:
-    """Not a second measurement, and no wait for ever: also when it is repeated at once."""
+    """Neither a second measurement nor an endless wait: also if it is repeated at once."""
     runner = LocalRunner("w1")
     try:
         request = _request(library, "slow")

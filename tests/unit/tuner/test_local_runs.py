@@ -1,4 +1,4 @@
-"""Runs of whole programs in the harness of this machine: what they give, and how they fail."""
+"""Runs of whole programs in the harness of this machine: their results, and their failures."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
 def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To measure what the machine allows, or to count all schedules, may take a second."""
+    """Measuring the machine's limits, or counting all schedules, may take a second."""
     sent: list[str] = []
     submit = world.builder.submit
 
@@ -119,7 +119,7 @@ def test_the_first_defaults_wait_neither_for_the_machine_nor_for_counts(
 def test_no_search_begins_for_builders_that_have_work(
     world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room for many defaults is none for other candidates."""
+    """Room for many defaults is not room for other candidates."""
     world.queue.capacity = 1
     world.tasks = [FakeTask(name, gemm.space, gemm.nest) for name in "abcde"]
     trials: list[int] = []

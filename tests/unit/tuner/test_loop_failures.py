@@ -46,7 +46,7 @@ def test_a_task_whose_candidates_all_fail_gets_no_more_after_a_while(
     assert not world.queue.submitted
     more = world.tune(trials=10_000)
     assert more.ended is Ended.SPACES
-    # Those of the first run count, too.
+    # Trials of the first run count, too.
     made = [len(world.store.trials(task.key)) for task in world.tasks]
     assert all(MOST_FAILURES <= trials <= MOST_FAILURES + 32 for trials in made)
     assert 2 * len(gemm.space) > 2 * (MOST_FAILURES + 32)

@@ -1,4 +1,4 @@
-"""The tune loop and what is known already: records, trials of other jobs, killed runs."""
+"""The tune loop and earlier knowledge: records, trials of other jobs, killed runs."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_what_is_rounded_may_be_one_quantum_off() -> None:
 
 
 def requantised(inner: str = "round") -> Workload:
-    """Numbers as bytes in the middle of a kernel: what is rounded goes on in a normalisation."""
+    """Numbers as bytes in the middle of a kernel: rounded values go on in a normalisation."""
     make = Maker()
     x = make.input("x", 64, 96)
     scaled = make("mul", x, make.constant("step", np.float32(20.0)))
@@ -166,6 +166,6 @@ def test_what_is_only_stored_in_16_bits_may_be_one_step_off() -> None:
 
 
 def test_sums_of_halves_have_the_size_of_sums_of_floats() -> None:
-    """They are not scaled as those of bytes are."""
+    """They are not scaled like sums of bytes."""
     made = make_reference(half_product())
     assert 0.3 < float(np.load(io.BytesIO(made.expected)).std()) < 3.0

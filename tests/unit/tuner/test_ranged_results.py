@@ -1,4 +1,4 @@
-"""Requests at several sizes, and what devices say of them, absurd values included."""
+"""Requests at several sizes, and devices' reports on them, absurd values included."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_what_was_known_before_the_run_belongs_to_it(world: World, gemm: Any) ->
     assert all(run.known.values())
     again, _ = replay(run, world.tasks)  # type: ignore[arg-type]
     assert again.records == finished.records
-    # Without what it knew the same seed takes other decisions.
+    # Without the earlier knowledge the same seed takes other decisions.
     with pytest.raises(ReplayError, match=r"not proposed again, such as \w+.* in phase '\w+'"):
         replay(replace(run, known={}), world.tasks)  # type: ignore[arg-type]
 

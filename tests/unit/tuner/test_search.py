@@ -1,4 +1,4 @@
-"""One suite for every search strategy, and what the guided one must be able to do."""
+"""One suite for every search strategy, and the additional requirements on the guided one."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_learning_beats_chance_where_the_estimate_is_wrong(name: str, gemm: Any)
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_the_model_alone_beats_chance(name: str, gemm: Any) -> None:
-    """Without estimates: nothing is thought of a candidate before something is measured."""
+    """Without estimates: candidates have no score before something is measured."""
     learned = [_regret(gemm, gemm.seconds, name, 32, seed, estimates=False) for seed in SEEDS]
     chance = [_regret(gemm, gemm.seconds, "random", 32, seed) for seed in SEEDS]
     assert sum(learned) < sum(chance)
@@ -311,7 +311,7 @@ LEVELS = {"rows": 0.0, "columns": 0.0}
 
 
 class TestKriging:
-    """Regression around what is believed beforehand."""
+    """Regression around the prior."""
 
     def test_without_measurements_levels_and_opinions_are_all(self, gemm: Any) -> None:
         points = gemm.space.points[:5]
@@ -388,7 +388,7 @@ def test_another_algorithm_than_the_rules_chose_has_to_show_more() -> None:
 
 
 def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) -> None:
-    """A model knows what it was trained on by heart: later scores of a measurement do not count."""
+    """A model has memorised its training data: later scores of a measurement do not count."""
 
     class Changing:
         trained = False
@@ -415,7 +415,8 @@ def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) 
 
 
 def test_a_portfolio_shifts_towards_who_finds_faster_ones(gemm: Any) -> None:
-    """Only what chance suggests is ever fast: it starts with the least and ends with the most."""
+    """Only random suggestions are ever fast: the random strategy starts with the smallest share and
+    ends with the largest."""
     search = make_strategy("portfolio", gemm.context())
     shares: list[int] = []
     best = 1.0

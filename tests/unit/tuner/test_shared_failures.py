@@ -104,7 +104,7 @@ def test_code_that_failed_is_not_tried_under_another_name(world: World, gemm: An
     tried = Counter(
         r.key.workload_key + c.object_digest for r in world.queue.submitted for c in r.candidates
     )
-    # batches that are on their way at once know nothing of each other
+    # batches that are on their way at once are independent of each other
     assert max(tried[code] for code in crashed) <= world.queue.capacity + AHEAD
     second = _again(world, gemm, trials=150)
     assert not crashed & {

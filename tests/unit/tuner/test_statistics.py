@@ -106,7 +106,7 @@ def test_equal_kernels_are_hardly_ever_told_apart() -> None:
 
 def test_who_is_clearly_behind_leaves_and_who_may_lead_stays() -> None:
     assert racing([[1.0] * 3, [1.05] * 3, [1.5] * 3], margin=0.02) == [True, False, False]
-    # what three noisy samples cannot say, five can
+    # five noisy samples decide where three cannot
     near = [[1.0, 1.03, 1.0, 1.04, 1.02], [1.04, 1.07, 1.05, 1.08, 1.04]]
     assert racing([each[:3] for each in near], margin=0.02) == [True, True]
     assert racing(near, margin=0.02) == [True, False]

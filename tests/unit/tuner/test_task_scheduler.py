@@ -139,7 +139,7 @@ def test_a_task_at_its_bound_gets_no_more(best: float, open_: bool) -> None:
     scheduler = _scheduler(Profile(1, 1e6, bound_seconds=1e-3))
     _spend(scheduler, 0, best)
     assert (_next(scheduler) == 0) is open_
-    # Nor is more expected than the machine allows.
+    # Nor does the expectation exceed the machine's limit.
     assert _gain(scheduler, 0, 10_000) <= max(0.0, best - 1e-3)
 
 

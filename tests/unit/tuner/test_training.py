@@ -1,4 +1,4 @@
-"""Metrics on orders that can be judged by hand; base models, and what a run adds to one."""
+"""Metrics on orders that can be judged by hand; base models, and a run's corrections of one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_split_is_by_workload_and_does_not_move(gemm: Any) -> None:
     names = [{s.task for s in part} for part in (parts.training, parts.stopping, parts.held_out)]
     assert all(names) and not names[0] & names[2] and not names[1] & names[2]
     assert not names[0] & names[1]
-    # more tasks: what was held out stays so
+    # more tasks: held-out tasks stay held out
     assert names[2] <= {s.task for s in split(_samples(gemm, 60), TARGET).held_out}
     # a relative's times of a held-out workload are not trained on
     both = split([*own, *_samples(gemm, 40, target="a-relative")], TARGET)
@@ -151,7 +151,7 @@ def test_a_run_corrects_a_base_model(gemm: Any, objective: Objective) -> None:
         model.train(own[::4])
         assert model.rounds == trees + LOCAL_ROUNDS
     assert evaluate(own, model.predict).pairwise > before + 0.3
-    # a handful says less than the base does
+    # a handful has less effect than the base
     again = XGBoostModel(1)
     again.load(base.save())
     again.train(own[:3])
@@ -167,7 +167,7 @@ def test_an_objective_of_another_release_is_refused(gemm: Any) -> None:
 
 
 def test_trials_become_samples(host_product: Any) -> None:
-    """The fastest time of each schedule; what says nothing of a candidate is left out."""
+    """The fastest time of each schedule; failures unrelated to a candidate are left out."""
     workload, target, space = host_product
     key = RecordKey(workload.key, target.key)
     fast, slow, lost = space.points[:3]
@@ -242,8 +242,8 @@ def test_a_run_takes_a_base_model_or_says_why_not(gemm: Any) -> None:
 
 
 def test_more_cycles_are_never_faster_to_a_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tasks measured say the opposite of the estimate; a run may learn that, a base may not."""
-    monkeypatch.setattr(xgboost, "MOST_ROUNDS", 40)  # all of them say nothing else
+    """The measured tasks contradict the estimate; a run may learn that, a base may not."""
+    monkeypatch.setattr(xgboost, "MOST_ROUNDS", 40)  # all of them agree
     estimate = COLUMNS.index("estimate")
     random = np.random.default_rng(0)
 
@@ -268,7 +268,7 @@ def test_more_cycles_are_never_faster_to_a_base_model(monkeypatch: pytest.Monkey
 
 
 def test_scores_for_all_pairs_start_from_the_estimate() -> None:
-    """Where no tree says anything the order is the estimate's, in what is saved, too."""
+    """If no tree contributes, the order is the estimate's, also after loading the saved model."""
     rows = np.random.default_rng(1).normal(size=(40, len(COLUMNS))).astype(np.float32)
     same = [Sample(f"t{n // 10}", row, 1e-3) for n, row in enumerate(np.zeros_like(rows))]
     model = XGBoostModel(0, Objective.ALL_PAIRS)

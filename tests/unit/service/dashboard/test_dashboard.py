@@ -1,4 +1,4 @@
-"""The dashboard's frame: who gets in, how long, and what runs in a page."""
+"""The dashboard's frame: access to it, sessions, and the scripts in a page."""
 
 from __future__ import annotations
 

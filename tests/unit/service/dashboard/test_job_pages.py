@@ -1,4 +1,4 @@
-"""The pages of jobs: what they show of a job, whoever wrote it, and what can be done there."""
+"""The pages of jobs: their display of a job, whoever wrote it, and their actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists over HTTP, and what a job leaves behind: tasks, trials, workloads, targets, devices."""
+"""Lists over HTTP, and the rows that a job leaves: tasks, trials, workloads, targets, devices."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ LISTS = {
     "/v1/workers": 3,
     "/v1/workloads": 3,
 }
-"""Every list, and what `fill` puts into it; the owner has a token, too."""
+"""Every list, and the number of rows that `fill` puts into it; the owner has a token, too."""
 
 
 def fill(storage: Storage) -> str:
@@ -205,7 +205,7 @@ def submit_to(web: TestClient, owner: str, seed: int) -> None:
     submit(web, seed=seed)
 
 
-# ---- what a job leaves behind
+# ---- the rows that a job leaves
 
 
 def trial(number: int, status: Status = Status.OK, job: str = "j", origin: str = "seed") -> Trial:

@@ -1,4 +1,4 @@
-"""Records out, in and taken back in the dashboard, by who may."""
+"""Export, import and withdrawal of records in the dashboard, and the scopes for each."""
 
 from __future__ import annotations
 

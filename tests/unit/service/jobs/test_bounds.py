@@ -1,4 +1,4 @@
-"""The least time that a device allows each task, where there is time to ask for it."""
+"""The least time that a device allows each task, if there is time to ask for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.tuner.tasks import make_task
 
 
 class Silent:
-    """A device that says nothing, and counts how often it was asked."""
+    """A device without an answer; it counts the requests."""
 
     asked = 0
 

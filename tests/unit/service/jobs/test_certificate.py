@@ -1,4 +1,4 @@
-"""Certificates by steps: what rounding may do, and what it may not."""
+"""Certificates by steps: differences that rounding may cause, and others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 class Played(Observation):
-    """A program that writes what NumPy makes of a graph in float32, with some values changed."""
+    """A program that writes NumPy's float32 results of a graph, with some values changed."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ def test_the_order_of_nearly_equal_scores_may_change() -> None:
 
 
 def masked() -> tuple[Graph, dict[str, np.ndarray]]:
-    """Scores, scaled, and -1e9 where a mask says so."""
+    """Scores, scaled, and -1e9 where a mask hides them."""
     m = Maker()
     x = m.input("x", 2, 32, 32)
     m(
@@ -447,7 +447,7 @@ def test_a_wrong_number_in_a_kernel_is_found_at_its_value(planned: Planned) -> N
                 named.append(error.value == step.output)
                 continue
             assert ties == 1, f"{name} of {step.output}"
-    # the rest is found at a later value: of some plans the dequantised mean has no value of its own
+    # the rest is found at a later value: in some plans the dequantised mean is not a separate value
     assert len(named) >= 6 and sum(named) >= 0.6 * len(named)
 
 

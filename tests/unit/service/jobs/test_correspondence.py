@@ -49,7 +49,7 @@ def test_a_value_that_is_shown_means_the_same_in_both_graphs(
     planned = driver.optimise(graph, Mode(TARGET, precision=precision))
     written = computed(planned, inputs)
     right = computed(graph, inputs)
-    # as if kernels wrote all of it, and as if they wrote but the merged product
+    # as if kernels wrote all of it, and as if they wrote only the merged product
     merged = [node.output for node in planned.nodes if node.output not in "qkv"]
     for shown_by in (list(written), merged):
         found = correspondence(graph, planned, shown_by)

@@ -1,4 +1,5 @@
-"""Cost models of the service: training, promotion only when better, what runs start from."""
+"""Cost models of the service: training, promotion only when better, and the models that runs start
+from."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def honest(*ratios: float) -> FakeDevice:
 def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     storage: Storage, planned: Planned, lie: float, truth: float
 ) -> None:
-    """Whether a liar says that what is slower is faster, or the other way round."""
+    """Whether a liar reports slower schedules as faster, or the reverse."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     second = honest(truth)
     found = settle([planned], storage, board(lie, other=second), job_id="lied to")

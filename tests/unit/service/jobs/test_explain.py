@@ -1,4 +1,4 @@
-"""What `show kernels` holds kernels against."""
+"""The limit with which `show kernels` compares kernels."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 def test_a_job_without_any_reference_ends_with_an_artifact(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The untuned program; the trials say why."""
+    """The untuned program; the trials give the reason."""
     monkeypatch.setattr(reference_cost, "MOST_BYTES", 1000)
     target = resolve_target("x86-64-v3")
     outcome = run(spec(target), device(), storage, builder, output=tmp_path / "a")

@@ -44,7 +44,7 @@ def model(tmp_path: Path) -> Path:
 
 
 class Racing:
-    """A device that says how many programs it was asked to race."""
+    """A device that records how many programs it was asked to race."""
 
     def __init__(self, fails: bool = False) -> None:
         self.asked: list[list[int]] = []

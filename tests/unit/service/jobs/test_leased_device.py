@@ -90,7 +90,7 @@ def test_nothing_refers_to_the_blobs_of_a_run_that_is_over(
 def test_a_worker_runs_programs_on_the_inputs_that_are_given(
     storage: Storage, job: str, model: Loadable
 ) -> None:
-    """A sample where one has the shapes of the program, and a value where one is said."""
+    """A sample if one has the shapes of the program, and a value if one is given."""
     executable = model.load(1)
     (port,) = executable.program.inputs
     samples = tuple({port.name: np.full(port.shape, n, np.float32)} for n in (2.0, 3.0))

@@ -1,4 +1,4 @@
-"""An answer for every workload: what it rests on, and how sure it is."""
+"""An answer for every workload: its evidence, and its confidence."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_what_cannot_be_read_stops_no_housekeeping(storage: Storage, job: str) -
 
 @pytest.mark.parametrize("stop", ["cancel", "pause"])
 def test_nothing_is_queued_for_a_job_that_is_stopped(storage: Storage, job: str, stop: str) -> None:
-    """Its tuner asks half a second later, not knowing yet, and is killed then."""
+    """Its tuner asks half a second later, before it learns of the stop, and is killed then."""
     remote = runner(storage, job)
     {"cancel": storage.jobs.cancel, "pause": storage.jobs.pause}[stop](job)
     request, blobs = make("late")

@@ -103,7 +103,7 @@ def test_a_value_that_was_given_is_not_asked_for() -> None:
 
 
 def test_what_fails_only_in_a_run_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a condition costs much, or another error says which branch it was."""
+    """If a condition is expensive, or another error names the branch."""
     monkeypatch.setattr(drawn_choices, "FEW", 0)
     summed = [
         helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),

@@ -127,7 +127,7 @@ def test_importing_again_changes_nothing(here: Site, there: Site, planned: Plann
 def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
     here: Site, there: Site, planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so is what is noted of them."""
+    """And so are the notes on them."""
     monkeypatch.setattr(record_exchange, "PORTION", 2)
     for tile in range(5):
         add(there, planned, 1e-3 / (1 + tile), tile)
@@ -162,7 +162,7 @@ def test_lines_are_taken_in_by_portions_each_whole_or_not_at_all(
 def test_a_portion_takes_as_many_statements_as_a_line(
     here: Site, there: Site, planned: Planned
 ) -> None:
-    """Nobody else writes meanwhile."""
+    """No other process writes meanwhile."""
     own = add(here, planned, 1e-3)
     for tile in range(12):
         add(there, planned, 2e-3 / (1 + tile), tile)

@@ -134,7 +134,7 @@ def test_what_is_submitted_until_the_tuner_polls_is_queued_at_once(
 def test_what_was_built_while_the_tuner_waited_is_queued_before_it_learns(
     storage: Storage, job: str
 ) -> None:
-    """To train a model may take long, and the workers have nothing to do meanwhile."""
+    """Training a model may take long, and the workers are idle meanwhile."""
     remote = runner(storage, job)
     send(remote, "a")
     work(storage)
@@ -324,7 +324,7 @@ def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
 
 
 def test_who_measured_is_who_held_the_lease(storage: Storage, job: str) -> None:
-    """Whatever name the result says."""
+    """Whatever name the result gives."""
     remote = runner(storage, job)
     send(remote, "a")
     worker = storage.workers.register("w", [TARGET], {})

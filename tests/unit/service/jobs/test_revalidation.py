@@ -1,4 +1,4 @@
-"""Only what a new code generation changed is measured again."""
+"""Only kernels that a new code generation changes are measured again."""
 
 from __future__ import annotations
 

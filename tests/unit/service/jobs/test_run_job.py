@@ -292,7 +292,7 @@ def test_a_cancelled_job_delivers_only_if_it_is_asked_to(
 def test_a_device_that_cannot_run_the_model_is_named(
     storage: Storage, builder: ProcessBuilder, tmp_path: Path
 ) -> None:
-    """The kernels were measured; the whole model was not run, and the report says why."""
+    """The kernels were measured; the whole model was not run, and the report gives the reason."""
     board = device(error=DeviceError("board 'b' has 100 bytes, 4096 are needed"))
     outcome = run(spec(resolve_target("x86-64-v3")), board, storage, builder, output=tmp_path / "a")
     report = outcome.report()

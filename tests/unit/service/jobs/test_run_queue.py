@@ -1,4 +1,5 @@
-"""Runs of a job in the queue: which worker has them, and what another life of the job finds."""
+"""Runs of a job in the queue: the worker that has them, and the results for another life of the
+job."""
 
 from __future__ import annotations
 

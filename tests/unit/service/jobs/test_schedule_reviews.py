@@ -68,7 +68,7 @@ class TestContradiction:
         assert found == f"worker 'a' found it right, on worker 'b' it ended as {status}: why"
 
     def test_what_is_slower_than_the_default_elsewhere_is_no_record(self) -> None:
-        """Also where both times of a liar pass for those of a faster device."""
+        """Also if both times of a liar could come from a faster device."""
         slower = replace(ok(1e-3, "b"), comparison=Comparison("default", (1.5,) * 8))
         assert "slower than the default" in contradiction(ok(1e-3 / 16), slower, 8.0)
         as_fast = replace(slower, comparison=Comparison("default", (1.0,) * 8))
@@ -91,7 +91,7 @@ def honest(schedule: Schedule) -> float:
 
 
 def lying(schedule: Schedule) -> float:
-    """The slower a schedule, the faster it is said to be."""
+    """The slower a schedule, the faster its report."""
     return 1e-15 / honest(schedule)
 
 
@@ -203,7 +203,7 @@ class Leaving(FakeDevice):
 
 
 class Away(FakeQueue):
-    """The runner of a worker that is gone: what it is asked for is cancelled."""
+    """The runner of a worker that is gone: its requests are cancelled."""
 
     def submit(self, request: Any, blobs: Any) -> None:
         super().submit(request, blobs)
@@ -251,7 +251,7 @@ def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has
     assert served.attestation is Attestation.TWO_OWNERS
     assert served.record.run_seconds >= 1e-3
 
-    # and what is true is confirmed once, not by every job
+    # and a true result is confirmed once, not by every job
     count = len(second.runner.submitted)
     tuned(storage, builder, board, "third")
     assert len(second.runner.submitted) == count

@@ -1,8 +1,8 @@
 """Jobs that want the same tasks, in any order of events: nothing is tuned twice, and no job is
 stuck.
 
-Each job is a thread that stops where a real one would measure or wait; the machine says who goes
-on. `tests/unit/db/test_open_task_machine.py` asks who has what when tuners die.
+Each job is a thread that stops where a real one would measure or wait; the machine decides who goes
+on. `tests/unit/db/test_open_task_machine.py` tests the ownership of tasks when tuners die.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ STOPPED = ("waits", "over")
 
 
 class Job(SharedTasks):
-    """`doing` is what it stopped at: the tasks that it would measure, "waits" or "over"; `had` are
-    those that it has measured. In the end it goes over all of its own once more."""
+    """`doing` is the reason of its stop: the tasks that it would measure, "waits" or "over"; `had`
+    are those that it has measured. In the end it goes over all of its own once more."""
 
     def __init__(self, storage: Storage, hold: JobLease, wanted: list[Task]) -> None:
         super().__init__(storage, hold, lambda: None, lambda: 0.0)

@@ -43,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tasks() -> list[Task]:
-    """Those of a small model: two of them differ."""
+    """The tasks of a small model: two of them differ."""
     found = tasks_of(plan_model(ModelRequest(model_bytes(), Mode(resolve_target("x86-64-v3")))))
     assert len(found) >= 2
     return found

@@ -1,4 +1,4 @@
-"""A job's progress as its events tell it."""
+"""A job's progress according to its events."""
 
 from __future__ import annotations
 

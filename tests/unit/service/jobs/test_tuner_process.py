@@ -51,7 +51,7 @@ def test_a_stopped_tuner_gives_its_jobs_back(
 
 
 def test_a_tuner_ends_with_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not before: it is asked again and again who that is."""
+    """And not before: it checks its parent again and again."""
     told: queue.Queue[str] = queue.Queue()
     parents = [7]
 
@@ -249,7 +249,7 @@ def test_the_memory_of_jobs_is_given_back_once_no_job_runs(
 
 
 def test_a_tuner_that_comes_back_keeps_the_run_under_way(storage: Storage, job: Job) -> None:
-    """Settling withdraws what this life's search asked for, and nothing of its predecessor's."""
+    """Settling withdraws the requests of this life's search, and nothing of its predecessor's."""
     claimed = storage.jobs.claim("second life", 60)
     assert claimed is not None
     target = resolve_target("host")

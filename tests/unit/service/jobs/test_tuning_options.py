@@ -229,7 +229,7 @@ def test_runs_that_cannot_be_repeated_say_why(
 def test_a_run_whose_evidence_was_forgotten_by_age_says_so(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not that the code decides differently, which it does not."""
+    """The message does not claim that the code decides differently, which it does not."""
     from tilewright.tuner.events import Finished, Started, TaskInputs
 
     now = [1e6]

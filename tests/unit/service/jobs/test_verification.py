@@ -43,7 +43,8 @@ WRONG = r"differs from its reference|the values before it are right"
 
 
 def detector() -> bytes:
-    """A convolution, its 3 best places, where it is positive, and what is gathered there."""
+    """A convolution, its 3 best places, the places where it is positive, and the values gathered
+    there."""
     random = np.random.default_rng(4)
     weight = random.standard_normal((8, 8, 3, 3)).astype(np.float32)
     nodes = [
@@ -131,7 +132,7 @@ def test_references_that_are_computed_meanwhile_say_the_same(
 
 @pytest.mark.skipif(not linkers(), reason="no linker")
 def test_random_numbers_are_those_of_the_reference(tmp_path: Path) -> None:
-    """Each run draws others, but for those that are verified."""
+    """Each run has other random numbers, except for verified runs."""
     node = helper.make_node("RandomNormalLike", ["x"], ["y"])
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [40]) for name in "xy")
     model = helper.make_model(

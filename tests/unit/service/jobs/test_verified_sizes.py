@@ -30,7 +30,7 @@ WIDTH = 4
 
 
 def model(*, beyond: int = 0) -> bytes:
-    """Rows times a matrix; in another model what `n - beyond` rows are too many is added."""
+    """Rows times a matrix; with `beyond`, the model adds max(n - beyond, 0) to each element."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
     constants = {"w": np.eye(WIDTH, dtype=np.float32)}
     if beyond:

@@ -1,4 +1,5 @@
-"""Streams and long polls are woken; while nothing happens they ask nothing and hold nothing."""
+"""Streams and long polls are woken; while nothing happens they send no queries and hold no
+connections."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def test_an_event_number_that_nobody_sent_breaks_no_stream(
     path = f"/v1/jobs/{job.id}/events"
     answer = client.get(path, headers={"Last-Event-ID": number.encode("latin-1")})
     assert answer.status_code == 200
-    # a number that is larger than all leaves nothing to send; what is none is as if it was not sent
+    # a number larger than all leaves nothing to send; an invalid one counts as not sent
     assert ("cancelled" in answer.text) == (not (number.isascii() and len(number) == 19))
     assert client.get(path, params={"after": LAST_EVENT + 1}).status_code == 422
 
@@ -111,7 +112,7 @@ def test_a_lost_notice_is_made_up_for() -> None:
         await notifier.start()
         with notifier.listening("job:a") as first, notifier.listening("job:b") as second:
             before = await notifier.ask({})
-            # new to it: it cannot know whether something was lost before
+            # new to it: it cannot know whether an earlier announcement was lost
             assert await first.woken(0) == {"job:a"}
             assert await second.woken(0) == {"job:b"}
             values["job:b"] = 2

@@ -241,7 +241,7 @@ def test_one_tuner_does_it_for_all(site: Site, task: Task) -> None:
 def test_it_has_the_turn_while_it_measures(
     site: Site, task: Task, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long that takes; who has lost it leaves off."""
+    """However long that takes; a tuner that has lost the turn stops."""
     site.serve(task.key, task.space.default())
     sweeps = SweepStore(site.storage.engine, site.clock)
     storage = replace(site.storage, sweeps=sweeps)
@@ -346,7 +346,7 @@ def test_a_tuner_without_jobs_measures_weak_records_again(
 
 @needs_linker
 def test_jobs_come_first(site: Site, task: Task, builder: ProcessBuilder) -> None:
-    """In the queue, and in the tuner: what is asked for is withdrawn when a job comes."""
+    """In the queue, and in the tuner: its requests are withdrawn when a job comes."""
     site.serve(task.key, task.space.default())
     site.clock.now += LOOK_SECONDS
     due, token = site.weak.due(), CancelToken()

@@ -88,7 +88,7 @@ def test_a_run_that_a_module_cannot_do_is_refused(
 def registered(
     server: Any, token: str, spool: Path, platform: str = ""
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The id of a worker in Node that lives meanwhile, as on another system if that is named."""
+    """The id of a worker in Node that lives meanwhile, on another system if that is named."""
     assert NODE is not None
     command = [NODE, str(FOLDER / "node.mjs"), "--server", server.url, "--spool", str(spool)]
     if platform:

@@ -1,4 +1,4 @@
-"""`tilewright compile --format`: what it writes and what it refuses."""
+"""`tilewright compile --format`: its output and its refusals."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(parts: Path, data: bytes, *arguments: str) -> tuple[int, bytes]:
-    """The status of a part and what it printed; it never fails in another way."""
+    """The status of a part and its output; it never fails in another way."""
     environment = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=99", "UBSAN_OPTIONS": "exitcode=99"}
     done = subprocess.run(
         [str(parts), *arguments], input=data, capture_output=True, env=environment, check=False
@@ -211,7 +211,7 @@ def test_heat_is_found_as_in_python(
 def test_work_waits_until_the_device_is_cool(
     parts: Path, tmp_path: Path, seconds: int, said: Sequence[str]
 ) -> None:
-    """Asked twice: what outlasts a whole wait is not waited for again."""
+    """Requested twice: a device that stays hot during a whole wait is not waited for again."""
     for name, text in {**COOLING, f"{COOLER}/cur_state": "1"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
@@ -295,7 +295,7 @@ def test_pairs_are_judged_as_in_python(parts: Path) -> None:
 
 
 def test_a_slow_reference_kernel_shows_a_disturbance(parts: Path) -> None:
-    """Wall time of several threads has a standard of its own."""
+    """Wall time of several threads has a separate standard."""
     quiet = [[1.0, 1.0, 1]] * 20
     later = [[1.05, 1.3, 1], [1.2, 1.0, 1], [1.0, 2.0, 1], [9.0, 9.0, 2], [1.0, 1.0, 1]]
     status, said = ask(parts, json.dumps([*quiet, *later]).encode(), "speed")

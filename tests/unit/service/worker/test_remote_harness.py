@@ -484,7 +484,7 @@ def test_a_device_is_not_believed(
     error: type[Exception],
     why: str,
 ) -> None:
-    """Nor waited for: one that says nothing is lost."""
+    """Nor waited for: a silent device is lost."""
     monkeypatch.setattr(remote_harness, "SILENT_SECONDS", 1.5)
     text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
     (tmp_path / "fake.py").write_text(text)

@@ -69,7 +69,7 @@ def test_a_stopped_worker_gives_its_leases_back_and_leaves(
 def test_a_drained_worker_finishes_what_it_has(
     storage: Storage, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
-    """Two leases are in its hand when it is drained; what comes later stays in the queue."""
+    """It holds two leases when it is drained; later requests stay in the queue."""
     harness.gate.clear()
     queue(storage, "a", "b")
     running = start()
@@ -180,7 +180,8 @@ def test_nothing_is_claimed_while_results_wait_to_be_reported(
     harness: type[FakeHarness],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the worker would be offered what it has measured already, once its lease runs out."""
+    """Otherwise the worker would be offered requests that it has measured already, once its lease
+    expires."""
     refusing = True
     complete = type(storage.leases).complete_all
 
@@ -246,7 +247,8 @@ def test_a_service_with_another_key_is_not_the_one_that_is_known(
     harness: type[FakeHarness],
     tmp_path: Path,
 ) -> None:
-    """As with the hosts that ssh knows: the first contact counts, or what the user says."""
+    """As with the hosts that ssh knows: the first contact counts, or the key that the user
+    states."""
     queue(storage, "a")
     start()
     until(lambda: state(storage, "a") is RequestState.DONE)
@@ -273,7 +275,7 @@ def test_a_lease_that_the_service_did_not_sign_is_not_run(
     monkeypatch: pytest.MonkeyPatch,
     forged: str,
 ) -> None:
-    """Somebody between the two changes what is to be run; the digests of the blobs are right."""
+    """An attacker in between changes the program to run; the digests of the blobs are right."""
     call = Api.call
 
     def between(self: Api, method: str, path: str, *more: Any, **options: Any) -> Any:

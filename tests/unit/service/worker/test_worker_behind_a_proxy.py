@@ -104,7 +104,7 @@ def test_a_proxys_404_ends_nothing_and_loses_nothing(
     harness: type[FakeHarness],
     path: str,
 ) -> None:
-    """While a service is replaced, its proxy says 404 to everything for some seconds."""
+    """While a service is replaced, its proxy answers 404 to everything for some seconds."""
     proxy.instead = lambda asked: PAGE if path in asked else None
     queue(storage, "a")
     running = start()

@@ -1,4 +1,4 @@
-"""`tilewright-worker --check`: each finding, on machines that say what the tests make them say."""
+"""`tilewright-worker --check`: each finding, on simulated machines that cause it."""
 
 from __future__ import annotations
 

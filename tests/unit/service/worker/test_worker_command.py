@@ -136,7 +136,7 @@ def test_secrets_are_hidden_where_a_system_can(
         secrecy, "hide_argument", lambda token: asked.append(token) or hidden(token)
     )
     if isinstance(said, type):
-        with pytest.raises(said):  # a bug is no reason to go on
+        with pytest.raises(said):  # after a bug it does not go on
             hide_secrets("secret", log.append)
         return
     hide_secrets("secret", log.append)

@@ -44,7 +44,7 @@ class Cutting(BaseHTTPRequestHandler):
         self.wfile.write(DATA[start : start + self.cut])
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: what is asked for is kept."""
+        """Prints nothing: the requests are kept."""
 
 
 @pytest.fixture

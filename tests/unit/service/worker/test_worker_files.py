@@ -38,7 +38,7 @@ def test_a_blob_that_was_damaged_on_the_disk_is_not_loaded(
     harness: type[FakeHarness],
     options: WorkerOptions,
 ) -> None:
-    """The expected output is kept for the next batch; something wrote over it meanwhile."""
+    """The expected output is kept for the next batch; meanwhile it was overwritten."""
     queue(storage, "a")
     running = start()
     until(lambda: state(storage, "a") is RequestState.DONE)

@@ -1,4 +1,4 @@
-"""Heat is noticed from what Linux says."""
+"""Heat is detected from Linux's sensors."""
 
 from __future__ import annotations
 
