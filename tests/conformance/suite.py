@@ -2,7 +2,7 @@
 
 The suite's numeric core: all cases of ai.onnx and ai.onnx.ml whose values are dense tensors of
 float16, bfloat16, float32, float64, integers and bool. Left out are cases that train or decode
-image files, and the `_expanded` variants, which spell an operator's function body out: they test
+image files, and the `_expanded` variants, which expand an operator's function body: they test
 the body's operators once more.
 """
 

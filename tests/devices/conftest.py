@@ -87,7 +87,7 @@ class Service:
         """A worker here whose harness runs on the machine, once it is registered.
 
         Args:
-            put_harness: puts the harness for an architecture into a folder; what `--via` calls it.
+            put_harness: puts an architecture's harness into a folder; returns its name for `--via`.
         """
         spool = self._folder / f"spool-{name}"
         target = put_harness(emulated.machine.architecture, spool / "tilewright" / "harness")

@@ -17,7 +17,7 @@ class Machine:
         name: of the worker.
         architecture: as `uname -m` says, and as qemu's program is called.
         cpu: qemu's name of the processor.
-        target: what code is generated for.
+        target: of the generated code.
         model: the processor's or the board's name, as `compiler.targets.device` reads it.
         cpuinfo: /proc/cpuinfo.
         board: the device tree's model; boards with Arm cores have one.

@@ -43,7 +43,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     It appears when it is complete. Processes that want it at the same time make it once.
 
     Raises:
-        UnavailableError: if the cache cannot be written, or what `make` raises.
+        UnavailableError: if the cache cannot be written; and any error of `make`.
     """
     place = cache_folder() / name
     try:

@@ -1,6 +1,6 @@
-"""Generators of nodes: each one samples an operator for a Grower's graph so far.
+"""Generators of nodes: each one adds a random operator to the graph of a Grower.
 
-`generators` gives one for each operator of the catalogue, out of its schema where that is enough.
+`generators` gives one for each operator of the catalogue, from its schema if that is enough.
 `ELSEWHERE` lists the operators that other tests generate, compare or cover by cases.
 """
 

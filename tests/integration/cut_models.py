@@ -97,7 +97,7 @@ KINDS = (SMALL, QUANTISED, EXPORTED, EXPORTED)
 
 
 def drawn(seed: int) -> Cut:
-    """The cut of a seed, from a model that the seed draws too."""
+    """The cut of a seed, from a model that the seed selects, too."""
     chance = random.Random(seed)
     for _ in range(ATTEMPTS):
         name = chance.choice(list(chance.choice(KINDS)))

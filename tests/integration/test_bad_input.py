@@ -276,7 +276,7 @@ def test_the_service_refuses_a_bad_job(
 
 
 def as_json(body: Any) -> bytes:
-    """JSON with escapes, so that it may hold what UTF-8 cannot."""
+    """JSON with escapes, which can represent texts that UTF-8 cannot."""
     return json.dumps(body).encode()
 
 

@@ -39,7 +39,7 @@ SIZES = (1, 2, 3, 15, 16, 17, 37, 127, 128, 129, 200)
 HOST = resolve_target("host")
 
 KERNELS = KernelCache()
-"""No test compiles what another has compiled."""
+"""Tests share their compiled kernels."""
 
 
 @dataclass

@@ -200,7 +200,7 @@ def test_equal_layers_share_a_kernel_and_no_weights(model: onnx.ModelProto) -> N
 
 
 def test_objects_are_those_of_kernels_built_one_by_one(model: onnx.ModelProto) -> None:
-    """In the plan's order, whichever of the threads is faster."""
+    """In the plan's order, independent of the threads' speed."""
     plan, target = planned(model)
     alone = [
         build_kernel(w, next(untuned_schedules(w, Mode(target))), Mode(target)).object

@@ -148,8 +148,8 @@ def modules() -> dict[str, Path]:
 def imports(name: str, *, everywhere: bool) -> set[str]:
     """The dotted names that a module imports; ours without `tilewright.`.
 
-    everywhere: also what functions import when they run. What stands under TYPE_CHECKING never
-    runs; it counts as a dependency in the direction tests and not on the device.
+    everywhere: also the imports inside functions. Imports under TYPE_CHECKING never run; they
+    count as a dependency in the direction tests and not on the device.
     """
     return _names(name, "everywhere" if everywhere else "at once")
 

@@ -171,8 +171,9 @@ def test_any_shape(types: Types, rows: int, depth: int, columns: int) -> None:
 
 
 def test_bfloat16_by_the_rules_of_the_manual() -> None:
-    """Even and odd elements have sums of their own, each step with one rounding; then both sums,
-    then those and what was there. Subnormal numbers are zeros, before and after each operation."""
+    """Even and odd elements have separate sums, each step with one rounding; then both sums are
+    added, then the earlier contents. Subnormal numbers are zeros, before and after each
+    operation."""
     random = np.random.default_rng(0)
     bits = random.integers(0, 1 << 16, (16 * 32 + 32 * 16)).astype(np.uint16)
     bits &= 0xBFFF  # below 2

@@ -81,7 +81,7 @@ def test_what_is_written_together_is_one_transaction(engine: sa.Engine) -> None:
 
 
 def test_nobody_else_joins_a_transaction(engine: sa.Engine) -> None:
-    """Another thread does not see what is not committed, although it has the context."""
+    """Another thread does not see uncommitted rows, although it has the context."""
     with together(engine):
         insert(engine, "a")
         context = contextvars.copy_context()
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
 
 
 def test_readers_of_a_file_never_wait_for_a_writer(tmp_path: Path) -> None:
-    """The file is in write-ahead mode from the start, and stays so for whoever opens it."""
+    """The file is in write-ahead mode from the start, and stays so for every later connection."""
     path = tmp_path / "x.db"
     open_engine(f"sqlite:///{path}").dispose()
     with sqlite3.connect(path) as connection:

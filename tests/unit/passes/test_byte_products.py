@@ -326,7 +326,7 @@ ENDS = {DType.UINT8: (0, 3, 128, 255), DType.INT8: (-128, -1, 0, 127)}
 @pytest.mark.parametrize("left", ENDS)
 @pytest.mark.parametrize("right", ENDS)
 def test_two_sources_of_bytes(left: DType, right: DType, scaled: bool, turned: bool) -> None:
-    """Any zero points; those that are none in unsigned bytes, or in signed ones, take no sums."""
+    """Any zero points; those that are 0 in unsigned bytes, or in signed ones, need no sums."""
     scales: Choices = {"scale": 0.25} if scaled else {}
     for y, z in zip((*ENDS[left], None), (*ENDS[right][::-1], None), strict=True):
         sides = ({"kind": left, "zero": y} | scales, {"kind": right, "zero": z} | scales)

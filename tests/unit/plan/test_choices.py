@@ -105,7 +105,7 @@ def test_pool_first_is_left_out() -> None:
 
 
 def heads() -> Graph:
-    """Two heads of self-attention, as models spell it: a softmax between two products."""
+    """Two heads of self-attention, as models write it: a softmax between two products."""
     g = Maker()
     x = g.input("x", 1, 6, 32)
     q, k, v = (g("matmul", x, g.weight(name, 32, 32)) for name in "qkv")

@@ -271,7 +271,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 @pytest.mark.parametrize("order", ["ab", "ba", "bar", "rba", "bba", "br"])
 def test_outputs_that_are_reshapes_of_each_other(order: str) -> None:
-    """In any order, whichever of them the other one is made of."""
+    """In any order, and for each chain of reshapes between them."""
     g = Maker()
     r = g("relu", g.input("x", 1, 16, 4, 4))
     a = g("reshape", r, shape=(16, 16))
@@ -310,8 +310,8 @@ def test_rows_of_channels_are_the_bytes_of_an_image_that_lies_channels_last() ->
 
 
 def test_rows_that_the_graph_is_given_or_returns_are_copied_where_they_must() -> None:
-    """The caller's buffers hold what the caller says: rows lie in one as an image channels-last,
-    but no image in rows, and what is returned is written by a kernel."""
+    """The caller's buffers have the caller's layout: rows lie in one as an image channels-last,
+    but an image does not lie in rows, and a kernel writes each returned value."""
     g = Maker()
     x, y = g.input("x", 1, 16, 4, 4), g.input("y", 1, 4, 4, 16)
     rows = g("transpose", depthwise(g, x, 16), **ROWS)

@@ -174,7 +174,7 @@ def test_put_replaces_one_row_if_there_is_one(number: int) -> None:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("places", [[], [2], [4, 0, 4, -1, 5, 1 << 62], [-(1 << 62), 3]])
 def test_scatter_puts_rows_to_their_places(places: list[int], width: int) -> None:
-    """A place that is none is left out, and the last row for a place stays."""
+    """Invalid places are left out, and the last row for a place stays."""
     rows = np.arange(5 * width, dtype=np.int16).reshape(5, width)
     given = -1 - np.arange(len(places) * width, dtype=np.int16).reshape(-1, width)
     arrays = [rows, np.array(places, np.int64), given]
@@ -203,7 +203,7 @@ JOINED = {
 @pytest.mark.parametrize("how", Combination)
 @pytest.mark.parametrize("dtype", ARITHMETIC, ids=str)
 def test_combine_joins_every_update_once(dtype: np.dtype, how: Combination, width: int) -> None:
-    """Integers wrap around, a NaN stays, and a place that is none is left out."""
+    """Integers wrap around, a NaN stays, and invalid places are left out."""
     places = np.array([4, 0, 4, -1, 5, 1 << 62, 4, 2])
     rows, given = values(dtype, (5, width + 2))[:, :width], values(dtype, (8, width))[::-1]
     kind = DType(dtype.name)

@@ -112,7 +112,7 @@ def half_matmul(m: int, n: int, k: int, dtype: DType = DType.BFLOAT16) -> Worklo
 
 
 def half_conv(lanes: int, channels: int, size: int) -> Workload:
-    """Also reads what it adds, as a residual block does."""
+    """Also reads an addend, as a residual block does."""
     make, layout = Maker(), blocked(4, 1, lanes)
     x, other = (
         make.input(name, 1, channels, size, size, dtype=DType.BFLOAT16) for name in ("x", "other")

@@ -27,10 +27,10 @@ class FakeDevice:
         ratios: the challengers' times relative to the incumbent, one per race; more races fail.
         worker: the id of the worker behind it.
         runnable: whether it runs any target.
-        error: what every run ends with.
+        error: the error of every run.
         runner: measures kernels.
         second: measures records again; the runner does if it is None.
-        other: what gives a second opinion; this device if it is None.
+        other: the device of a second opinion; this device if it is None.
         trusted: whether its records need no second measurement.
         raced: how many programs ran against the incumbent, race by race.
     """

@@ -70,7 +70,7 @@ OTHERS = tuple(
     tuple(InputSpec((SIZE,), "float32", seed + n, distribution) for n in range(2))
     for seed, distribution in ((11, Distribution.NORMAL), (21, Distribution.WIDE))
 )
-"""Further draws of the inputs, for finalists."""
+"""Further random inputs, for finalists."""
 
 OUTPUTS = tuple(array_to_bytes(a.draw() + b.draw()) for a, b in OTHERS)
 

@@ -86,7 +86,7 @@ class Queue:
 
 
 class House:
-    """A room over a queue, and those who wait in it."""
+    """A dispatcher for a queue, and the clients that wait in it."""
 
     def __init__(self) -> None:
         self.queue = Queue()

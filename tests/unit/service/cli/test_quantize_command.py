@@ -220,7 +220,7 @@ def test_images(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_constants_make_a_report_of_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All outputs are zero: there is no signal, and JSON cannot represent infinity."""
+    """All outputs are zero: the signal is zero, and JSON cannot represent infinity."""
     path = saved(perceptron(), tmp_path)
     np.savez(tmp_path / "zeros.npz", x=np.zeros((16, 64), np.float32))
     common = ("--calibration", tmp_path / "zeros.npz", "--json")

@@ -65,7 +65,7 @@ def device(storage: Storage, job: str) -> Iterator[LeasedDevice]:
 def test_what_a_device_was_short_of_is_asked_for_again(
     storage: Storage, job: str, model: Loadable, outputs: dict[str, np.ndarray], status: RunStatus
 ) -> None:
-    """The next life of a job asks again: this one has received the answer that there is no room."""
+    """The next life of a job asks again: this one has heard that the device is full."""
     board = storage.workers.register("board", [host_target().key], find_device().to_json())
     for life in range(2):
         with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:

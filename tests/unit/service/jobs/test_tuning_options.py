@@ -55,7 +55,7 @@ CHOSEN = {
     "stop_gain": 0.25,
     "target_ms": 1.5,
     "strategy": "random",
-    # switches are turned, whichever there are
+    # all boolean options are inverted
     **{each.name: not each.default for each in fields(JobBudget) if each.default is False},
 }
 

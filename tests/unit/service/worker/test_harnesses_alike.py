@@ -57,8 +57,8 @@ class Bench:
     """A harness behind the application.
 
     Attributes:
-        target: what it runs.
-        threads: most that it runs a program with.
+        target: of the programs that it runs.
+        threads: the most that it uses for a program.
         link: makes a library of C.
         processor: the system that it names in its facts.
     """
