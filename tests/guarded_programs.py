@@ -52,7 +52,7 @@ def spread(program: Program, *, late: bool) -> Program:
 
 
 class GuardedExecutable:
-    """A ranged executable whose memory is guarded. To be made and run in a child process."""
+    """A ranged executable whose memory is guarded. Create and run it in a child process."""
 
     def __init__(self, whole: Executable, monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
         self._late = late

@@ -187,7 +187,7 @@ def ranges(extent: int, random: Numbers | None) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class Arena:
-    """The buffers of one run, and a fresh scratch block for every piece of a stage."""
+    """The buffers of one run, and a new scratch block for every piece of a stage."""
 
     contents: Sequence[Array | int]
     """Bytes to begin with, or (outputs) a number of bytes."""

@@ -142,7 +142,7 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
 
 @cache
 def unchanged() -> frozenset[str]:
-    """The groups that are left out: those whose sources are the ones that passed."""
+    """The skipped groups: their sources are the ones that passed."""
     passed = json.loads(PASSED.read_text())
     return frozenset(name for name in GROUPS if passed.get(name) == digest(GROUPS[name]))
 

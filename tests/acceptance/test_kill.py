@@ -143,7 +143,8 @@ class Drama:
         return self.storage.jobs.get(self.job_id).state is not JobState.RUNNING
 
     def rested(self) -> None:
-        """Wait for a tuner that gets on: a job that takes five in a row with it fails, rightly."""
+        """Wait for a tuner that makes progress: a job whose tuners die five times in a row rightly
+        fails."""
         until(lambda: self.storage.jobs.get(self.job_id).attempts <= 3, "a tuner gets on")
 
     def states(self) -> set[RequestState]:
@@ -173,7 +174,7 @@ class Drama:
     def in_flight(self, victim: str, condition: Callable[[], bool]) -> None:
         """Kill a process while the worker measures, and wait until the others have dealt with it.
 
-        Again if it was too late: the worker had reported, and the service was asked for more.
+        Repeat if it was too late: the worker had reported, and had asked the service for more.
         """
         for attempt in range(20):
             # longer each time: a killed worker has to return and to become idle first

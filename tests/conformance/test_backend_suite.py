@@ -58,7 +58,7 @@ OF_SEQUENCES = (
 """Operators whose cases have a sequence as an input or an output; within a model they compile."""
 
 SECONDS_A_CASE = 60
-"""A compile and a run; the slowest takes about one on an idle machine."""
+"""For a compile and a run; the slowest takes about one second on an idle machine."""
 
 AT_LEAST = {Form.PLAIN: 1200, Form.CONSTANT: 1280}
 

@@ -29,7 +29,8 @@ def amx_target() -> Target:
 
 
 def has_amx() -> bool:
-    """Whether this CPU runs AMX instructions itself, so that the emulator sees and counts none."""
+    """Whether this CPU runs AMX instructions itself, so that the emulator neither sees nor counts
+    them."""
     return "+amx-tile" in resolve_target("host").features
 
 

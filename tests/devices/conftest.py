@@ -24,13 +24,14 @@ from tilewright.service.storage import open_storage
 ALL_MACHINES = "--all-machines"
 
 START_SECONDS = 300.0
-"""For a process to answer: an emulated one imports NumPy twice, on a machine that others use."""
+"""Start-up limit of a process: an emulated one imports NumPy twice, on a machine with other
+load."""
 
 END_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Known where pytest is given this folder, as `make test-devices` does."""
+    """This option is known if pytest is given this folder, as `make test-devices` does."""
     parser.addoption(ALL_MACHINES, action="store_true", help="emulate the rarer machines too")
 
 
@@ -102,7 +103,7 @@ class Service:
         """Run a command of the command line and return its output. All other processes must live
         meanwhile.
 
-        A job takes about a tenth of the `seconds` that it may take on two free cores.
+        A job takes about a tenth of the default `seconds` on two free cores.
         """
         command = [sys.executable, "-m", "tilewright.service.cli", *arguments]
         self._start("command", command)

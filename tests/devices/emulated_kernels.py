@@ -111,7 +111,8 @@ def run_cases(cases: Sequence[Case], cpu: str, folder: Path) -> list[Array]:
 
 
 def _python(architecture: str, cpu: str) -> list[str]:
-    """The command of a Python on a CPU of qemu's: this process's own, if it is one of these.
+    """The command of a Python on a CPU of qemu's; this process's own Python, if the CPU is the
+    host's.
 
     Raises:
         UnavailableError: if the emulator or a Python for it cannot be had here.

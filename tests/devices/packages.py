@@ -22,7 +22,7 @@ from pathlib import Path
 SOURCES = Path("/etc/apt")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 FETCH_SECONDS = 240.0
-"""Longest that one command may take: a slow network is a reason to skip, a hung one too."""
+"""Limit for one command: a slow or hung network is a reason to skip."""
 
 
 class UnavailableError(Exception):
@@ -40,7 +40,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def cached(name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache, filled by `make` if it is not there.
 
-    It appears when it is complete. Processes that want it at the same time make it once.
+    It appears when it is complete. Processes that need it at the same time build it once.
 
     Raises:
         UnavailableError: if the cache cannot be written; and any error of `make`.

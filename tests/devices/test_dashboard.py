@@ -31,10 +31,10 @@ OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 
 PATIENCE = 120_000.0
-"""Milliseconds that the page may take for a step, on a machine that others use."""
+"""Milliseconds that the page may take for a step, on a machine with other load."""
 
 MANY = 100_000
-"""Trials that no job makes before it is cancelled; the model has schedules enough."""
+"""More trials than any job completes before it is cancelled; the model has enough schedules."""
 
 pytestmark = [
     pytest.mark.devices,
@@ -155,7 +155,7 @@ def test_a_job_is_followed_and_cancelled(
 
 
 def texts_of_what_is_seen(page: playwright.Page) -> None:
-    """Texts outside of the frame of a graph are left out until they come into it."""
+    """Texts outside the frame of a graph are left out until they are scrolled into it."""
     drawing = page.locator("#drawing[data-ready]")
     for _ in range(5):
         page.get_by_role("button", name="Larger").click()

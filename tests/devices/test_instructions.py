@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.devices, pytest.mark.timeout(300)]
 Types = tuple[DType, DType]
 
 TARGETS = ("aarch64", "armv8.2-a", "armv8.6-a")
-"""Neither dot products nor matrices; dot products of equal signs; all of them."""
+"""Without dot products and matrices; with dot products of equal signs; with all of them."""
 
 DOT, MATRIX = 4, 8
 """Bytes that are multiplied at a time."""
@@ -154,7 +154,7 @@ def test_any_rows_columns_and_depth(types: Types, tmp_path: Path) -> None:
 
 
 def test_every_finite_bfloat16(tmp_path: Path) -> None:
-    """Within float32's rounding of the sums; instructions take subnormal numbers for zeros."""
+    """Within float32's rounding of the sums; the instructions treat subnormal numbers as zeros."""
     every = np.arange(1 << 16, dtype=np.uint16)
     numbers = from_memory(every, DType.BFLOAT16)
     every = every[np.isfinite(numbers) & (np.abs(numbers) >= 2.0**-126)]
@@ -197,7 +197,7 @@ def test_products_of_the_template(types: Types, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_weights_of_four_bits_by_bytes(name: str, tmp_path: Path) -> None:
-    """By the meaning of the nest; where bytes must have a sign, one instruction is enough."""
+    """By the meaning of the nest; if the instruction takes signed bytes only, one is enough."""
     target, random = resolve_target(name), np.random.default_rng(0)
     workload = block_matmul(3, 12, 64, 4, 32, zero=False, quantised=True)
     schedule = schedule_space(workload, Mode(target)).default()
@@ -315,7 +315,7 @@ def test_what_every_x86_computes(tmp_path: Path) -> None:
 
 
 def test_the_largest_of_any_floats(tmp_path: Path) -> None:
-    """A NaN stays, wherever it comes; 0.0 is larger than -0.0, or as large."""
+    """A NaN stays at any position; 0.0 is larger than -0.0, or equal to it."""
     nest, random = largest_nest(64, 4), np.random.default_rng(0)
     special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, 1e-42]
     x = random.choice([*special, *random.standard_normal(40)], (8, 64)).astype(np.float32)

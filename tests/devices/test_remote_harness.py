@@ -22,7 +22,7 @@ from tilewright.tuner.measure.harness.command import target_of
 
 TRIALS = 4
 SECONDS = 600.0
-"""That a job may take on a machine that others use; alone it takes a tenth."""
+"""Limit for a job on a machine with other load; alone it takes a tenth."""
 
 pytestmark = [pytest.mark.devices, pytest.mark.timeout(900)]
 

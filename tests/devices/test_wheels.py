@@ -1,4 +1,4 @@
-"""Wheels as pip installs them, in an environment that has nothing else."""
+"""Wheels as pip installs them, in an otherwise empty environment."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def case(
 
 
 def epilogue(make: Maker, value: str, random: Random, places: Places) -> tuple[str, list[str]]:
-    """Up to two elementwise operators behind an anchor; exact ones. Returns weights it added."""
+    """Up to two exact elementwise operators behind an anchor. Returns the added weights."""
     shape, weights = make.types[value].shape, []
     place = places.get("out", (ROW_MAJOR, ()))
     if random.integers(3) == 0:
@@ -84,7 +84,7 @@ def epilogue(make: Maker, value: str, random: Random, places: Places) -> tuple[s
 def placed(
     random: Random, lanes: int, channels: int, rank: int, pads: tuple[int, ...]
 ) -> tuple[Layout, Halo]:
-    """In some layout that channels allow, with a halo of at least the padding or none."""
+    """A random layout that the channels allow, with a halo of at least the padding or none."""
     layouts = [ROW_MAJOR, channels_last(rank)]
     if channels % lanes == 0:
         layouts += [blocked(rank, 1, lanes)] * 4

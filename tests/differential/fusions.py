@@ -144,7 +144,7 @@ class Grower:
         return self.add("conv", [x, w], strides=(1, 1), pads=(pad,) * 4, dilations=(1, 1), group=1)
 
     def add(self, op: str, inputs: Sequence[str], **attrs: AttrValue) -> str:
-        """A node, if its operator takes these operands and its result is well conditioned."""
+        """Add a node, if its operator accepts these operands and its result is well conditioned."""
         make, operator, pairs = self.make, ops.get(op), tuple(sorted(attrs.items()))
         types = [make.types[v] for v in inputs]
         try:
@@ -232,7 +232,7 @@ class Grower:
 
 
 def _elementwise(g: Grower, op: str) -> str:
-    """An operand, and as many more as the operator takes: of its shape, or broadcast to it."""
+    """An operand, and the operator's further operands: of its shape, or broadcast to it."""
     first = g.some(exact=op in JUMPING)
     attrs = _ATTRIBUTES.get(op, lambda g: {})(g)
     for arity in (1, 2, 3):

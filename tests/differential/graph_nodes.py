@@ -78,7 +78,7 @@ EXACT = frozenset(
         *("EyeLike", "Mod"),
     )
 )
-"""Of exact operands they give exact results, if those are small."""
+"""Operators that give exact results for small exact operands."""
 
 JUMPS = frozenset(
     (
@@ -102,7 +102,7 @@ PREPARED: dict[str, Callable[[Grower, Value], Value]] = {
 }
 """Brings an operand to where a function is defined and changes slowly."""
 RANKS = {"EyeLike": 2, "GlobalAveragePool": 4, "GlobalMaxPool": 4}
-"""Of operands, where an operator or its reference takes no other."""
+"""The rank of operands, if an operator or its reference accepts no other."""
 
 LEAST_RANKS = {"Flatten": 1}
 """Of operands of operators that have an axis."""

@@ -135,7 +135,8 @@ class Grower:
         )
 
     def beside(self, value: Value) -> Value:
-        """An operand that broadcasts with a value: there already, or new with extents of one."""
+        """An operand that broadcasts with a value: an existing one, or a new one with extents of
+        one."""
         dtype = value.array.dtype
         fitting = [
             v for v in self.values if v.array.dtype == dtype and _broadcasts(v.shape, value.shape)
@@ -179,7 +180,8 @@ class Grower:
         exact: bool = False,
         keep: bool = True,
     ) -> Value:
-        """Append several nodes, for the tensors that the last of them give; as `add` else."""
+        """Append several nodes, which compute the tensors of the last of them; otherwise like
+        `add`."""
         results = [np.asarray(r) for r in _run(nodes, {v.name: v.array for v in operands}, names)]
         if any(r.size > self.largest or r.size == 0 for r in results):
             raise Rejected

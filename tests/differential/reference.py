@@ -12,8 +12,8 @@ from onnx.reference.ops.op_max_pool import MaxPool as Strayed
 class MaxPool(Strayed):  # type: ignore[misc]  # onnx.reference has no types
     """MaxPool whose pads are (begins..., ends...), as the standard says.
 
-    onnx.reference has two ways to compute one. That of strides and dilations of one reads four pads
-    as (begin, end, begin, end), and leaves out those of three dimensions. The other is right.
+    onnx.reference has two implementations. The one for strides and dilations of one reads four pads
+    as (begin, end, begin, end), and ignores pads of three dimensions. The other is right.
     """
 
     op_domain = ""

@@ -1,4 +1,4 @@
-"""Random workloads with one extent opened: every schedule that takes them is right at every size.
+"""Random workloads with one extent opened: every applicable schedule is right at every size.
 
 An extent of a workload that other tests generate becomes a size with a range wherever it occurs.
 Types are inferred again; where they do not follow from it, another extent is opened. Nests are

@@ -1,4 +1,4 @@
-"""Fusions of every operator of the graph IR with every other have a schedule, and a right one.
+"""Fusions of every operator of the graph IR with every other have a schedule, and it is right.
 
 A bounded number of graphs, the same each time; every pair of operators with
 `pytest tests/differential/test_fusions.py --graphs 90`.
@@ -43,7 +43,7 @@ def seeded(*parts: object) -> np.random.Generator:
 
 
 def grown(first: str, number: int) -> Grower:
-    """A graph with one operator and, where that applies, another one behind it."""
+    """A graph with one operator and, where that applies, another one after it."""
     names = drawn()
     second = names[(names.index(first) + number) % len(names)]
     random = seeded(first, number)

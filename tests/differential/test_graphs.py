@@ -104,7 +104,7 @@ def test_random_graphs(operator: str, request: pytest.FixtureRequest) -> None:
 
 
 def describe(g: Grower) -> str:
-    """The graph in a few lines, for a regression test to be made of."""
+    """The graph in a few lines, to paste into a regression test."""
     lines = [f"{name} = input{array.shape} {array.dtype}" for name, array in g.inputs.items()]
     lines += [f"{name} = {array.tolist()}" for name, array in g.constants.items()]
     for node in g.nodes:

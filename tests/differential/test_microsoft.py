@@ -188,7 +188,7 @@ def attention(m: Microsoft) -> None:
 
 
 def gathered(m: Microsoft) -> None:
-    """Rows of 4 or 8 bits, a last block that is not full, zero points or none."""
+    """Rows of 4 or 8 bits, a last block that is partly filled, zero points or none."""
     block, bits = m.pick(16, 32, 64), m.pick(4, 8)
     rows, columns = m.extent(1, 20), 2 * m.extent(1, 60)
     blocks, shape = -(-columns // block), [m.extent(1, 4) for _ in range(m.extent(0, 2))]

@@ -191,7 +191,7 @@ def qlinear_conv(m: Model) -> None:
 
 
 def qdq_products(m: Model) -> None:
-    """Two computed matrices, in stacks or not, the second one perhaps turned."""
+    """Two computed matrices, batched or not, the second one transposed or not."""
     rows, columns, depth = m.extent(1, 60), m.extent(1, 70), m.extent(2, 70)
     stack = m.pick((), (m.extent(1, 3),), (1, 2))
     turned = bool(m.random.integers(2))
@@ -230,7 +230,7 @@ def qdq_attention(m: Model) -> None:
 
 
 def qdq_late(m: Model) -> None:
-    """As NNCF places them: moved and pooled as floats, depthwise channels with scales of their own,
+    """As NNCF places them: moves and pooling in floats, depthwise channels with separate scales,
     and several quantisations of one value."""
     channels, size = m.pick(4, 8, 16, 21), m.extent(4, 9)
     kind, group = m.pick(*BYTES), bool(m.random.integers(2))
@@ -315,7 +315,7 @@ def _weighted(m: Model, x: str, shape: tuple[int, ...], **attrs: Any) -> str:
 
 
 def _activation(m: Model, x: str, *, gated: bool) -> str:
-    """A function of one value, its parts quantised or not; `gated` has products of two of them."""
+    """A function of one value, its parts quantised or not; `gated` uses products of two of them."""
     form = m.pick("Sigmoid", "Tanh", "HardSwish", "Erf", "Silu", "LeakyRelu", "Relu")
     if form != "Silu":
         return m(form, x)
@@ -483,8 +483,9 @@ def test_targets_without_an_instruction_multiply_floats_as_they_did(
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int16])
 def test_infinities_saturate_and_no_number_is_the_lowest(kind: Any) -> None:
-    """ONNX states nothing of NaN: the lowest integer, as onnx.reference and ONNX Runtime have it.
-    Infinities, which the former takes for the lowest one too, saturate as the standard has it."""
+    """ONNX does not define the result for NaN: the lowest integer, as in onnx.reference and ONNX
+    Runtime. Infinities saturate as in the standard; onnx.reference turns them into the lowest
+    integer, too."""
     model = Model(np.random.default_rng(0))
     numbers = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, -0.0] * 6, np.float32)
     x, limits = model.input("x", numbers), np.iinfo(kind)

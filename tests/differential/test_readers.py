@@ -1,7 +1,7 @@
 """Graphs in which operators of every kind read one value that may lie in many layouts:
 `compile_model` raises nothing but `CompilerError`, in any type of floats and with open dimensions.
 
-All graphs are planned, and a few are compiled and run. `make fuzz` takes twenty times as many.
+All graphs are planned, and a few are compiled and run. `make fuzz` runs twenty times as many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CODED = 8
 """Of how many plans one becomes code."""
 
 CHANNELS = (1, 3, 4, 8, 12, 16, 24, 32, 33)
-"""Whole blocks of a vector, of half of one, blocks that are partly empty, and none."""
+"""Whole blocks of a vector or of half of one, partly filled blocks, and no blocks."""
 
 EXTENTS = (1, 2, 5, 8)
 LARGEST = 1 << 14
@@ -75,8 +75,8 @@ def _kind(g: Grower, kinds: Collection[str]) -> str:
 
 
 def _grown(g: Grower, offered: list[Value], kinds: Sequence[str]) -> Value | None:
-    """A node of one of these kinds which reads a value that is offered; its first result, if that
-    is a tensor of floats."""
+    """A node of one of these kinds that reads an offered value; its first result, if that is a
+    tensor of floats."""
     kept = g.values
     for _ in range(ATTEMPTS):
         before = len(g.nodes), dict(g.inputs), dict(g.constants)

@@ -1,4 +1,4 @@
-"""Random workloads under random schedules of every template give the NumPy answer.
+"""Random workloads under random schedules of every template agree with NumPy.
 
 Compiled, at every vector width of the machine, with each buffer against a guard page (reads and
 writes out of bounds die), outputs poisoned (unwritten elements show), stages run in random pieces

@@ -197,7 +197,7 @@ class Model:
 
 
 def model_of(found: Sum, dtype: DType, producer: str, products: int) -> onnx.ModelProto:
-    """The operator behind a producer, in a model with so many further kinds of products."""
+    """The operator behind a producer, in a model with this number of further kinds of products."""
     made = Model(dtype)
     x = made.doubled("x", found.shape, producer)
     constants = [made.constant(array) for array in found.constants]
@@ -357,7 +357,7 @@ STATISTICS = {
 def test_kept_statistics_do_not_change_a_norm(
     dtype: DType, kind: int, stash: int, tolerance: float
 ) -> None:
-    """At a mean of 1,000 deviations, mean(x**2) - mean(x)**2 is nothing but rounding."""
+    """At a mean of 1,000 deviations, mean(x**2) - mean(x)**2 consists of rounding errors only."""
     random = np.random.default_rng(3)
     drawn = 1000 + random.standard_normal((4, 256))
     x = to_memory(drawn.astype(dtype.numpy if dtype.bytes > 2 else np.float32), dtype)

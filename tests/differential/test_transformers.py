@@ -58,7 +58,7 @@ def test_a_transformer_agrees_with_onnx_runtime(name: str, bits: int) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gpt2 with a cache"])
 def test_attention_needs_no_kernel_that_only_moves(name: str) -> None:
-    """One product makes queries, keys and values; heads are read and written where they lie."""
+    """One product computes queries, keys and values; heads are read and written in place."""
     plan = make_plan(optimise(load_graph(SMALL[name][1]()), Mode(HOST)), Mode(HOST))
     kernels = [step.workload.operators for step in plan.kernels]
     assert sum("attention" in names for names in kernels) == 2

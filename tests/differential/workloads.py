@@ -1,4 +1,4 @@
-"""Random workloads of every kind that the templates take, with inputs.
+"""Random workloads of every kind that the templates accept, with inputs.
 
 Inputs of linear workloads are small integers. Their sums of products are exact in float32 (below
 2**24 in any order), so that any other result is a bug and no tolerance is needed.
@@ -51,7 +51,7 @@ def convolution(random: Random, lanes: int) -> Case:
 
 
 def winograd(random: Random, lanes: int) -> Case:
-    """A window in channels that lie together, with a halo: every algorithm applies."""
+    """A window in contiguous channels, with a halo: every algorithm applies."""
     make = Maker()
     kernel = pick(random, (3, 3), (3, 3), (5, 5), (1, 7), (3, 1), (2, 3), (3,), (5,), (1, 3, 3))
     rank = len(kernel)
@@ -190,7 +190,7 @@ def normalisation(random: Random, lanes: int) -> Case:
 
 
 def attention(random: Random, lanes: int) -> Case:
-    """Heads as they lie in rows of tokens, in a cache, or in one product of three; any mask."""
+    """Heads in rows of tokens, in a cache, or in one product of three; any mask."""
     make = Maker()
     batch, tokens, size = pick(random, 1, 1, 2), extent(random, 1, 20), extent(random, 1, 20)
     heads = pick(random, 1, 2, 3, 4)

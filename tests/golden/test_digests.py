@@ -59,7 +59,7 @@ def test_nothing_has_changed(model: str) -> None:
 
 
 def parts_that_differ(model: str, other: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parts of a model's digests that differ where it is built otherwise."""
+    """The parts of a model's digests that differ in another build of it."""
     target = known_targets()["x86-64-v3"]
     before = digest_model(model, target).digests()
     monkeypatch.setitem(DIGESTED, model, replace(DIGESTED[model], builds={"": other}))

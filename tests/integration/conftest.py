@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[ProcessBuilder]:
-    """Builder processes for all jobs: to start them takes longer than to tune."""
+    """Builder processes for all jobs: starting them takes longer than tuning."""
     shared = ProcessBuilder(1)
     yield shared
     shared.close()

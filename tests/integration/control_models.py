@@ -27,7 +27,7 @@ RANDOM = np.random.default_rng(11)
 
 
 def weights(shape: Sequence[int], seed: int = 0) -> np.ndarray:
-    """The same numbers each time, so that a model is the same whichever is made before it."""
+    """The same numbers each time, so that a model does not depend on earlier ones."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 

@@ -204,7 +204,7 @@ def test_python_refuses_a_bad_model(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cycle", "escape codes"])
 def test_the_command_line_refuses_a_bad_model(name: str, tilewright: CommandLine) -> None:
-    """The others go the same way, which is tested without a process for each."""
+    """The other models take the same path, which is tested without a process for each."""
     path = tilewright.folder / "m.onnx"
     path.write_bytes(data_of(name))
     for command in (

@@ -78,7 +78,7 @@ MANY = SQUEEZED.replace("Equal (count, one)", "Greater (count, six)").replace(
     ("nodes", "served"), [(SQUEEZED, "2..4096"), (MANY.replace("[a]", "[a, d]"), "7..4096")]
 )
 def test_sizes_that_choose_a_branch_split_the_default_range(nodes: str, served: str) -> None:
-    """As exporters write squeeze: of a dimension of extent 1, or of none."""
+    """As exporters write squeeze: of a dimension whose extent is 1, or another."""
     read = model(nodes, "float[n, 2] x")
     reference = onnxruntime.InferenceSession(read)
     executable = compile_model(read, dims={"n": "@9"}, keep=False)

@@ -1,4 +1,4 @@
-"""Models that one process compiles and the next one loads: when they are found, and when not."""
+"""Models that one process compiles and the next one loads: hits and misses of the cache."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Loops without a trip count, whose conditions compare counters with sizes: against ONNX Runtime.
 
-Exporters of TensorFlow and Keras write recurrent networks so.
+Exporters of TensorFlow and Keras write recurrent networks like this.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def masked() -> onnx.ModelProto:
 
 
 def backwards() -> onnx.ModelProto:
-    """From the last step to the first; the largest trip count stands for none."""
+    """From the last step to the first; the largest trip count means unlimited."""
     step = body(
         [
             *CELL,
@@ -137,7 +137,7 @@ def from_the_second() -> onnx.ModelProto:
 
 
 def until_small() -> onnx.ModelProto:
-    """At most as many steps as there are, and none after the state is small."""
+    """At most as many steps as there are, and none once the state is small."""
     step = body(
         [
             *CELL,

@@ -121,7 +121,7 @@ def test_every_interval_has_the_schedule_that_is_known_of_it(
 
 
 def test_dimensions_may_have_the_names_by_which_kernels_count_theirs() -> None:
-    """Kernels call them s0, s1 in the order met; here s1 comes first."""
+    """Kernels name them s0, s1 in order of appearance; here s1 comes first."""
     text = "<ir_version: 8, opset_import: ['' : 17]> m (float[s1,s0,9] x) => (y) {y = MatMul(x, w)}"
     model = onnx.parser.parse_model(text.replace("'", '"'))
     weights = np.arange(63, dtype=np.float32).reshape(9, 7)

@@ -143,7 +143,7 @@ def test_under_a_weight_limit_two_levels_of_strassen_become_one_then_none() -> N
 
 
 class Fixed:
-    """A schedule source that answers with one schedule for everything."""
+    """A schedule source that returns one schedule for everything."""
 
     def __init__(self, schedules: dict[str, Schedule]) -> None:
         self.schedules = schedules

@@ -29,7 +29,7 @@ WIDTH = 8
 
 
 def growing() -> bytes:
-    """Attention over rows that are there, and over new ones that are put behind them."""
+    """Attention over existing rows, and over new ones appended to them."""
     random, floats = np.random.default_rng(0), TensorProto.FLOAT
     weights = {n: random.standard_normal((WIDTH, WIDTH), np.float32) for n in ("wk", "wq")}
     ports = {

@@ -1,4 +1,4 @@
-"""Models that are made to exhaust time or memory get their sentence, or compile.
+"""Models that are designed to exhaust time or memory raise their error, or compile.
 
 Each runs in a process whose memory is limited, so that its memory can be measured; at these sizes,
 memory that grows faster than the model would show.
@@ -138,7 +138,7 @@ def nested(depth: int) -> onnx.ModelProto:
 
 
 def doubling(depth: int, *, within_branches: bool) -> onnx.ModelProto:
-    """Functions that call the one before twice: in 60 lines, 2**60 nodes."""
+    """Functions that call the previous one twice: in 60 lines, 2**60 nodes."""
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     functions = []
     for level in range(depth):
@@ -236,7 +236,7 @@ def test_time_and_memory_are_bounded(name: str, tmp_path: Path) -> None:
 
 
 def test_a_message_nested_deeply_in_memory_is_refused() -> None:
-    """One that was never written: reading has a limit of its own, building has none."""
+    """A message that was never serialised: reading has a limit, building has none."""
     with pytest.raises(tilewright.CompilerError, match="more than 64 others"):
         tilewright.compile_model(nested(2000))
 

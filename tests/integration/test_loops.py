@@ -221,7 +221,7 @@ def test_what_a_body_needs_to_know_is_an_input_of_the_model() -> None:
 
 
 def test_ten_thousand_steps_are_one_body() -> None:
-    """Spelled out they would be 40,000 nodes, and take minutes to compile."""
+    """Unrolled they would be 40,000 nodes, and take minutes to compile."""
     w = RANDOM.standard_normal((16, 16)).astype(np.float32) / 5
     step = body(
         [

@@ -1,8 +1,8 @@
 """`tune` accepts the models that `compile` accepts, and ends without a traceback: random cuts of
 models, with open dimensions and quantised values, are tuned and compared with ONNX Runtime.
 
-Few, and the same each time; many, and others each day, in `make fuzz`. Seed 265 runs again with
-`pytest tests/integration/test_main_job_fuzz.py --first-seed 265 -k 265`.
+Few, and the same each time; many, and others each day, in `make fuzz`. To repeat seed 265: `pytest
+tests/integration/test_main_job_fuzz.py --first-seed 265 -k 265`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of ONNX Runtime: the same calls to both give the same."""
+"""The interface of ONNX Runtime: the same calls to both give the same results."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def test_sessions_keep_what_the_data_chose() -> None:
 def test_products_of_known_sizes_have_the_schedules_of_known_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Behind a cut, too: a detector's regions are as many as it keeps, whatever was found."""
+    """Behind a cut, too: a detector keeps a fixed number of regions, however many it found."""
     node = helper.make_node
     proto = model(
         [

@@ -1,5 +1,5 @@
-"""Models with odd inputs and outputs run as in ONNX Runtime: shapes and names that are not so, and
-dimensions of size 0."""
+"""Models with odd inputs and outputs run as in ONNX Runtime: stated shapes and names that are
+wrong, and dimensions of size 0."""
 
 from __future__ import annotations
 

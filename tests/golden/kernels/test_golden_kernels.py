@@ -214,7 +214,8 @@ BYTES = ["bytes", "bytes of odd sizes", "bytes 3x3", "bytes depthwise"]
 @pytest.mark.parametrize("problem", BYTES)
 @pytest.mark.parametrize("name", ["x86-64-v2", "x86-64-v3", "cascadelake", "znver4"])
 def test_defaults_for_bytes_do_not_spill(problem: str, name: str) -> None:
-    """With an instruction for bytes, and where parts of each operand take registers, too.
+    """With an instruction for bytes, and on targets where parts of each operand need registers,
+    too.
 
     A depthwise window keeps nine weights in registers: sixteen are not enough for its default.
     """
@@ -225,7 +226,7 @@ def test_defaults_for_bytes_do_not_spill(problem: str, name: str) -> None:
 @pytest.mark.parametrize("problem", BYTES)
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_every_target_compiles_products_of_bytes(family: Family, problem: str) -> None:
-    """Cores whose instructions are the same get the same loops: one of them compiles those."""
+    """Cores with the same instructions get the same loops: one of them compiles for all."""
     cores = {(target.features, target.vector_bits): target for target in family.targets}
     for target in cores.values():
         workload = PROBLEMS[problem](target.vector_bits // 32)
@@ -254,7 +255,7 @@ def test_the_inner_loop_of_a_product_is_its_tile(tile: int, vectors: int, unroll
 
 
 def test_a_tile_that_does_not_fit_spills() -> None:
-    """The register rule is about something: beyond it, accumulators go to the stack."""
+    """The register rule is needed: beyond it, accumulators go to the stack."""
     schedule = Schedule.of("gemm", tile=16, vectors=3, order="lanes-outer", unroll=1, prefetch=0)
     assert statistics_of("matmul", schedule, "x86-64-v4").inner_spills > 0
 

@@ -190,8 +190,8 @@ def identities() -> Graph:
 
 
 def pooled_last() -> Graph:
-    """Three averages that may go first, and two that may not: a bias meets counted padding, and a
-    maximum is not linear."""
+    """Three averages that may move to the front, and two that may not: a bias meets counted
+    padding, and a maximum is not linear."""
     g = Maker()
     point = CONV | {"pads": (0, 0, 0, 0)}
     window = {"kernel": (2, 2), "strides": (2, 2), "dilations": (1, 1)}
@@ -292,7 +292,7 @@ def block() -> Graph:
 
 
 def looping() -> Graph:
-    """A loop that captures a constant, a value that it reads and one that it does not."""
+    """A loop that captures a constant, a value that it reads and an unused one."""
     g = Maker()
     g.input("step", dtype=DType.INT64)
     s, c, w, _ = g.input("s", 4), g.input("c"), g.input("w", 4), g.input("unread", 4)

@@ -1,7 +1,7 @@
 """Plans of whole networks: how many kernels, views and copies, and how much memory between them.
 
-One line a model, for vectors of 16 lanes. The arena is next to the lower bound that any plan has:
-the largest sum of values that one kernel reads and writes. One plan is kept whole.
+One line per model, for vectors of 16 lanes. The arena is next to the lower bound of any plan: the
+largest sum of values that one kernel reads and writes. One plan is kept whole.
 """
 
 from __future__ import annotations

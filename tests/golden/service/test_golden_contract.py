@@ -32,7 +32,7 @@ SHOWN = {"example", "examples"}
 
 
 def interface() -> str:
-    """OpenAPI; refusals with the same status are alike, and have one line."""
+    """OpenAPI; refusals with the same status share one line."""
     described = bare(create_app(Settings()).openapi())
     refusals: dict[str, Any] = {}
     lines = []

@@ -14,7 +14,7 @@ from tilewright.compiler.errors import ModelWarning
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No graph of another test, an own folder of kept models, and every warning an error."""
+    """No graph of another test, a separate folder of kept models, and every warning an error."""
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("TILEWRIGHT_KEPT_FOLDER", str(tmp_path / "kept"))
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Graphs of PyTorch with open sizes, in several parts, and how results lie."""
+"""Graphs of PyTorch with open sizes, in several parts, and the strides of results."""
 
 from __future__ import annotations
 

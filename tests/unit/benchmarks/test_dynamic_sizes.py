@@ -1,4 +1,4 @@
-"""The benchmark of sizes never seen before, on a model of one small layer."""
+"""The benchmark of unseen sizes, on a model of one small layer."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ tell("sample", task=0, wall_seconds=2.0, seconds=0.25, error="")
 
 
 def _run(engine: Engine, seed: int, times: list[float | None], *, late: bool = False) -> Run:
-    """Of two tasks that count 2 and 1 and take 1 s untuned; trials in turns, one a second."""
+    """Two tasks that count 2 and 1 and take 1 s untuned; trials in turns, one per second."""
     samples = [
         Sample(number % 2, number + 1.0, seconds, "" if seconds else "does not build")
         for number, seconds in enumerate(times)

@@ -1,4 +1,4 @@
-"""Scalar code takes next to nothing of any model, and the share that it takes is seen."""
+"""Scalar code takes next to none of any model's time, and the check detects its share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load on the service: one very short run against real processes."""
+"""The load test of the service: one very short run against real processes."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def said(folder: Path, script: str) -> object:
 
 
 def test_both_threads_take_part_and_every_tile_runs_once(tmp_path: Path) -> None:
-    """A tile waits for the other thread, so that one alone would never come to its end."""
+    """A tile waits for the other thread, so that one thread alone would never finish."""
     tools = wasm_toolchain(resolve_target("wasm32"), threads=True)
     tools.compile(tmp_path, HERE / "threads.c", "pool.o", INCLUDE)
     shown = ["rounds", "asleep", "fallen", "tw_work", "tw_lost", "__stack_pointer"]

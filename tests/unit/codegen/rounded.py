@@ -19,7 +19,7 @@ from tilewright.compiler.loops.nest import Compute, For, LoopNest, Store, Tile
 
 
 def bytes_nest(count: int, together: int, lanes: int, zero: int = -128) -> LoopNest:
-    """y[i] = int8(uint8(rint(x[i]))) + zero, so many vectors of so many lanes at a time."""
+    """y[i] = int8(uint8(rint(x[i]))) + zero, in groups of `together` vectors of `lanes` lanes."""
     i = Axis("i", count)
     x = Tensor("x", (count,), DType.FLOAT32)
     y = Tensor("y", (count,), DType.INT8, role=Role.OUTPUT)

@@ -1,4 +1,5 @@
-"""Where loads and stores go: strides, gathered and scattered lanes, blocks, values of indices."""
+"""The addresses of loads and stores: strides, gathered and scattered lanes, blocks, values of
+indices."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ N1 = resolve_target("neoverse-n1")
 def far_product(lanes: int, far: int, rows: int = 4, vectors: int = 4, step: int = 1) -> LoopNest:
     """C[m, n] = sum of A[m, k] B[far, k, n], some rows by some vectors, B in panels.
 
-    With several steps of the sum in its innermost loop, the rows of A lie side by side.
+    With several steps of the sum in its innermost loop, the rows of A are contiguous.
     """
     width = vectors * lanes
     m, n, k = Axis("m", 8), Axis("n", 2 * width), Axis("k", 64)
@@ -70,8 +70,8 @@ def test_vectors_are_loaded_in_pairs_wherever_their_panel_starts(far: int) -> No
 
 
 def test_vectors_of_two_steps_are_loaded_in_pairs() -> None:
-    """Three vectors a step: the third one with the first one of the next step. Eight factors that
-    lie side by side take one load."""
+    """Three vectors per step: the third one is loaded with the first one of the next step. Eight
+    contiguous factors take one load."""
     loop = product_loop(N1, 7, rows=8, vectors=3, step=4)
     names = [text.split()[0] for text in loop.instructions]
     assert loop.fmas == 96 and not loop.spills
@@ -113,7 +113,7 @@ def test_bytes_are_narrowed_four_vectors_at_a_time(together: int, joined: bool) 
 
 
 def test_bytes_of_open_rows_are_narrowed_together() -> None:
-    """Which of two vectors comes first in memory is not known where one is in the next row."""
+    """The order of two vectors in memory is unknown if one is in the next row."""
 
     def rounded(make: Maker, m: int, n: int) -> str:
         total = make("matmul", make.input("x", m, 5), make.input("z", 5, n))

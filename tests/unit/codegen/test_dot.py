@@ -299,7 +299,7 @@ def test_bfloat16_without_an_instruction_is_float32_without_its_low_half(name: s
 def test_products_of_bfloat16_are_those_of_their_numbers(name: str) -> None:
     """Every exponent with every sign and fraction: within float32's rounding of two sums.
 
-    vdpbf16ps takes subnormal numbers for zero, and gives zero for them.
+    vdpbf16ps treats subnormal numbers as zero, and returns zero for them.
     """
     target = runnable(name)
     every = np.arange(1 << 16, dtype=np.uint16)
@@ -339,7 +339,7 @@ def test_elements_of_a_broadcast_group_may_lie_anywhere(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_groups_that_are_not_full_need_no_room(bits: int) -> None:
-    """Nothing is read behind them where other elements, or none, lie."""
+    """No load reads behind them, where other elements or unmapped memory may be."""
     nest = packed_product(BYTES, 3, 18, 7, bits // 32)
     tight = Layout((Factor(1), Factor(0)))
     text = print_nest(nest).replace(f"layout({nest.buffers[1].layout})", f"layout({tight})", 1)
@@ -351,7 +351,7 @@ def test_groups_that_are_not_full_need_no_room(bits: int) -> None:
 def depthwise(
     types: tuple[DType, DType], taps: int, step: int, lanes: int, *, channels: int, pixels: int
 ) -> LoopNest:
-    """y[c, p] = sum over t of x[c, step p + t] w[c, t]; channels of x lie side by side."""
+    """y[c, p] = sum over t of x[c, step p + t] w[c, t]; channels of x are contiguous."""
     outputs = (pixels - taps) // step + 1
     c, p, t = Axis("c", channels), Axis("p", outputs), Axis("t", taps)
     inside = Layout((Factor(0, lanes), Factor(1), Factor(0, 1, lanes)))

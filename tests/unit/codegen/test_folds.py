@@ -37,7 +37,7 @@ FORMS = ("one by one", "along lanes", "in partial accumulators", "lanes along ro
 )
 @settings(max_examples=examples(60))
 def test_folds(name: str, form: str, rows: int, depth: int, bits: int, started: bool) -> None:
-    """Code joins in another order than the meaning: exact for argmax, rounded for the others."""
+    """Code joins in another order than the evaluator: exact for argmax, rounded for the others."""
     lanes, x = bits // 32, Tensor("x", (rows, depth))
     m, k = Axis("m", rows), Axis("k", depth)
     fold, items = nests.fold_items(name, x)
@@ -65,7 +65,7 @@ def test_folds(name: str, form: str, rows: int, depth: int, bits: int, started: 
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("combiner", [Combiner.MAX, Combiner.MIN])
 def test_nan_anywhere_is_the_extremum(combiner: Combiner, bits: int) -> None:
-    """In each lane, in each accumulator, first and last, whatever comes after it."""
+    """In each lane, in each accumulator, first and last, whatever follows it."""
     lanes, depth = bits // 32, 41
     m, k = Axis("m", depth), Axis("k", depth)
     x, y = Tensor("x", (depth, depth)), Tensor("y", (depth,), role=Role.OUTPUT)

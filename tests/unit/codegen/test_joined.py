@@ -116,7 +116,7 @@ def test_rounding_to_bytes_saturates(zero: int, joining: Target) -> None:
     ],
 )
 def test_integers_read_with_the_other_sign(first: DType, second: DType, joining: Target) -> None:
-    """They are other numbers, though they lie in the same registers."""
+    """They are other numbers, though the bits in the registers are the same."""
     some = np.array([*SPECIAL, 200, -100, 40000, -300] * 8, np.float32)
     agree(read_as_nest(some.size, 8, first, second), BITS, some)
 

@@ -1,4 +1,4 @@
-"""Scalars that lie side by side are loaded together where one lane of a vector can be a factor."""
+"""Contiguous scalars are loaded together if one lane of a vector can be a factor."""
 
 from __future__ import annotations
 

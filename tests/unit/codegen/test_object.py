@@ -371,7 +371,8 @@ def test_innermost_loops_hold_what_the_statistics_count(name: str) -> None:
 
 
 def test_nothing_of_a_module_stays_in_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLVM's global context keeps types, constants and metadata for ever: a tuner grew by it."""
+    """LLVM's global context keeps types, constants and metadata for ever: a tuner's memory grew by
+    that."""
     contexts = []
 
     def created() -> llvm.ContextRef:

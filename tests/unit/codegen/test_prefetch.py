@@ -117,7 +117,7 @@ ROWS = Dimension("s0", 0, 4096)
 
 @pytest.mark.parametrize("rows", [2, 8])
 def test_a_pass_alone_asks_for_its_own_panel(rows: int) -> None:
-    """8 KiB ahead, whether it is known that there is one pass or not."""
+    """8 KiB ahead, whether the plan knows that there is one pass or not."""
     schedule = Schedule.of("gemm", order="lanes-outer", tile=8, **COMMON)
     counts = asked(matmul(dynamic_size(ROWS), 3 * WIDTH, 256), schedule, rows)
     np.testing.assert_array_equal(counts, asked(matmul(rows, 3 * WIDTH, 256), schedule))
@@ -184,7 +184,7 @@ def test_open_rows_of_strassens_products_share_panels() -> None:
 
 
 def check(counts: Array, depth: int, most: int, panels: int = 3) -> None:
-    """Of all panels but the first, and one more, each line is asked for, and hardly more."""
+    """Of all panels but the first, and one more, each line is requested, and hardly more."""
     panel = depth * WIDTH * DType.FLOAT32.bytes // LINE
     inside = counts[panel : panels * panel]
     assert counts[:panel].max() == 0

@@ -32,7 +32,7 @@ define void @f(ptr %x, ptr %y) {
   ret void
 }
 """
-"""WebAssembly has no instruction for it, and LLVM none that it takes instead."""
+"""WebAssembly has no instruction for it, and LLVM has no replacement."""
 
 HANGS = """
 define void @f(ptr %x, ptr %y) {
@@ -57,7 +57,7 @@ define void @f(ptr %x, ptr %y) {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_process() -> Iterator[None]:
-    """None that outlives these tests; those that end it start another one."""
+    """No process outlives these tests; tests that end it start another one."""
     yield
     out_of_process.close()
 
@@ -138,7 +138,7 @@ def test_only_unproven_types_are_compiled_apart(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_fork_has_a_process_of_its_own() -> None:
-    """Two that ask through one pipe would get each other's answers."""
+    """Two processes that share one pipe would get each other's answers."""
     out_of_process.emit_object(FINE, HOST)
     expected = emit_object(FINE, WASM)
 

@@ -48,7 +48,7 @@ def check(
 ) -> None:
     """Run one object at each of the sizes, in pieces, against the meaning of the nest.
 
-    It is for a target, or for vectors of so many bits of this machine.
+    It is for a target, or for vectors of this number of bits on this machine.
     """
     target = width(on) if isinstance(on, int) else on
     verify_nest(nest)

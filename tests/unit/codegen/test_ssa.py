@@ -196,7 +196,7 @@ def test_multiples_of_an_innermost_counter_are_carried() -> None:
 
 
 def test_multiples_of_an_outer_counter_are_computed() -> None:
-    """Carried, they would take a register through all of the inner loop."""
+    """Carried in registers, they would occupy one through all of the inner loop."""
     lines = multiples(Emitter(TARGET), Value("%low", I64), (192,), nested=True)
     assert position(lines, "L1:") < position(lines, "mul nsw i64 %i1, 192")
     assert not any("192" in line and "add nsw" in line for line in lines)

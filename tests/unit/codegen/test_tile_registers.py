@@ -1,6 +1,6 @@
 """Registers that hold matrices: the instructions, and code for them, against plain arithmetic.
 
-Where the CPU has none they are emulated, and the rules of the emulator are tested here too.
+On a CPU without them they are emulated, and the rules of the emulator are tested here too.
 """
 
 from __future__ import annotations

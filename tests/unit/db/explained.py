@@ -37,6 +37,6 @@ def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
 def by_statistics(engine: sa.Engine) -> bool:
     """Whether the database takes any index while a table has a handful of rows.
 
-    PostgreSQL does: which one depends on when it last looked at the table.
+    PostgreSQL does: which one depends on its latest statistics of the table.
     """
     return engine.dialect.name == "postgresql"

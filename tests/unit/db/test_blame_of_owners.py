@@ -73,7 +73,7 @@ def test_nobody_leaves_quarantine_by_another_name(
 def test_failures_of_a_tokens_workers_add_up_until_one_has_proved_itself(
     leases: LeaseStore, workers: WorkerStore
 ) -> None:
-    """A new name for each lie: none of them ever had three failures of its own."""
+    """A new name for each lie: none of the workers ever had three failures of its own."""
     submit(leases, *(f"r{n}" for n in range(9)))
     owned(workers, "honest")
     (lease,) = leases.claim("honest", ["t"], limit=1, lease_seconds=10, token_id="token")
@@ -172,7 +172,8 @@ def test_a_candidate_that_kills_workers_of_all_tokens_is_set_aside(
 def test_one_tokens_workers_do_not_use_up_the_attempts_of_others(
     leases: LeaseStore, workers: WorkerStore, clock: Any, how: Cause
 ) -> None:
-    """They have their own, and then the request is for others, as long as one of those lives."""
+    """They have their own attempts, and then the request is for others, as long as one of those
+    lives."""
     for name, owner in (("m1", "mean"), ("m2", "mean"), ("good", "honest")):
         workers.register(name, ["t"], {}, worker_id=name, owner=owner)
     workers.leave("w")

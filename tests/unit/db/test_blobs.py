@@ -268,7 +268,7 @@ def test_a_place_that_refuses_keeps_the_rows(engine: sa.Engine, tmp_path: Path, 
 
 
 class Slow(BlobFolder):
-    """A folder that does something else before it deletes, and maybe dies of it."""
+    """A folder that does something else before it deletes, and maybe fails in it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -433,7 +433,7 @@ def test_what_a_killed_sweep_had_removed_the_rows_of_goes(
 def test_a_reference_that_is_being_written_protects_from_a_sweep(
     url: str, engine: sa.Engine, blobs: BlobStore, clock: Any
 ) -> None:
-    """On PostgreSQL the row that is locked is passed by; SQLite has one writer at a time."""
+    """On PostgreSQL the locked row is skipped; SQLite has one writer at a time."""
     if engine.dialect.name == "sqlite":
         pytest.skip("a sweep waits for the writer there")
     digest = blobs.put(b"old")

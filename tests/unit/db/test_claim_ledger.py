@@ -315,7 +315,7 @@ def test_the_store_of_a_job_proposes_and_reads_what_is_served(
 def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
     engine: sa.Engine, ledger: ClaimLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Confirming writes the row anew, under the eyes of a withdrawal that waits for the old one."""
+    """Confirming writes the row again, while a withdrawal waits for the old one."""
     made = record(1e-3, worker="liar")
     ledger.propose(made, "job")
     withdrawal = threading.Thread(

@@ -32,7 +32,7 @@ NAMES = ("a", "b", "c")
 
 
 _idle: list[Any] = []
-"""Peers for the next test: starting one takes longer than its part in a test."""
+"""Processes for the next test: starting one takes longer than its part in a test."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -33,7 +33,8 @@ def test_a_transaction_commits_or_leaves_nothing(engine: sa.Engine) -> None:
 def test_a_reader_of_a_server_holds_no_transaction_and_a_writer_after_it_has_one(
     engine: sa.Engine,
 ) -> None:
-    """To begin and end one would be two more ways to the server and back for each question."""
+    """Beginning and ending a transaction would be two more round trips to the server for each
+    query."""
     if engine.dialect.name != "postgresql":
         pytest.skip("a file is read as of one moment")
     process, state = "SELECT pg_backend_pid()", "SELECT state FROM pg_stat_activity WHERE pid = :p"

@@ -224,7 +224,7 @@ def test_a_request_has_five_attempts_unless_it_says_otherwise(
 
 
 def test_nobody_ends_or_revives_the_lease_of_another_worker(leases: LeaseStore, clock: Any) -> None:
-    """Neither by its name nor by one that is guessed; not by a number that comes after it."""
+    """Neither by its name nor by a guessed one; not by a later number either."""
     leases.submit([request("r1")])
     lease = take(leases, "w1")
     for name in (lease.lease_id, f"{int(lease.lease_id, 16) + 1:032x}", "2"):

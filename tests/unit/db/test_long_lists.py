@@ -72,7 +72,7 @@ def test_a_page_is_read_in_its_order(engine: sa.Engine, ask: Ask, table: str, in
 
 
 def test_trials_of_an_old_job_are_not_looked_for_among_all(engine: sa.Engine) -> None:
-    """PostgreSQL takes a tenth of all trials to be a tenth of the newest, too."""
+    """PostgreSQL assumes that a tenth of all trials is also a tenth of the newest."""
     if engine.dialect.name != "postgresql":
         return
     measured = Measurement(Status.OK, samples_seconds=(1.0,), worker="w")

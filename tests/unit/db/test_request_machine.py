@@ -1,8 +1,8 @@
 """The workers that may take a request, and its end, against a simple model: attempts, pauses,
 blame, deaths.
 
-The model keeps a request as a state, a count of attempts and its leases. Quarantine has tests of
-its own and never begins here.
+The model keeps a request as a state, a count of attempts and its leases. Quarantine has separate
+tests and never begins here.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Requests(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), worker=st.sampled_from([*WORKERS, "nobody"]))
     def meddle(self, data: Any, worker: str) -> None:
-        """Somebody touches the lease of another worker: nothing comes of it."""
+        """A worker uses the lease of another worker: this has no effect."""
         _, lease = data.draw(st.sampled_from(self.leases))
         if worker == lease.worker:
             return

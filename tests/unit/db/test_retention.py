@@ -62,7 +62,7 @@ def finish(
 def test_the_trial_of_a_record_is_never_removed(
     keep: RetentionStore, records: SqlRecordStore, ledger: ClaimLedger, clock: Any
 ) -> None:
-    """Whatever became of the record: one that is superseded may be served again."""
+    """Whatever the state of the record: a superseded one may be served again."""
     before, best, proposed = record(3e-3), record(1e-3, tile=2), record(5e-4, tile=3)
     taken_back = record(9e-4, tile=4, worker="bad")
     records.add_trials([trial_of(one) for one in (before, best, proposed, taken_back)])

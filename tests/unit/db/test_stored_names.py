@@ -1,4 +1,4 @@
-"""The words that rows hold: databases outlive a release, and two releases may share one."""
+"""The stored words of enumerations: databases outlive a release, and two releases may share one."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_a_model_that_leaves_nothing_open_takes_no_size() -> None:
 
 
 def test_constants_out_of_a_few_bytes_have_a_limit_in_all() -> None:
-    """Forty times 400 MB: each alone would pass, and nothing of the last may be allocated."""
+    """Forty times 400 MB: each alone would pass, and no part of the last may be allocated."""
     made = [("ConstantOfShape", "s", f"c{i}") for i in range(40)]
     shape = helper.make_tensor("s", TensorProto.INT64, (1,), [10**8])
     names = " ".join(f"c{i}" for i in range(40))

@@ -112,7 +112,7 @@ def test_a_tensor_whose_data_has_another_size_is_named(split: None) -> None:
 
 
 def test_what_no_tool_writes_is_left_to_protobuf(split: None) -> None:
-    """A second `raw_data` of one tensor takes the place of the first, which a group may follow."""
+    """A second `raw_data` of one tensor replaces the first, and a group may follow."""
     whole = model()
     (first, *_) = whole.graph.initializer
     later = np.arange(first.dims[0] * first.dims[1], dtype=np.float32)

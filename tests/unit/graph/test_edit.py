@@ -1,4 +1,4 @@
-"""Editing graphs: new names, nodes in order, and nothing that no output needs."""
+"""Editing graphs: new names, nodes in order, and removal of nodes that no output needs."""
 
 from __future__ import annotations
 

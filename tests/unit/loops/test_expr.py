@@ -30,7 +30,7 @@ from tilewright.compiler.loops.index import affine
 
 
 def squares(depth: int, exponent: int = 2, *, widened: bool = False) -> Expr:
-    """A number squared again and again: one path to it is 2**depth paths."""
+    """A number squared again and again: one node has 2**depth paths."""
     value: Expr = Const(exponent, DType.INT64)
     for _ in range(depth):
         left = value

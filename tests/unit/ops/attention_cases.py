@@ -23,7 +23,7 @@ def i32(*values: Any) -> np.ndarray:
 
 
 def _bits(*shape: int) -> np.ndarray:
-    """A mask that shows the first key, so that no query is without."""
+    """A mask that shows the first key, so that every query has one."""
     drawn = _RANDOM.integers(0, 2, shape)
     drawn[..., 0] = 1
     return data(drawn, np.int32)

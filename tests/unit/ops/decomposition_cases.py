@@ -1,4 +1,4 @@
-"""Cases of the rules that make one ONNX node of several operators."""
+"""Cases of the rules that turn one ONNX node into several operators."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BITS = [
 
 
 def running(x: np.ndarray, axis: np.ndarray) -> list[np.ndarray]:
-    """Sums in the type's own range: float16 counts no further than 2048 by ones."""
+    """Sums in the type's own range: float16 counts by ones only up to 2048."""
     return [np.cumsum(x, int(axis), dtype=np.float64).astype(x.dtype)]
 
 

@@ -1,4 +1,4 @@
-"""Forms that were refused once, though ONNX Runtime takes them."""
+"""Forms that earlier versions refused, though ONNX Runtime accepts them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def fixed(array: np.ndarray) -> np.ndarray:
 def _lstm(
     length: int, directions: int, *, columns: bool = False, kind: Any = s8, **attrs: Any
 ) -> Case:
-    """A batch of one: of several rows, ONNX Runtime quantises those of a thread together."""
+    """A batch of one: with several rows, ONNX Runtime quantises those of a thread together."""
     width, hidden = 6, 5
     each = (directions, 4 * hidden) if columns else (directions,)
 

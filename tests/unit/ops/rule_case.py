@@ -18,7 +18,7 @@ FLOAT = np.float32
 class Case:
     """One node. Shapes become random float inputs, arrays initializers, and `data` inputs.
 
-    `numpy` computes the outputs from all operands, where neither ONNX Runtime nor onnx can.
+    `numpy` computes the outputs from all operands, if neither ONNX Runtime nor onnx can.
     """
 
     op_type: str

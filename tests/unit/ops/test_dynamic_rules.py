@@ -42,7 +42,7 @@ UNDECIDED = {
 
 
 def is_served_when_narrower(proto: ModelProto, extent: int, error: DynamicSizeError) -> bool:
-    """Whether narrower ranges do, or only one extent means anything."""
+    """Whether narrower ranges are enough, or only one extent is valid."""
     ranges = {"n": Dimension("n", min(extent, 1), 2 * extent + 1)}
     while narrower := narrowings(ranges, error):
         ranges = narrower[0]

@@ -114,7 +114,7 @@ def test_values_are_freed_after_their_last_use(dtype: DType, float64: bool) -> N
 
 
 def test_hooks_replace_what_the_next_nodes_read() -> None:
-    """A hook may choose among results that are as right, or go on with a program's own."""
+    """A hook may choose among equally right results, or go on with a program's own."""
     places, seen = TensorType(DType.INT64, (4,)), []
     k = (("axis", 0), ("k", 4))
     nodes = (

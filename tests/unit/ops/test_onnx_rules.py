@@ -384,7 +384,7 @@ def test_forms_without_an_implementation_are_named(case: Case, reason: str) -> N
 
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_a_nan_is_the_largest_and_the_smallest(op: str) -> None:
-    """As NumPy has it: ONNX Runtime's answer hangs on where the numbers lie in memory."""
+    """As in NumPy: ONNX Runtime's answer depends on where the numbers lie in memory."""
     case = Case(op, (data([3, np.nan, 9, np.nan], np.float32),), {"keepdims": 0})
     model, feeds = case.model()
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
