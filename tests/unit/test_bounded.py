@@ -142,7 +142,8 @@ def test_arrays_come_back_as_they_are_and_may_be_written_to() -> None:
 
 
 def test_a_layout_is_found_in_the_process_that_it_comes_to() -> None:
-    """The hash of None, which a factor may have for its last part, is another in each process."""
+    """The hash of None, which a factor may have for its last part, differs from process to
+    process."""
     assert bounded.run(blocked, (), LIMITS) in {blocked()}
 
 
@@ -302,7 +303,7 @@ def test_a_child_ends_with_a_parent_that_dies_while_it_loads(tmp_path: Path) -> 
 
 
 def test_limits_of_the_parent_hold() -> None:
-    """A child of a process that has limits cannot have higher ones, and is started."""
+    """A child cannot have higher limits than its parent, and starts nevertheless."""
     code = (
         "import resource, sys; sys.path[:] = sys.argv[1:]\n"
         "from tilewright.compiler.process import bounded\n"

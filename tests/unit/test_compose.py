@@ -162,7 +162,7 @@ def test_an_api_that_others_reach_says_that_a_proxy_is_before_it() -> None:
 
 
 def test_the_service_says_whether_it_is_well() -> None:
-    """The image's check is a module of it, and only containers that serve are asked."""
+    """The image's check is a module of it, and only containers that serve are checked."""
     (check,) = re.findall(r'^HEALTHCHECK .* CMD \["python", "-m", "([\w.]+)"\]$', DOCKERFILE, re.M)
     assert importlib.util.find_spec(check) is not None
     assert "HEALTHCHECK" in stages()["service"] and "HEALTHCHECK" not in stages()["worker"]

@@ -161,7 +161,7 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_no_entry_of_the_changelog_was_torn_by_a_merge() -> None:
-    """`union` merges lines: of two forms of an entry it leaves the end of one behind the other."""
+    """`union` merges lines: with two forms of an entry, the end of one remains behind the other."""
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     ends = [b for a, b in pairwise(lines) if a.endswith(".") and re.match(" +[a-z]", b)]
     assert not ends, "these lines go on with a sentence that had ended"

@@ -52,7 +52,8 @@ def test_bytes_of_its_pages_that_are_not_its_own_are_looked_at() -> None:
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """TimeoutError so many seconds from now; the timer of the test itself goes on behind."""
+    """TimeoutError after this number of seconds; the timer of the test itself goes on
+    afterwards."""
 
     def stop(*_: object) -> None:
         raise TimeoutError

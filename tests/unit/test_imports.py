@@ -1,4 +1,4 @@
-"""Imports run one way. The source is parsed, nothing is imported, so lazy imports count too."""
+"""Imports run one way. The source is parsed and never imported, so lazy imports count too."""
 
 from __future__ import annotations
 

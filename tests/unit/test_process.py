@@ -85,7 +85,7 @@ def test_memory_below_a_block_that_lives_is_given_back() -> None:
 
 
 def test_what_memos_hold_is_given_back_between_jobs() -> None:
-    """A tuner that had many models held 200 MiB more than one that had one."""
+    """A tuner that had loaded many models held 200 MiB more than one with a single model."""
     calls = []
 
     @memo(4)

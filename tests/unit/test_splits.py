@@ -30,8 +30,8 @@ Sizes = Mapping[str, int]
 
 
 class Model:
-    """A model with one input, whose extents are `names`. `compiled` is given a number or a range
-    for each size."""
+    """A model with one input, whose extents are `names`. `compiled` gets a number or a range for
+    each size."""
 
     def __init__(
         self, names: str, compiled: Callable[[Sizes], object], **ranges: Dimension

@@ -1,4 +1,4 @@
-"""Wheels of other platforms, made from one: their names, tags and lists of files."""
+"""Wheels of other platforms, derived from one: their names, tags and lists of files."""
 
 from __future__ import annotations
 

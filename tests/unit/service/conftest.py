@@ -92,7 +92,7 @@ def client(anonymous: TestClient, owner: str) -> TestClient:
 
 @cache
 def described() -> dict[str, Any]:
-    """The description of any application: to make it takes longer than most tests."""
+    """The description of any application: building it takes longer than most tests."""
     return create_app(Settings()).openapi()
 
 
@@ -123,7 +123,7 @@ def with_scopes(storage: Storage, *scopes: Scope) -> dict[str, str]:
 
 @dataclass
 class LiveServer:
-    """The application behind a real socket; it can go away and come back at the same port."""
+    """The application behind a real socket; it can stop and restart at the same port."""
 
     settings: Settings
     storage: Storage

@@ -84,7 +84,7 @@ def linked(objects: Sequence[bytes]) -> bytes:
 
 
 def broken(model: Loadable, instruction: str, only: int | None = None) -> Loadable:
-    """The model with other code: each kernel (or the first ones only) does one LLVM instruction."""
+    """The model with other code: each kernel (or only the first ones) runs one LLVM instruction."""
     symbols = [stage.symbol for kernel in model.program.kernels for stage in kernel.stages]
     ends = "" if instruction.startswith(("br", "ret")) else "  unreachable\n"
     text = "declare void @llvm.trap()\n" + "".join(

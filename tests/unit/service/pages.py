@@ -37,7 +37,8 @@ def sign_in(client: TestClient, secret: str, back: str = "") -> Any:
 
 
 def opened(client: TestClient, path: str) -> Elements:
-    """A page that must be there, and safe: nothing inline runs, and no stranger made an element."""
+    """An existing page that is safe: it has no inline scripts, and no element from a stranger's
+    text."""
     answer = client.get(path)
     assert answer.status_code == 200, answer.text
     seen = Elements(answer.text)

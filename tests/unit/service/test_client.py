@@ -58,7 +58,7 @@ def model(tmp_path: Path) -> Path:
 class Dying(httpx2.BaseTransport):
     """The network to a service that dies at each new request, after it has processed it.
 
-    The answer is lost, or all but its first bytes; then the address is deserted for one attempt.
+    The answer is lost, or all but its first bytes; then the address refuses one attempt.
     """
 
     def __init__(self, restart: Callable[[], None] = lambda: None) -> None:
@@ -158,7 +158,7 @@ def test_each_call_survives_a_service_that_is_killed_in_it(
 def test_a_job_is_tuned_while_the_service_restarts(
     storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
 ) -> None:
-    """With a real one, which forgets all that is not in the database."""
+    """With a real service, which loses everything outside the database."""
     storage.workers.register("board", [target_key(TARGET)], {}, protocol=PROTOCOL)
     restarts: list[int] = []
 

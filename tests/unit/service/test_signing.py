@@ -1,4 +1,5 @@
-"""The key of a service: made once, for its owner alone, and nothing else signs for it."""
+"""The key of a service: generated once, readable by its owner alone, and no other key signs for
+it."""
 
 from __future__ import annotations
 

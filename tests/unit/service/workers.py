@@ -28,7 +28,7 @@ LIBRARY, REFERENCE = b"a shared object", b"an expected output"
 
 
 class FakeHarness:
-    """Counts measurements; `gate` holds them up, once they have `started`."""
+    """Counts measurements; `gate` blocks them, once they have `started`."""
 
     measured: list[str] = []  # noqa: RUF012 - reset by the fixture
     gate = threading.Event()

@@ -161,7 +161,8 @@ def test_a_host_without_sse4_as_llvm_states_it(name: str, rounds: bool) -> None:
 
 
 def test_vectors_of_unknown_length_are_taken_for_short_ones(device: Device) -> None:
-    """Linux does not print how long the vectors of a RISC-V are, and shorter ones compute half."""
+    """Linux does not print the vector length of a RISC-V, and code for longer vectors computes only
+    half on shorter ones."""
     unknown = device("riscv-with-vectors", "riscv64")
     long, short = resolve_target("riscv64-zvl256b"), resolve_target("riscv64")
     assert missing_features(long, unknown) == ("vectors of 256 bits",)

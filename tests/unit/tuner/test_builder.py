@@ -142,7 +142,7 @@ def test_what_is_not_built_when_the_builder_closes_is_given_up() -> None:
 
 
 def test_processes_end_before_their_locks_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that still starts would find none, and write a traceback."""
+    """A process that still starts would find no lock, and write a traceback."""
     left: list[int] = []
     close = WorkerManager.close_channels
 
@@ -200,7 +200,7 @@ def test_a_candidate_that_breaks_every_pool_is_refused(
 
 
 def test_ctrl_c_in_the_terminal_harms_no_candidate() -> None:
-    """It goes to the whole process group, to a builder that still imports as well."""
+    """It reaches the whole process group, including a builder that still imports."""
     builder = ProcessBuilder(workers=2, compile_candidate=pretend)
     stop = threading.Event()
 
@@ -239,7 +239,7 @@ if __name__ == "__main__":
 
 
 def test_builders_end_with_a_tuner_that_is_killed(tmp_path: Path) -> None:
-    """They are in the middle of a build, and would go on until it ends: this one never does."""
+    """They are in the middle of a build, and would go on until its end: this one never ends."""
     notes, script = tmp_path / "notes", tmp_path / "killed.py"
     notes.mkdir()
     script.write_text(KILLED)

@@ -52,7 +52,7 @@ def test_no_estimate_is_below_the_arithmetic(gemm: Any) -> None:
 
 
 def test_one_accumulator_waits_for_its_own_additions(gemm: Any) -> None:
-    """Four cycles a multiply-add, one at a time; a core that looks ahead starts the next sum."""
+    """Four cycles per multiply-add, one at a time; an out-of-order core starts the next sum."""
     nest = gemm.nest(Schedule.of("columns", mr=1, nv=1, unroll=2))
     blind, far = (replace(ZEN, in_flight=number) for number in (1.0, 1000.0))
     assert seconds(nest, blind) > 1.5 * seconds(nest, far)
@@ -119,7 +119,7 @@ def pool(size: int, operator: str = "average_pool", *, planar: bool = True) -> W
 
 
 def test_a_place_that_several_taps_read_is_loaded_once() -> None:
-    """Three rows of three are 9 loads an output; four outputs one below the other share: 18 of 36.
+    """Three rows of three are 9 loads per output; four outputs in a column share them: 18 of 36.
 
     A loop over the rows of the window shares nothing.
     """
@@ -192,7 +192,8 @@ def test_a_maximum_compares_for_nan() -> None:
 
 
 def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
-    """A panel of b that fits is kept for all rows; without room it comes back for each tile."""
+    """A panel of b that fits is kept for all rows; without room it is loaded again for each
+    tile."""
     (found,) = compute_costs(gemm.nest(Schedule.of("columns", mr=8, nv=3, unroll=1)))
     operands = 4 * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
     none, tight, roomy = traffic(found, (1 << 10, 40 << 10, 1 << 20))
@@ -202,7 +203,7 @@ def test_what_fits_a_cache_is_read_once(gemm: Any) -> None:
 
 
 def test_cold_weights_come_from_memory() -> None:
-    """4 MiB of weights at 8 bytes a cycle take longer than the one row of arithmetic."""
+    """4 MiB of weights at 8 bytes per cycle take longer than the one row of arithmetic."""
     workload = matmul(1, 1024, 1024)
     nest = lower_schedule(workload, schedule_space(workload, Mode(V4)).default(), Mode(V4)).nest
     assert seconds(nest) > (4 << 20) / 8 / CYCLES_PER_SECOND

@@ -1,4 +1,4 @@
-"""Tasks of one family, whose workloads differ in numbers alone: one is searched for all."""
+"""Tasks of one family, whose workloads differ only in numbers: one is searched for all."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_one_task_is_searched_and_all_have_records_of_their_own(family: World, g
 
 
 def test_the_searched_one_counts_for_all(family: World, gemm: Any) -> None:
-    """All times are equal, so that most trials go where most runs are."""
+    """All times are equal, so that most trials go to the tasks with the most runs."""
     family.tasks[0] = replace(family.tasks[0], count=4)
     family.tune(trials=40)
     names = [t.key.workload_key for t in family.trials()]
@@ -155,7 +155,7 @@ def test_a_cancelled_search_leaves_no_record_to_its_relatives(family: World) -> 
 
 
 def test_where_nothing_works_relatives_are_tried_by_themselves(family: World, gemm: Any) -> None:
-    """The fault may lie with the numbers of the one that is searched."""
+    """The fault may depend on the numbers of the searched task."""
     default = gemm.space.default()
     family.tasks = family.tasks[1:]
     family.queue.broken = {"layer 2"}

@@ -32,7 +32,7 @@ def test_the_fastest_kernel_of_the_fastest_core_is_far_above_it() -> None:
 
 
 def test_what_cannot_be_is_below_it() -> None:
-    """Milliseconds of work in nanoseconds; no call takes a picosecond."""
+    """Milliseconds of work in nanoseconds; no call is as short as a picosecond."""
     assert least_seconds(product(1024, 1024, 1024), 1) > 2e-5
     assert least_seconds(product(4096, 4096, 1), 1) > 6e-6
     assert least_seconds(product(1024, 1024, 1024), 8) < least_seconds(product(1024, 1024, 1024), 1)

@@ -63,7 +63,8 @@ def test_the_budget_of_trials_is_kept(world: World) -> None:
 def test_the_default_of_every_task_is_sent_before_anything_is_looked_for(
     world: World, gemm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone: to rank the first candidates of a task may take longer than a small budget."""
+    """Only the defaults: ranking the first candidates of a task may take longer than a small
+    budget."""
     world.tasks = [FakeTask(name, gemm.space, gemm.nest) for name in "abcde"]
     story: list[tuple[str, int]] = []
     submit, row = world.builder.submit, FeatureExtractor.row
@@ -305,7 +306,8 @@ def test_the_stages_of_the_loop_are_timed(world: World) -> None:
 
 
 def test_a_code_is_compared_once(world: World) -> None:
-    """Schedules of one code take one place among the finalists, and the default's code none."""
+    """Schedules with the same code take one place among the finalists, and the default's code
+    none."""
     world.builder.code = lambda s: f"{s.algorithm}-{s.integer('mr') % 3}"
     world.tune(trials=48, finalists=3)
     for request in world.queue.submitted:

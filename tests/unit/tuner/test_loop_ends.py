@@ -113,7 +113,7 @@ def test_comparisons_end_with_the_time_and_begin_with_what_matters(
 def test_a_search_stops_between_two_candidates_when_the_time_is_over(
     world: World, gemm: Any, strategy: str
 ) -> None:
-    """It would look at hundreds, each of which takes a second here."""
+    """It would evaluate hundreds, each of which takes a second here."""
     now = 0.0
 
     def slowly(schedule: Schedule) -> Any:
@@ -212,7 +212,7 @@ def test_two_tasks_at_their_bounds_end_the_run(world: World, gemm: Any) -> None:
 
 
 def test_a_run_goes_on_after_a_task_is_used_up(world: World, gemm: Any) -> None:
-    """A space of one schedule, the first to be done: others follow, and nothing hangs."""
+    """A space of one schedule, which is exhausted first: other tasks follow, and nothing hangs."""
     only = gemm.space.default()
     tiny = ScheduleSpace((SubSpace("columns", (), lambda choice: False, only),))
     world.tasks = [FakeTask("tiny", tiny, gemm.nest, 100), *world.tasks]

@@ -1,4 +1,4 @@
-"""The tune loop and candidates that fail: each is data, and none wins."""
+"""The tune loop and candidates that fail: each failure is data, and none wins."""
 
 from __future__ import annotations
 

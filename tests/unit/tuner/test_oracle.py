@@ -84,8 +84,7 @@ def quantised_product(
 def test_integers_that_are_multiplied_have_any_value(
     types: tuple[DType, DType], depth: int, draw: int
 ) -> None:
-    """A kernel that saturates, or takes one for the other sign, cannot pass; nor do all outputs
-    saturate."""
+    """A kernel that saturates, or misreads the sign, cannot pass; nor do all outputs saturate."""
     for scaled in (False, True):
         made = make_reference(quantised_product(scaled, types, depth), draw)
         for spec, dtype in zip(made.inputs[:2], types, strict=True):

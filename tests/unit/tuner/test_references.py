@@ -28,7 +28,7 @@ from tilewright.tuner.measure.reference_cost import GIB, ReferenceLimit, most_by
 from tilewright.tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
 
 SECONDS_MOST = 10.0
-"""In which a reference that would take minutes has to be gone, on a machine that is busy."""
+"""Time within which a reference that would take minutes has to end, on a busy machine."""
 
 
 def _product(m: int = 4, k: int = 8, n: int = 16) -> Workload:
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_bytes_are_counted_of_what_lives_at_one_time() -> None:
-    """A chain of twenty additions needs no more than one of two: values are let go of."""
+    """A chain of twenty additions needs as much as one of two: dead values are freed."""
 
     def chain(length: int) -> Graph:
         make = Maker()
@@ -217,7 +217,7 @@ def test_a_quarter_of_the_memory_but_not_all_of_a_large_machine(tmp_path: Path) 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="limits are Linux's")
 def test_a_failure_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child may take no more than its limit; when it may, the same job has its reference."""
+    """The child has a memory limit; with a higher one, the same job gets its reference."""
     workload = _product(6000, 8, 6000)
     limit = ReferenceLimit(64 * GIB)
     with ReferenceCache(each=limit) as cache:

@@ -1,4 +1,4 @@
-"""Requests and results of runs as JSON: they read back equal, and nothing absurd gets through."""
+"""Requests and results of runs as JSON: they read back equal, and absurd values are refused."""
 
 from __future__ import annotations
 

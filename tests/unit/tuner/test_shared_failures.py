@@ -89,7 +89,7 @@ def test_what_does_not_build_is_never_built_again_by_another_job(world: World, g
 
 
 def test_code_that_failed_is_not_tried_under_another_name(world: World, gemm: Any) -> None:
-    """Schedules that differ in `unroll` alone give the same object."""
+    """Schedules that differ only in `unroll` give the same object."""
     world.builder.code = lambda s: f"{s.algorithm} {s.integer('mr')} {s.integer('nv')}"
     world.queue.fails = lambda candidate, serial: (
         Status.CRASH if candidate.schedule["choices"]["nv"] == 2 else None
@@ -130,7 +130,7 @@ def test_another_target_and_another_code_generator_start_afresh(world: World, ge
 
 
 def test_a_device_is_not_lost_with_one_candidate_for_ever(world: World, gemm: Any) -> None:
-    """A candidate that takes its machine down: a few times over all jobs, and then no more."""
+    """A candidate that crashes its machine is tried a few times over all jobs, and then no more."""
     deadly = next(s for s in gemm.space.points if s != gemm.space.default())
 
     def fails(candidate: Any, serial: int) -> Status | None:
@@ -185,7 +185,7 @@ def test_a_record_without_a_certificate_is_compared_again(world: World, gemm: An
 
 
 def test_a_tie_keeps_the_default(world: World, gemm: Any) -> None:
-    """Everything takes as long as the default, but for a noise of a thousandth."""
+    """Every schedule takes as long as the default, except for a noise of a thousandth."""
     order = {s: n for n, s in enumerate(gemm.space.points)}
     noisy = FakeQueue(lambda s: 1e-4 * (1.0 - 1e-3 * order[s] / len(order)))
     world.queue = noisy

@@ -65,7 +65,7 @@ def test_what_came_before_changes_no_row(family: str) -> None:
 
 
 def test_the_order_of_products_and_prefetching_change_no_statement() -> None:
-    """One level of Strassen: seven products in one stage or in seven, weights asked for or not."""
+    """One level of Strassen: seven products in one stage or in seven, weights prefetched or not."""
     task = make_task(matmul(256, 512, 512), Mode(TARGET))
     strassen = next(s for s in task.space.subspaces if s.algorithm == "strassen")
     choices = dict(strassen.default.choices)

@@ -26,7 +26,7 @@ def _scheduler(*profiles: Profile | float) -> Scheduler:
 
 
 def _spend(scheduler: Scheduler, number: int, *seconds: float | None) -> None:
-    """A batch comes back with these times; each is code of its own."""
+    """A batch comes back with these times; each has different code."""
     task = scheduler.tasks[number]
     scheduler.started(task, len(seconds))
     known = task.progress.history.trials

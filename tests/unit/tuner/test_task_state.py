@@ -35,7 +35,7 @@ def take(state: TaskState, schedule: Schedule, seconds: float, speed: Speed) -> 
 def test_what_a_disturbed_device_said_gives_way_whoever_came_first(
     state: TaskState, first: Speed
 ) -> None:
-    """Also where it was faster: while a machine is disturbed its clock rate may be another, too."""
+    """Also if it was faster: a disturbed machine may have another clock rate, too."""
     schedule = state.task.space.default()
     times = {STEADY: 2e-5, DISTURBED: 1e-5}
     for speed in sorted(times, key=lambda speed: speed is not first):

@@ -79,7 +79,7 @@ ID = ((DIGEST,), ("", DIGEST[1:], DIGEST + "0", DIGEST.replace("0", "G")))
 
 
 def values() -> tuple[Taken, Refused]:
-    """Numbers that some integer or float holds, by input, of at most 64."""
+    """Numbers that an integer or float field accepts, by input, at most 64."""
     most = {f"i{n}": 1.5 for n in range(64)}
     wrong = (1 << 64, -(1 << 63) - 1, nan, inf, "many")
     return ({}, {"sr": (1 << 64) - 1}, {"sr": -(1 << 63)}, most), (

@@ -1,4 +1,5 @@
-"""Sockets that listen: on every address of a host, on one port, or one sentence why not."""
+"""Listening sockets: on every address of a host, on one port, or one sentence with the reason for a
+failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups: together in one query, each record made into bytes once, and never an old one."""
+"""Lookups: grouped in one query, each record encoded once, and never a stale one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Validation of results: the report of a faulty or lying worker is refused, counts, and is stored
 nowhere.
 
-Each lie was believed once: it became a record, or failed every later job of its workload.
+Each lie was accepted once: it became a record, or failed every later job of its workload.
 """
 
 from __future__ import annotations
@@ -331,7 +331,8 @@ def test_a_result_that_is_larger_than_its_request_allows_is_not_read(
     monkeypatch: pytest.MonkeyPatch,
     told: bool,
 ) -> None:
-    """Reading JSON keeps all others waiting; without a length, at the first byte too many."""
+    """Reading JSON blocks all other requests; without a length, reading stops at the first byte too
+    many."""
     lease = lease_of(client, storage, worker, REQUEST.to_json())
     most = most_result_bytes(REQUEST)
     read: list[int] = []
@@ -434,7 +435,7 @@ def test_the_facts_of_a_device_fit(client: TestClient, worker: str) -> None:
 
 
 def test_what_is_stored_and_cannot_be_is_no_success() -> None:
-    """Of a release that believed devices: neither a model nor a logarithm sees these times."""
+    """An earlier release stored such times: neither a cost model nor a logarithm uses them."""
     for lie in (float("nan"), float("inf"), 0.0, -1.0):
         stored = Measurement(Status.OK, samples_seconds=(1e-6, lie), checks=3)
         assert not stored.ok and not stored.certified

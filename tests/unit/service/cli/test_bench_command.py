@@ -190,7 +190,8 @@ def test_a_clock_that_stands_still_gives_times_above_0(monkeypatch: pytest.Monke
 def test_engines_are_sampled_in_pairs_whose_ratios_a_drift_does_not_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A B B A: the machine becomes slower with each sample, and one engine stays 1.5 times."""
+    """A B B A: the machine becomes slower with each sample, and the ratio of the engines stays
+    1.5."""
     now, order = [0.0], []
 
     def engine(name: str, seconds: float) -> Any:

@@ -445,7 +445,7 @@ def test_a_data_folder_that_cannot_be_made_is_named(
 
 
 def test_commands_import_what_they_need_when_they_run() -> None:
-    """Loading the command line loads neither the compiler nor the database."""
+    """Importing the command line loads neither the compiler nor the database."""
     folder = Path(cli.__file__).parent
     for path in folder.glob("*.py"):
         if path.name.endswith("view.py"):

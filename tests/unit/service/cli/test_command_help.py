@@ -1,4 +1,4 @@
-"""Every command teaches: it has an example that it takes, and JSON for programs."""
+"""Every command's help has an example that the command accepts, and JSON for programs."""
 
 from __future__ import annotations
 

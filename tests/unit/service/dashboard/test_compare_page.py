@@ -28,7 +28,7 @@ FLOPS = 1000.0
 def tuned(
     storage: Storage, tasks: dict[str, tuple[str, float]], runs: float = 2.0, **options: Any
 ) -> str:
-    """A job whose tasks have these names and best times, and are run so often."""
+    """A job whose tasks have these names, best times and numbers of runs."""
     model = storage.models.add(b"model", HOSTILE)
     job = storage.jobs.create(model.digest, "host", options=options)
     claimed = storage.jobs.claim("tuner", 60.0)

@@ -25,8 +25,8 @@ TARGET = resolve_target("x86-64-v3")
 
 
 def branched() -> bytes:
-    """Three products of one input, which become one, softmax of one of them, a folded constant,
-    an identity at the end; with hostile names."""
+    """Three products of one input, which are merged into one, softmax of one of them, a folded
+    constant, an identity at the end; with hostile names."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2)]
     nodes = [

@@ -123,7 +123,7 @@ def fill(storage: Storage) -> str:
 
 
 def test_every_list_goes_on_from_page_to_page(client: TestClient, storage: Storage) -> None:
-    """No entry twice, none left out, and no page is longer than it was asked for."""
+    """No entry twice, none left out, and no page is longer than requested."""
     job_id = fill(storage)
     assert {path.partition("?")[0] for path in LISTS} == set(lists(client))
     for path, count in LISTS.items():

@@ -1,4 +1,4 @@
-"""Models that take more than a tuner has: each ends in its child, and no other job waits for it."""
+"""Models that exceed a tuner's limits: each ends in its child, and no other job waits for it."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def limited(
 def test_endless_models_hold_up_no_other_job(
     storage: Storage, limited: Callable[[float], TunerProcess]
 ) -> None:
-    """Four, which are as many as a tuner works on at a time, before a tiny one."""
+    """Four, as many as a tuner works on at a time, before a tiny one."""
     crafted = [_job(storage, endless(number)) for number in range(4)]
     tiny = _job(storage, model_bytes())
     others = _readers()

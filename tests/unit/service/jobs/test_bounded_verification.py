@@ -1,4 +1,4 @@
-"""Programs verified by a child: the same findings, and an end to references that have none."""
+"""Programs verified by a child: the same findings, and a limit for references that never end."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def limited(
 def test_endless_loops_hold_up_no_other_job(
     storage: Storage, limited: Callable[[float], TunerProcess]
 ) -> None:
-    """Four, which are as many as a tuner works on at a time, before a tiny one."""
+    """Four, as many as a tuner works on at a time, before a tiny one."""
     crafted = [_job(storage, endless(number)) for number in range(4)]
     tiny = _job(storage, model_bytes())
     others = _children()

@@ -476,7 +476,7 @@ def test_values_come_in_groups_and_large_ones_in_segments(planned: Planned) -> N
 
 
 def test_outputs_come_many_at_a_time() -> None:
-    """One by one, a stage of a detector with hundreds of them would run for minutes."""
+    """One by one, a stage of a detector with hundreds of outputs would run for minutes."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8])
     names = [f"y{k}" for k in range(20)]
     nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]

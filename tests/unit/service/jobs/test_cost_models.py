@@ -88,7 +88,7 @@ def drawn(target: Target, number: int) -> tuple[Workload, list[Schedule]]:
 def fill(
     storage: Storage, target: Target, tasks: range, chance: random.Random | None = None
 ) -> None:
-    """Trials of some products; with `chance` their times mean nothing."""
+    """Trials of some products; with `chance` their times are random."""
     storage.workloads.put_target(target.key, target.name, target.to_json())
     for number in tasks:
         workload, schedules = drawn(target, number)

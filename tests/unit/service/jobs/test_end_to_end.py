@@ -123,7 +123,7 @@ def test_a_bad_record_is_not_served(
 ) -> None:
     """A rigged store: its record claims a nanosecond for a schedule that is slow.
 
-    The race is a real one. Whatever the machine does, the slow one is not shown to be faster.
+    The race is a real one. Whatever the machine does, the slow program does not win.
     """
     _record(storage, planned, 0, _other(planned, 0), ratio=0.1)
     found = settle([planned], storage, here, job_id="j")

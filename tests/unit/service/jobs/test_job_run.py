@@ -193,7 +193,7 @@ def test_a_job_that_is_cancelled_while_it_is_verified_ends(
 def test_what_the_api_resolved_is_what_is_tuned_for(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`host` is the machine of the api, and may be another than the tuner's."""
+    """`host` is the machine of the api, which may differ from the tuner's."""
     seen: list[Target] = []
 
     def note(runner: RemoteRunner, token: Any) -> bool:

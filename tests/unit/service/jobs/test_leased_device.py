@@ -76,7 +76,7 @@ def worker(server: Any, owner: str, tmp_path: Path) -> Iterator[None]:
 def test_nothing_refers_to_the_blobs_of_a_run_that_is_over(
     device: LeasedDevice, model: Loadable, outputs: dict[str, np.ndarray], storage: Storage
 ) -> None:
-    """They stay for the next run, which sends the same weights, until the sweep takes them."""
+    """They stay for the next run, which sends the same weights, until the sweep deletes them."""
     before = set(storage.blobs.digests())
     with device:
         device.check(model, 1, SEED, outputs)

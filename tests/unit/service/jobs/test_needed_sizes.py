@@ -1,4 +1,4 @@
-"""An open dimension takes the one size that an operator needs, whichever operator that is."""
+"""An open dimension takes the one size that an operator needs, for each such operator."""
 
 from __future__ import annotations
 

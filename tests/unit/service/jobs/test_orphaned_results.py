@@ -1,4 +1,4 @@
-"""No finished measurement is lost with its job, and none is made for a job that is stopped."""
+"""No finished measurement is lost with its job, and a stopped job queues no new one."""
 
 from __future__ import annotations
 

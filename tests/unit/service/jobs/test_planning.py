@@ -44,7 +44,7 @@ def test_workloads_are_named_by_what_takes_their_time(
 def test_a_size_of_no_dimension_is_refused_by_every_command(
     command: str, tmp_path: Path, settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where every size of the model is fixed, so that it would change nothing."""
+    """Also if every size of the model is fixed, so that it would change nothing."""
     path = tmp_path / "small.onnx"
     path.write_bytes(model_bytes())
     assert run_cli([*command.split(), str(path), "--dim", "nodim=5"]) == 1

@@ -189,7 +189,7 @@ def test_what_was_cancelled_before_it_was_queued_is_never_measured(
 
 
 def test_a_measurement_that_is_there_survives_the_cancellation(storage: Storage, job: str) -> None:
-    """An earlier process of the job has asked for it, and this one has not looked yet."""
+    """An earlier process of the job has requested it, and this one has not polled yet."""
     send(runner(storage, job), "a")
     work(storage)
     remote = runner(storage, job)
@@ -293,7 +293,8 @@ def test_a_candidate_that_killed_three_workers_is_a_failed_trial_and_not_tried_a
 
 
 def test_the_tuner_lets_no_lease_run_out(storage: Storage, job: str) -> None:
-    """The web process may be down, and the worker hold a finished result that it cannot report."""
+    """The web process may be down while the worker holds a finished result that it cannot
+    report."""
     remote = runner(storage, job)
     send(remote, "a")
     past = LeaseStore(storage.engine, lambda: storage.clock() - 1000)
@@ -309,7 +310,8 @@ def test_the_tuner_lets_no_lease_run_out(storage: Storage, job: str) -> None:
 def test_a_stored_result_that_is_not_the_requests_ends_it_as_lost(
     storage: Storage, job: str, lie: dict[str, Any]
 ) -> None:
-    """The name of another request once hung the job. The door refuses it; this is behind it."""
+    """The name of another request once hung the job. The API refuses it; this is the second
+    check."""
     remote = runner(storage, job)
     send(remote, "a")
     worker = storage.workers.register("w", [TARGET], {})

@@ -90,7 +90,8 @@ class Notes(JobWatcher):
 
 
 def device(**more: Any) -> FakeDevice:
-    """Every schedule takes another time; the untuned program is beaten by a tenth."""
+    """Every schedule has a different time; in races, each challenger takes 0.9 of the incumbent's
+    time."""
     queue = FakeQueue(lambda schedule: 1e-6 * (1 + int(schedule.digest[:4], 16) / 65536))
     return FakeDevice([0.9] * 8, runner=queue, **more)
 
@@ -154,7 +155,7 @@ def test_long_planning_is_paid_by_the_trials(
     planned: float,
     left: float,
 ) -> None:
-    """9 s are free for planning and for as long after the trials; half of the budget is for trials
+    """Planning has 9 s free, and as long again after the trials; half of the budget is for trials,
     whatever planning takes."""
     given: list[float | None] = []
     tune = run_jobs.tune_tasks

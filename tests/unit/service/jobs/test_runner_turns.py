@@ -32,7 +32,7 @@ def job(storage: Storage) -> str:
 def test_with_many_under_way_what_comes_together_is_taken_together(
     storage: Storage, job: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight jobs of a tuner asked 400 times a second, for one outcome each."""
+    """Eight jobs of a tuner sent 400 queries a second, for one outcome each."""
     looks: list[float] = []
     unstored = LeaseStore.unstored
 

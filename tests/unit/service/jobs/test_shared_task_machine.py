@@ -125,7 +125,8 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, 2), found=st.integers(0, 3))
     def go_on(self, which: int, found: int) -> None:
-        """A job that measures finds records of its first so many tasks, and all adopt them."""
+        """A job that measures finds records of the first tasks of its list, and all jobs adopt
+        them."""
         job = self.jobs[which % len(self.jobs)]
         if job.doing == "over":
             return

@@ -1,4 +1,4 @@
-"""Jobs that want the same: one measures, and the others wait and adopt."""
+"""Jobs with the same tasks: one measures, and the others wait and adopt."""
 
 from __future__ import annotations
 

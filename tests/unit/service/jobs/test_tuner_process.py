@@ -113,7 +113,7 @@ def test_a_job_that_may_kill_its_tuner_has_it_for_itself(
 def stopped_within(
     storage: Storage, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Job]
 ) -> Job:
-    """The job as `stop` left it once its tuner, which was measuring for it, has let go of it."""
+    """The job after `stop`, once the tuner that measured for it has released it."""
     measuring, let_go = threading.Event(), threading.Event()
 
     def measure(runner: RemoteRunner, token: Any) -> bool:

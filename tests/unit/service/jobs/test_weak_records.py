@@ -161,7 +161,7 @@ def test_only_what_is_served_on_one_owners_word_and_holds_is_due(site: Site, tas
 def test_what_a_job_left_provisional_is_measured_again(
     site: Site, task: Task, builder: ProcessBuilder, true: bool
 ) -> None:
-    """Its worker was the only one, and went away. Once it waited for the next job."""
+    """Its worker was the only one, and left. Formerly such a record waited for the next job."""
     schedule, storage = task.space.default(), site.storage
     said = Measurement(
         Status.OK, samples_seconds=(1e-3 if true else 1e-6,), worker=site.first, checks=3

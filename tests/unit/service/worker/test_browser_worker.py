@@ -52,7 +52,7 @@ def device(storage: Storage, target: Target) -> Iterator[LeasedDevice]:
 
 @pytest.fixture
 def worker(server: Any, storage: Storage, tmp_path: Path) -> Iterator[None]:
-    """Node as a user starts it, with a token that measures and does nothing else."""
+    """Node as a user starts it, with a token that has only the measure scope."""
     secret, _ = storage.tokens.create("page", [Scope.MEASURE], lifetime_seconds=600)
     (tmp_path / "token").write_text(secret)
     assert NODE is not None

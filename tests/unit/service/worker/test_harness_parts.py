@@ -137,7 +137,7 @@ def test_damaged_json_is_read_or_refused(parts: Path) -> None:
     ],
 )
 def test_a_job_that_talks_without_a_pause_is_watched(parts: Path, what: str, ended: str) -> None:
-    """It can be cancelled, and a step of it takes no longer than it may."""
+    """It can be cancelled, and its steps have a time limit."""
     done = subprocess.run([str(parts), "talk", what], capture_output=True, timeout=3, check=True)
     said = done.stdout.decode()
     assert said.startswith(ended)

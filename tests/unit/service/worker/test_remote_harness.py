@@ -1,4 +1,4 @@
-"""The harness in C, driven by an agent behind the real application, and by ones that lie."""
+"""The harness in C, driven by an agent behind the real application, and by agents that lie."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def device(storage: Storage) -> Iterator[LeasedDevice]:
 def worker(
     server: Any, storage: Storage, folder: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As a user starts it, with a token that measures and does nothing else."""
+    """As a user starts it, with a token that has only the measure scope."""
     secret, _ = storage.tokens.create("phone", [Scope.MEASURE], lifetime_seconds=600)
     (tmp_path / "token").write_text(secret)
     options = ["--server", server.url, "--name", "phone", "--spool", str(folder.parent)]

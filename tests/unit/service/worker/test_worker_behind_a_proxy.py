@@ -238,7 +238,7 @@ def test_a_registration_whose_answer_was_lost_makes_one_worker(
 def test_leases_whose_answer_was_lost_come_with_the_next_claim(
     storage: Storage, proxy: Proxy, start: Callable[[], Running], harness: type[FakeHarness]
 ) -> None:
-    """They do not run out first: the settings give them longer than the test waits."""
+    """They do not expire first: the settings give them longer than the test waits."""
     lost: list[bytes] = []
 
     def loses(path: str, answer: bytes) -> bool:

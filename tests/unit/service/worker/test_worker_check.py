@@ -24,7 +24,7 @@ STEADY = [Speed(1.0, 1.0)] * 10
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A board with four fast and four slow cores on which nothing is wrong."""
+    """A board without faults, with four fast and four slow cores."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     board(tmp_path, ORION)

@@ -1,4 +1,4 @@
-"""Blobs that arrive in parts: a download goes on where it broke off."""
+"""Blobs that arrive in parts: an interrupted download goes on."""
 
 from __future__ import annotations
 
