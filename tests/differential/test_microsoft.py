@@ -17,6 +17,7 @@ from onnx import ModelProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Unsupported
 
 from tests.differential.test_quantised import BYTES, Model
+from tests.exact_bytes import exact_bytes
 from tilewright.compiler.api import compile_model
 
 DRAWS = 6
@@ -294,9 +295,8 @@ def reference(proto: ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> Any:
     Without VNNI, its sums of two products of bytes saturate unless signed weights become unsigned,
     which is a graph optimisation. Operators that it does not compute so keep their weights.
     """
-    options = onnxruntime.SessionOptions()
+    options = exact_bytes()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
     except Unsupported:

@@ -11,6 +11,8 @@ import onnxruntime
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from tests.exact_bytes import exact_bytes
+
 FLOAT = np.float32
 
 
@@ -119,11 +121,10 @@ def of_onnxruntime(
     """
     copy = ModelProto()
     copy.CopyFrom(model)
-    options = onnxruntime.SessionOptions()
+    options = exact_bytes() if exact else onnxruntime.SessionOptions()
     options.log_severity_level = 4
     known: set[str] = set()
     if exact:
-        options.add_session_config_entry("session.x64quantprecision", "1")
         known = {name for name, array in feeds.items() if array.dtype == np.int8 and array.ndim > 1}
         inputs = [each for each in copy.graph.input if each.name not in known]
         del copy.graph.input[:]

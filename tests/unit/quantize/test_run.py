@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.exact_bytes import exact_bytes
 from tests.unit.quantize.small import Clockwork, drawn, model, network, perceptron, saved, weights
 from tilewright.compiler.errors import CompilerError
 from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError
@@ -47,7 +48,7 @@ def operators(made: onnx.ModelProto) -> set[str]:
 
 def onnxruntime_outputs(made: onnx.ModelProto, samples: Sequence[Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(
-        made.SerializeToString(), providers=["CPUExecutionProvider"]
+        made.SerializeToString(), exact_bytes(), providers=["CPUExecutionProvider"]
     )
     return [session.run(None, dict(sample)) for sample in samples]
 
