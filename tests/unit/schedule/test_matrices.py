@@ -154,6 +154,20 @@ WORKLOADS = {
 }
 
 
+def _in_tiles(schedule: Schedule) -> bool:
+    return dict(schedule.choices).get("products") == "tiles"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_registers_of_matrices_are_the_default_of_workloads(workload: Workload) -> None:
+    """On a CPU with AMX, all of which have vectors of 512 bits.
+
+    With narrower ones, the emulator's target has them, and Winograd's algorithm is the default for
+    an image.
+    """
+    assert _in_tiles(schedule_space(workload, Mode(resolve_target(AMX))).default())
+
+
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_workloads_in_registers_of_matrices(workload: Workload) -> None:
     """By the meaning of their nests, on threads that start and end anywhere."""
@@ -161,8 +175,8 @@ def test_workloads_in_registers_of_matrices(workload: Workload) -> None:
     try:
         with emulated_amx():
             target = amx_target()
-            schedule = schedule_space(workload, Mode(target)).default()
-            assert schedule["products"] == "tiles"
+            space = schedule_space(workload, Mode(target))
+            schedule = next(p for p in (space.default(), *space) if _in_tiles(p))
             nest = lower_schedule(workload, schedule, Mode(target)).nest
             verify_nest(nest)
             buffers = [
