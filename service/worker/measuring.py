@@ -9,7 +9,7 @@ from tilewright.service.worker.held_lease import Hand, HeldLease, Log
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost
-from tilewright.tuner.measure.harness.driver import Blob, Harness
+from tilewright.tuner.measure.harness.driver import Blob, Harness, is_complete
 from tilewright.tuner.measure.wire import ProtocolError
 
 
@@ -75,7 +75,7 @@ class Measuring:
                     self._fail(work, cause, str(error))
                 return
             for work, result in zip(together, results, strict=True):
-                if result is not None:
+                if result is not None and is_complete(result):
                     self._reporter.finish(work, result)
         for work in together:
             request_id = work.request.request_id

@@ -17,11 +17,11 @@ from tilewright.service.worker.process import Worker
 from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import HarnessLimits, WorkResult
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest
+from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
 
 TARGET = known_targets()["x86-64-v3"].key
 LIBRARY, REFERENCE = b"a shared object", b"an expected output"
@@ -82,10 +82,16 @@ class FakeHarness:
         self.started.set()
         while not self.gate.is_set():
             if cancelled():
-                return [None] * len(requests)
+                return [self._unfinished(batch) for batch in batches]
             time.sleep(0.005)
         self.measured.extend(batch.request_id for batch in batches)
         return [honest(batch, self._worker) for batch in batches]
+
+    def _unfinished(self, batch: MeasureRequest) -> MeasureResult:
+        """The result of a batch that is cancelled before a candidate is finished."""
+        cancelled = Measurement(Status.CANCELLED, "cancelled", worker=self._worker)
+        named = tuple((candidate.trial_id, cancelled) for candidate in batch.candidates)
+        return MeasureResult(batch.request_id, named, self._worker)
 
     def close(self) -> None:
         FakeHarness.closed = True

@@ -329,6 +329,52 @@ def test_a_cancelled_request_says_so_at_once(library: bytes) -> None:
         runner.close()
 
 
+def test_a_cancelled_batch_keeps_the_results_of_finished_candidates(library: bytes) -> None:
+    runner = LocalRunner("w1")
+    blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
+    try:
+        for seconds in (2.0, 8.0, 25.0):  # a busy machine takes longer to reach the first round
+            request = _request(library, "wrong", "good", "crashes", "also_good")
+            # the batch is cancelled in the pause after its first round
+            request = replace(
+                request, repeat=replace(request.repeat, samples=4, round_seconds=60.0)
+            )
+            runner.submit(request, blobs)
+            assert runner.poll(seconds) == []
+            runner.cancel()
+            (result,) = runner.poll(20.0)
+            found = dict(result.measurements)
+            if found["good"].status is Status.OK:
+                break
+        assert {name: m.status for name, m in found.items()} == {
+            "wrong": Status.WRONG_ANSWER,
+            "good": Status.OK,
+            "crashes": Status.CRASH,
+            "also_good": Status.OK,
+        }
+        assert len(found["good"].samples_seconds) == 1 and found["good"].worker == "w1"
+    finally:
+        runner.close()
+
+
+def test_a_candidate_without_a_sample_is_cancelled_and_the_others_keep_their_results(
+    library: bytes,
+) -> None:
+    runner = LocalRunner("w1")
+    try:
+        request = _request(library, "wrong", "good", "hangs", limit_seconds=60.0)
+        runner.submit(request, {request.library_digest: library, digest_bytes(EXPECTED): EXPECTED})
+        assert runner.poll(1.0) == []
+        runner.cancel([request.request_id])
+        (result,) = runner.poll(20.0)
+        found = dict(result.measurements)
+        assert found["wrong"].status is Status.WRONG_ANSWER
+        # it passed its check, but the hang came before the first round
+        assert found["good"].status is found["hangs"].status is Status.CANCELLED
+    finally:
+        runner.close()
+
+
 def test_a_local_runner_keeps_the_order(library: bytes) -> None:
     runner = LocalRunner("w1")
     try:

@@ -28,6 +28,7 @@ from tilewright.tuner.measure.harness.command import (
     kill,
 )
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
+from tilewright.tuner.measure.measurement import Status
 from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
@@ -78,6 +79,13 @@ _SAME = ("architecture", "system", "processor", "model", "cores")
 
 SANDBOX_USERS = (61_000, 61_255)
 """User ids that no distribution assigns."""
+
+
+def is_complete(result: WorkResult) -> bool:
+    """Whether no candidate of a batch lacks its result because the work was cancelled."""
+    return isinstance(result, RunResult) or all(
+        measured.status is not Status.CANCELLED for _, measured in result.measurements
+    )
 
 
 @dataclass(slots=True)
@@ -202,7 +210,10 @@ class Harness:
     def work(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
-        """Results of one run, or of batches that are measured together; None for cancelled ones.
+        """Results of one run, or of batches that are measured together.
+
+        The result is None if the work was cancelled before it began, or if the run was cancelled.
+        In a batch that is cancelled later, unfinished candidates have the status CANCELLED.
 
         Raises:
             DeviceLost: if the device is unreachable.
@@ -288,7 +299,7 @@ class Harness:
     def _answer(
         self, requests: Sequence[Request], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult] | None:
-        """The results of work that the harness was given; None if it was cancelled."""
+        """The results of work that the harness was given; None if it was cancelled without any."""
         over_at: float | None = None  # when it must have ended that is not wanted any more
         while True:
             said = self._heard(LOOK_SECONDS)
@@ -305,7 +316,10 @@ class Harness:
                         over_at = time.monotonic() + CANCEL_SECONDS
                 case {"results": list(results)}:
                     self._looked_at = time.monotonic()
-                    return None if over_at is not None else self._read_all(requests, results)
+                    found = self._read_all(requests, results)
+                    if over_at is None and not all(map(is_complete, found)):
+                        raise RuntimeError("the device gave up work that was not cancelled")
+                    return found
                 case {"failed": str(why), "cause": "service"}:
                     raise ProtocolError(f"the device: {why[:400]}")
                 case {"failed": str(why)}:

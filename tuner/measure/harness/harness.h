@@ -80,8 +80,8 @@ typedef struct tw_task tw_task;
 tw_task *tw_task_of(tw_harness *harness, const json *requests, tw_error *error);
 /* The blobs that they name. */
 tw_blob *tw_task_blobs(tw_task *task, size_t *count);
-/* Do it: a list of results as JSON. False if it was cancelled, or with the reason if nothing could be
- * done. */
+/* Do it: a list of results as JSON. False if a run was cancelled, or with the reason if nothing could
+ * be done. Cancelled batches have results: those of the candidates that were finished. */
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,
                 tw_error *error);
 void tw_task_free(tw_task *task);
@@ -100,9 +100,10 @@ int tw_check(tw_harness *harness, bool as_json);
 
 typedef struct tw_batch tw_batch;
 tw_batch *tw_batch_of(const json *requests, tw_error *error);
-/* Measure them; false where that was cancelled, or nothing could be done (with the reason). */
+/* Measure them; false with the reason if nothing could be done. If the work is cancelled, candidates
+ * without a result have the status "cancelled". */
 bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
-                      bool *cancelled, tw_error *error);
+                      tw_error *error);
 /* The list of their results. */
 void tw_batch_results(const tw_batch *batch, const tw_harness *harness, tw_text *text);
 void tw_batch_free(tw_batch *batch);

@@ -47,6 +47,7 @@ struct tw_batch {
     int threads;
     tw_speed *speed;
     tw_reading worst; /* the slowest one meanwhile */
+    bool cancelled;   /* before every candidate had its result */
 };
 
 static double wall(void) {
@@ -270,7 +271,7 @@ static void set_limits(const tw_batch *batch, tw_job *job) {
 }
 
 bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const tw_watch *watch,
-                      bool *was_cancelled, tw_error *error) {
+                      tw_error *error) {
     batch->speed = &harness->speed, batch->threads = job->threads;
     set_limits(batch, job);
     tw_ended ended = attempt(batch, job, watch, error);
@@ -282,7 +283,7 @@ bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const t
         for (size_t i = 0; i < batch->count; i++) reset(&batch->seen[i]);
         ended = attempt(batch, job, watch, error);
         bool worse = ended == TW_ENDED && tw_reading_excess(&batch->worst) >= tw_reading_excess(&before);
-        if (worse || ended == TW_CANCELLED) { /* the first measurement is complete, and is kept */
+        if (worse || ended != TW_ENDED) { /* the first results are complete, and stay */
             ended = TW_ENDED;
             observed *second = batch->seen;
             batch->seen = first, first = second, batch->worst = before;
@@ -290,8 +291,8 @@ bool tw_batch_measure(tw_batch *batch, tw_harness *harness, tw_job *job, const t
         for (size_t i = 0; i < batch->count; i++) reset(&first[i]);
         free(first);
     }
-    *was_cancelled = ended == TW_CANCELLED;
-    return ended == TW_ENDED;
+    batch->cancelled = ended == TW_CANCELLED;
+    return ended == TW_ENDED || ended == TW_CANCELLED;
 }
 
 static void add_samples(const part *one, const observed *seen, tw_text *text) {
@@ -369,11 +370,11 @@ static void add_comparison(const tw_batch *batch, const observed *seen, tw_text 
 static void add_measurement(const tw_batch *batch, const part *one, const tw_harness *harness,
                             const json *candidate, const observed *seen, tw_text *text) {
     bool right = strcmp(seen->status, "ok") == 0, ok = right && seen->sample_count;
-    const char *error = ok ? "" : *seen->error ? seen->error : "it was not timed";
-    tw_text_format(text, "\"status\":\"%s\",\"error\":",
-                   ok                        ? "ok"
-                   : right || !*seen->status ? "run_error"
-                                             : seen->status);
+    bool finished = ok || (*seen->status && !right);
+    const char *status = batch->cancelled ? "cancelled" : "run_error";
+    const char *error = batch->cancelled ? "cancelled" : "it was not timed";
+    if (finished) status = seen->status, error = ok ? "" : seen->error;
+    tw_text_format(text, "\"status\":\"%s\",\"error\":", status);
     tw_text_string(text, error, strlen(error));
     tw_text_format(text, ",\"samples_seconds\":");
     if (ok)

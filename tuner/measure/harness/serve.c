@@ -7,8 +7,9 @@
  *     agent    {"blob":DIGEST,"bytes":N}, then N bytes; for each that is needed, in that order
  *     harness  {"results":[{...},...]}, {"failed":REASON,"cause":"worker" or "service"}, or
  *              {"cancelled":true}
- *     agent    {"do":"cancel"}, at any time after the work; {"do":"probe"}, between works; with
- *              "times":N, the harness answers
+ *     agent    {"do":"cancel"}, at any time after the work. Batches that have begun still answer with
+ *              "results", in which unfinished candidates have the status "cancelled"
+ *     agent    {"do":"probe"}, between works; with "times":N, the harness answers
  *     harness  {"readings":[[SECONDS,SECONDS],...]} of the reference kernel's two parts, or "failed"
  *     harness  {"state":{"speed":...,"condition":...}}, {"log":TEXT}, at any time
  *
@@ -286,7 +287,7 @@ static void work(server *self, const json *asked) {
         tw_cool_down(&harness->heat, wait_a_second, self, tw_say);
         done = !is_over(self) && tw_task_do(task, is_over, self, &result, &error);
     }
-    if (self->is_cancelled || self->ended) {
+    if (self->ended || (self->is_cancelled && !done)) {
         write_all("{\"cancelled\":true}\n", 19);
     } else if (done) {
         tw_text line = {0};

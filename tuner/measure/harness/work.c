@@ -268,16 +268,14 @@ static bool do_run(tw_task *task, tw_text *text, tw_error *error) {
 static bool do_batches(tw_task *task, tw_text *text, tw_error *error) {
     const tw_watch watch = {task, take_event, is_cancelled};
     tw_job job = job_of(task);
-    bool cancelled = false;
     job.event_bytes = EVENT_BYTES;
     for (const json *each = task->requests->first; each; each = each->next)
         job.event_bytes += CASE_BYTES * json_get_kind(each, "cases", JSON_ARRAY)->count;
     tw_batch *batch = tw_batch_of(task->requests, error);
-    bool measured =
-        batch && tw_batch_measure(batch, task->harness, &job, &watch, &cancelled, error);
-    if (measured && !cancelled) tw_batch_results(batch, task->harness, text);
+    bool measured = batch && tw_batch_measure(batch, task->harness, &job, &watch, error);
+    if (measured) tw_batch_results(batch, task->harness, text);
     tw_batch_free(batch);
-    return measured && !cancelled;
+    return measured;
 }
 
 bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_text *result,

@@ -30,8 +30,14 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.harness import driver as remote_harness
 from tilewright.tuner.measure.harness.build import harness_path
 from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError, target_of
-from tilewright.tuner.measure.harness.driver import Blob, Bytes, Harness, HarnessLimits
-from tilewright.tuner.measure.measurement import Phase, Status
+from tilewright.tuner.measure.harness.driver import (
+    Blob,
+    Bytes,
+    Harness,
+    HarnessLimits,
+    is_complete,
+)
+from tilewright.tuner.measure.measurement import Measurement, Phase, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
 from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
@@ -263,7 +269,8 @@ def test_work_that_is_not_wanted_any_more_ends_at_once(harness: Harness, tmp_pat
     harness.begin("w")
     started = time.monotonic()
     cancelled = lambda: time.monotonic() > started + 1.0  # noqa: E731
-    assert harness.work([request], blob, cancelled) == [None]
+    (cut,) = harness.work([request], blob, cancelled)
+    assert isinstance(cut, MeasureResult) and not is_complete(cut)
     assert time.monotonic() < started + 10.0
     good, blob = request_of(["good"], code)
     (result,) = harness.work([good], blob, never)
@@ -455,6 +462,11 @@ for line in sys.stdin:
 """
 
 
+UNFINISHED = json.dumps(
+    MeasureResult("r1", (("good", Measurement(Status.CANCELLED)),), "w").to_json()
+)
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
@@ -469,6 +481,7 @@ for line in sys.stdin:
             "that of another request",
         ),
         ("say(results=[])", RuntimeError, "those of other requests"),
+        (f"say(results=[json.loads({UNFINISHED!r})])", RuntimeError, "that was not cancelled"),
         ('say(failed="no process", cause="worker")', RuntimeError, "the device: no process"),
         ('say(failed="no sense", cause="service")', ProtocolError, "the device: no sense"),
         ("say(cancelled=True)", DeviceLost, "it said what makes no sense"),
