@@ -11,10 +11,10 @@ import pytest
 from tests.graphs import random_inputs
 from tests.kernels import WIDTHS, WorkloadCode, width, widths_in_turn
 from tests.unit.schedule import (
-    test_open_attention,
-    test_open_images,
-    test_open_products,
-    test_open_rows,
+    test_dynamic_attention,
+    test_dynamic_images,
+    test_dynamic_products,
+    test_dynamic_rows,
 )
 from tests.unit.schedule.dynamic_nests import dynamic_workload
 from tilewright.compiler.dtypes import DType
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.graphs
 Sizes = Sequence[Mapping[str, int]]
 
 _TWO = {
-    **{name: case[:2] for name, case in test_open_rows.MAPS.items()},
-    **{name: case[:2] for name, case in test_open_rows.ROWS.items()},
-    **{f"product of {name}": case[:2] for name, case in test_open_products.CASES.items()},
-    **{f"pieces, {name}": case[:2] for name, case in test_open_images.PIECES.items()},
+    **{name: case[:2] for name, case in test_dynamic_rows.MAPS.items()},
+    **{name: case[:2] for name, case in test_dynamic_rows.ROWS.items()},
+    **{f"product of {name}": case[:2] for name, case in test_dynamic_products.CASES.items()},
+    **{f"pieces, {name}": case[:2] for name, case in test_dynamic_images.PIECES.items()},
 }
 
 
@@ -75,14 +75,14 @@ def first_that_lowers(workload: Workload, target: Target, sizes: Sizes) -> Sched
 def test_every_size_is_computed(case: str, bits: int) -> None:
     build, dimensions = _TWO[case]
     names = {d.name for d in dimensions}
-    sizes = [{k: n for k, n in each.items() if k in names} for each in test_open_rows.TWO]
+    sizes = [{k: n for k, n in each.items() if k in names} for each in test_dynamic_rows.TWO]
     schedule = first_that_lowers(dynamic_workload(build, *dimensions), width(bits), sizes)
     assert schedule.algorithm != "scalar"
 
 
-@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_open_attention.CASES))
+@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_dynamic_attention.CASES))
 def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
-    build, dimensions, each = test_open_attention.CASES[case]
+    build, dimensions, each = test_dynamic_attention.CASES[case]
     workload, target = dynamic_workload(build, *dimensions), width(bits)
     sizes = [dict(zip((d.name for d in dimensions), one, strict=True)) for one in each]
     first = first_that_lowers(workload, target, sizes)
@@ -92,10 +92,10 @@ def test_every_size_of_attention_is_computed(case: str, bits: int) -> None:
         assert_right(workload, schedule, target, sizes)
 
 
-@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_open_images.CASES))
+@pytest.mark.parametrize(("case", "bits"), widths_in_turn(test_dynamic_images.CASES))
 def test_every_size_of_windows_is_computed(case: str, bits: int) -> None:
-    build, dimensions, sizes, algorithm, in_blocks = test_open_images.CASES[case]
-    around, blocks = test_open_images.AROUND, blocked(4, 1, min(16, bits // 32))
+    build, dimensions, sizes, algorithm, in_blocks = test_dynamic_images.CASES[case]
+    around, blocks = test_dynamic_images.AROUND, blocked(4, 1, min(16, bits // 32))
     places = {
         "x": (blocks if in_blocks else ROW_MAJOR, around if in_blocks == "padded" else ()),
         "y": (blocks, around),
@@ -112,12 +112,12 @@ def test_every_size_of_windows_is_computed(case: str, bits: int) -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_tiles_of_open_images_are_transformed(bits: int) -> None:
     blocks, target = blocked(4, 1, min(16, bits // 32)), width(bits)
-    places = {"x": (blocks, test_open_images.AROUND), "y": (blocks, test_open_images.AROUND)}
-    dimensions = (test_open_images.B, Dimension("h", 7, 20), Dimension("w", 7, 20))
+    places = {"x": (blocks, test_dynamic_images.AROUND), "y": (blocks, test_dynamic_images.AROUND)}
+    dimensions = (test_dynamic_images.B, Dimension("h", 7, 20), Dimension("w", 7, 20))
     sizes = [{"b": b, "h": h, "w": w} for b, h, w in ((1, 7, 7), (5, 9, 20), (2, 20, 8))]
     for stride in (1, 2):
         workload = dynamic_workload(
-            partial(test_open_images.conv, stride=stride), *dimensions, places=places
+            partial(test_dynamic_images.conv, stride=stride), *dimensions, places=places
         )
         spaces = schedule_space(workload, Mode(target)).subspaces
         (default,) = [s.default for s in spaces if s.algorithm == "winograd"]
@@ -127,17 +127,17 @@ def test_tiles_of_open_images_are_transformed(bits: int) -> None:
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_the_last_block_of_many_tiles_is_whole(bits: int) -> None:
     blocks = blocked(4, 1, min(16, bits // 32))
-    places = {"x": (blocks, test_open_images.AROUND), "y": (blocks, test_open_images.AROUND)}
+    places = {"x": (blocks, test_dynamic_images.AROUND), "y": (blocks, test_dynamic_images.AROUND)}
     dimensions = (Dimension("h", 17, 40), Dimension("w", 21, 40))
     sizes = [{"h": h, "w": w} for h, w in ((17, 21), (18, 40), (29, 31))]
-    workload = dynamic_workload(test_open_images.of_image, *dimensions, places=places)
+    workload = dynamic_workload(test_dynamic_images.of_image, *dimensions, places=places)
     schedule = Schedule.of("winograd", outputs=4, block=13, tile=7, vectors=1, unroll=2)
     assert_right(workload, schedule, width(bits), sizes)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
 def test_quadrants_of_open_rows_are_multiplied(bits: int) -> None:
-    workload = dynamic_workload(test_open_products.rows, Dimension("n", 2, 40))
+    workload = dynamic_workload(test_dynamic_products.rows, Dimension("n", 2, 40))
     (space,) = [
         s
         for s in schedule_space(workload, Mode(width(bits))).subspaces
