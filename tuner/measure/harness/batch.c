@@ -12,8 +12,9 @@ enum {
     MOST_SAMPLES = 10000,
     MOST_THREADS = TW_MAX_THREADS,
 };
-#define HELD_BYTES                                                                                 \
-    ((size_t)1 << 30) /* packed at a time: ready candidates are timed before more are packed */
+#ifndef HELD_BYTES /* packed at a time: if there are more, the ready candidates are timed first */
+#define HELD_BYTES ((size_t)1 << 30)
+#endif
 
 size_t tw_scratch_stride(size_t bytes) {
     return (bytes + ARRAY_ALIGNMENT - 1) / ARRAY_ALIGNMENT * ARRAY_ALIGNMENT + ARRAY_ALIGNMENT;

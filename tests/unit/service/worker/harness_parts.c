@@ -12,11 +12,17 @@
  *   judge         what ratios say, and whether the challenger may still be faster of 16
  *   speed         which readings of the reference kernel are disturbed: a list of seconds of
  *                 arithmetic and memory, and threads
+ *   batch CODE NPY  the events and the results of batches whose kernels are pretended. Kernel N has
+ *                 N + 1 stages; `seconds` lists the times of its samples, again and again. Each
+ *                 sample of any kernel multiplies later times by `drift`. `speeds` lists the times
+ *                 of the reference kernel, of which the last is repeated. The kernels' calls go to
+ *                 standard error
  */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "arrays.h"
@@ -134,20 +140,119 @@ bool tw_run(const tw_child *child, const tw_part *part, tw_error *error) {
     return true;
 }
 
-bool tw_measure(const tw_child *child, const tw_part *parts, size_t count, const bool *wanted,
-                tw_error *error) {
-    (void)child, (void)parts, (void)count, (void)wanted;
-    return tw_fail(error, "no batch");
-}
-
 void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
     (void)job, (void)events;
     snprintf(guards, room, "none");
 }
 
+/* Pretended kernels. Their processes share the number of the calls so far. */
+
+enum { MOST_KERNELS = 16, READINGS_PER_PROBE = 3 };
+
+static struct {
+    int timed[MOST_KERNELS], readings;
+    double slower; /* by so much is the device, after a drift */
+} *calls;
+static const json *pretended; /* what the test says of them */
+
+static const json *item(const json *list, int64_t number, bool again) {
+    const json *found = list ? list->first : NULL;
+    if (found && again) number %= (int64_t)list->count;
+    for (; found && found->next && number > 0; number--) found = found->next;
+    return found;
+}
+
+static int64_t number_of(const tw_bound_kernel *kernel) { return kernel->stage_count - 1; }
+
 void tw_reference(int threads, const void *memory, int64_t bytes, double *seconds) {
     (void)threads, (void)memory, (void)bytes;
     seconds[0] = seconds[1] = 1;
+    const json *speeds = json_get_kind(pretended, "speeds", JSON_ARRAY);
+    if (!speeds) return;
+    json_number(item(speeds, calls->readings++ / READINGS_PER_PROBE, false), &seconds[0]);
+    seconds[1] = seconds[0];
+}
+
+void tw_call(const tw_bound_kernel *kernel, int threads) {
+    (void)threads;
+    *(float *)kernel->arguments.buffers[0] = 0;
+    dprintf(2, "untimed %lld\n", (long long)number_of(kernel));
+}
+
+void tw_evict(const void *block, int64_t bytes) {
+    (void)block;
+    dprintf(2, "evicted %lld\n", (long long)bytes);
+}
+
+void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples, double *seconds) {
+    int64_t number = number_of(kernel);
+    (void)threads;
+    const json *all = json_get_kind(pretended, "seconds", JSON_ARRAY);
+    const json *own = item(all, number, false);
+    double drift = 1;
+    json_number(json_get(pretended, "drift"), &drift);
+    for (int64_t i = 0; i < samples; i++) {
+        json_number(item(own, calls->timed[number]++, true), &seconds[i]);
+        seconds[i] *= calls->slower, calls->slower *= drift;
+    }
+    dprintf(2, "timed %lld\n", (long long)number);
+}
+
+static void print_event(void *self, const json *event) {
+    (void)self;
+    printf("%.*s\n", (int)event->raw_length, event->raw);
+}
+
+static bool is_never(void *self) {
+    (void)self;
+    return false;
+}
+
+static void read_file(tw_text *text, const char *path) {
+    FILE *file = fopen(path, "rb");
+    for (int got; file && (got = getc(file)) != EOF;) tw_text_add(text, &(char){(char)got}, 1);
+    if (file) fclose(file);
+}
+
+static int batch_part(const tw_text *text, const char *code, const char *npy) {
+    static tw_harness harness;
+    json_document document = {0};
+    tw_error error = {.text = ""};
+    tw_text files[2] = {{0}, {0}}, found = {0};
+    const char *const paths[] = {code, npy};
+    pretended = json_parse(&document, text->data, text->length);
+    const json *requests = json_get_kind(pretended, "requests", JSON_ARRAY);
+    const json *plan = json_get_kind(pretended, "plans", JSON_ARRAY)->first;
+    calls = mmap(NULL, sizeof *calls, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    calls->slower = 1;
+    tw_blob blobs[3 + MOST_KERNELS];
+    const tw_blob *plans[MOST_KERNELS];
+    static const char *const names = "012";
+    for (int i = 0; i < 3; i++) {
+        if (i < 2) read_file(&files[i], paths[i]);
+        memset(blobs[i].digest, names[i], 64), blobs[i].digest[64] = 0;
+        blobs[i].data = i < 2 ? files[i].data : "\0\0\0"; /* the weights of all kernels: 0 */
+        blobs[i].size = i < 2 ? files[i].length : 4;
+    }
+    for (size_t i = 0; i < requests->count; i++, plan = plan->next) {
+        blobs[3 + i] = (tw_blob){"", plan->raw, plan->raw_length};
+        plans[i] = &blobs[3 + i];
+    }
+    for (int i = 0; i < 20; i++) tw_speed_take(&harness.speed, 1, 1, 1);
+    tw_text_format(&harness.facts.brief, "{}");
+    tw_job job = {.requests = requests, .plans = plans, .blobs = blobs, .blob_count = 3, .threads = 1};
+    job.event_bytes = 4096;
+    const tw_watch watch = {NULL, print_event, is_never};
+    tw_batch *batch = tw_batch_of(requests, &error);
+    bool done = batch && tw_batch_measure(batch, &harness, &job, &watch, &error);
+    if (done) tw_batch_results(batch, &harness, &found);
+    if (done) printf("%s\n", found.data);
+    tw_batch_free(batch);
+    tw_text_free(&found);
+    tw_text_free(&harness.facts.brief);
+    for (int i = 0; i < 2; i++) tw_text_free(&files[i]);
+    json_free(&document);
+    return done ? 0 : refuse(error.text);
 }
 
 typedef struct {
@@ -244,6 +349,7 @@ int main(int count, char **arguments) {
     if (strcmp(part, "npy") == 0) status = npy_part(&text);
     if (strcmp(part, "judge") == 0) status = judge_part(&text);
     if (strcmp(part, "speed") == 0) status = speed_part(&text);
+    if (strcmp(part, "batch") == 0 && count == 4) status = batch_part(&text, first, arguments[3]);
     if (strcmp(part, "elf") == 0) {
         tw_library *library = tw_library_open(text.data, text.length, &error);
         void *found = library ? tw_library_find(library, first) : NULL;

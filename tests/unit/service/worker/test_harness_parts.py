@@ -16,45 +16,22 @@ from statistics import median
 import numpy as np
 import pytest
 
+from tests.unit.service.worker.harness_parts import ENVIRONMENT
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.service.worker.heat import Heat
-from tilewright.tuner.measure.harness.build import FLAGS, FOLDER, host_compiler
+from tilewright.tuner.measure.harness.build import host_compiler
 from tilewright.tuner.measure.statistics import Comparison, may_be_faster
 
-PARTS = (
-    "text",
-    "json",
-    "digest",
-    "library",
-    "arrays",
-    "statistics",
-    "sandbox",
-    "system",
-    "heat",
-    "speed",
-)
-SANITIZED = ("-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 REFUSED = 1
 """The status of a part that refuses; a sanitizer's is another."""
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="it is compiled by gcc")
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("parts") / "parts"
-    sources = [Path(__file__).with_name("harness_parts.c"), *(FOLDER / f"{p}.c" for p in PARTS)]
-    options = [*SANITIZED, "-Wall", "-Wextra", "-Werror", *FLAGS, f"-I{FOLDER}"]
-    command = [*host_compiler(), *options, *map(str, sources), "-lm", "-o", str(output)]
-    subprocess.run(command, check=True)
-    return output
-
-
 def ask(parts: Path, data: bytes, *arguments: str) -> tuple[int, bytes]:
-    """The status of a part and its output; it never fails in another way."""
-    environment = {"ASAN_OPTIONS": "detect_leaks=0:exitcode=99", "UBSAN_OPTIONS": "exitcode=99"}
+    """The status of a part and what it printed; it never fails in another way."""
     done = subprocess.run(
-        [str(parts), *arguments], input=data, capture_output=True, env=environment, check=False
+        [str(parts), *arguments], input=data, capture_output=True, env=ENVIRONMENT, check=False
     )
     assert done.returncode in (0, REFUSED), done.stderr.decode()[-2000:]
     return done.returncode, done.stdout

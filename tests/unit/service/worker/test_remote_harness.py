@@ -40,7 +40,13 @@ from tilewright.tuner.measure.harness.driver import (
 from tilewright.tuner.measure.measurement import Measurement, Phase, Status
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
-from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult, ProtocolError
+from tilewright.tuner.measure.wire import (
+    PROTOCOL,
+    MeasureRequest,
+    MeasureResult,
+    ProtocolError,
+    digest_bytes,
+)
 
 SEED = 5
 KERNELS = """
@@ -299,6 +305,29 @@ def test_a_request_beyond_the_cache_of_the_device_is_refused(
     assert result.error == (
         f"the run needs {size} bytes of blobs, the device has room for {1 << 20}"
     )
+
+
+def test_a_run_that_needs_more_memory_than_is_free_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The device has enough, but other programs use it."""
+    (tmp_path / "root/proc").mkdir(parents=True)
+    meminfo = "MemTotal: 524288 kB\nMemAvailable: 131072 kB\n"
+    (tmp_path / "root/proc/meminfo").write_text(meminfo)
+    command = DeviceCommand(
+        f"sh -c 'exec {{}} \"$@\" --root {tmp_path}/root' x", folder, print, {}, tmp_path / "blobs"
+    )
+    harness = Harness(command, HarnessLimits(1 << 20), print)
+    code = b"never loaded"
+    digest = digest_bytes(code)
+    try:
+        for needed, why in ((1 << 28, f"{1 << 27} are free on this device"), (1 << 30, "has")):
+            work = SpeedsWork(digest, 64, (0, 0, 0), 0)
+            run = RunRequest("r", "", 1, (), (), work, {digest: len(code)}, needed, 60.0)
+            (result,) = harness.work([run], lambda _: code, never)
+            assert isinstance(result, RunResult) and result.status is RunStatus.REFUSED
+            assert result.error.startswith(f"the run needs {needed} bytes of memory, ")
+            assert why in result.error
+    finally:
+        harness.close()
 
 
 def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
