@@ -160,10 +160,10 @@ def _in_tiles(schedule: Schedule) -> bool:
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_registers_of_matrices_are_the_default_of_workloads(workload: Workload) -> None:
-    """On a CPU with AMX, all of which have vectors of 512 bits.
+    """For a CPU with AMX, which has vectors of 512 bits.
 
-    With narrower ones, the emulator's target has them, and Winograd's algorithm is the default for
-    an image.
+    The emulator's target has the host's vectors. If they have 256 bits, Winograd's algorithm is the
+    default for an image.
     """
     assert _in_tiles(schedule_space(workload, Mode(resolve_target(AMX))).default())
 
