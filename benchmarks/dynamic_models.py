@@ -115,7 +115,7 @@ def dynamic_bert(
 
     input_ids, attention_mask: int64 (batch, sequence); output: (batch, sequence, hidden).
     """
-    writer = OnnxWriter("dynamic_bert", seed)
+    writer = OnnxWriter("open_bert", seed)
     blocks = _DynamicBlocks(writer, hidden, heads)
     ids = writer.input("input_ids", ("batch", "sequence"), TensorProto.INT64)
     mask = writer.input("attention_mask", ("batch", "sequence"), TensorProto.INT64)
