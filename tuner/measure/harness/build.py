@@ -162,24 +162,38 @@ def _build_with_any(target: str, output: Path) -> None:
         except OSError as error:
             reason = error.strerror or str(error)
         except subprocess.CalledProcessError as error:
-            said = error.stderr.decode(errors="replace").strip().splitlines()
-            reason = said[-1] if said else str(error)
+            said = error.stderr.decode(errors="replace").strip().splitlines() or [str(error)]
+            reason = next((line for line in said if "error:" in line), said[-1])
     output.unlink(missing_ok=True)
+    remedy = "pip install ziglang" if not _has_zig() else ""
     if not commands:
-        raise HarnessError(f"no compiler for a device of {target}: pip install ziglang")
-    raise HarnessError(f"the harness for {target} cannot be compiled: {reason}")
+        own = "install gcc or clang, or " if _is_own(target) else ""
+        raise HarnessError(
+            f"kernels are measured by a C program, and no compiler for {target} is found: "
+            f"{own}{remedy}"
+        )
+    more = f"; {remedy} brings a compiler with all that it needs" if remedy else ""
+    raise HarnessError(f"the harness for {target} cannot be compiled: {reason}{more}")
 
 
 def _commands(target: str) -> Iterator[list[str]]:
     """The compilers that may build a harness, the quickest first."""
-    own = sys.platform == "linux" and family_of(platform.machine()) is family_of(target)
-    compiler = _found_compiler() if own else None
+    compiler = _found_compiler() if _is_own(target) else None
     if compiler is not None:
         yield [compiler, *STATIC]
-    if importlib.util.find_spec("ziglang") is not None:
+    if _has_zig():
         yield [*zig_compiler(target), *STATIC]
     if compiler is not None:  # the C library of some distributions has no static form
         yield [compiler, *OPTIMISED]
+
+
+def _is_own(target: str) -> bool:
+    """Whether this machine's compiler builds for one of TARGETS."""
+    return sys.platform == "linux" and family_of(platform.machine()) is family_of(target)
+
+
+def _has_zig() -> bool:
+    return importlib.util.find_spec("ziglang") is not None
 
 
 def _found_compiler() -> str | None:
