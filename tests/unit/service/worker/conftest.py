@@ -1,4 +1,4 @@
-"""What several tests of workers share."""
+"""Fixtures of the tests of workers."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Times = float | Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What happened to a job.
+    """The events, calls and results of a job.
 
     Attributes:
         events: of the sandbox, with the names of candidates, in their order.
@@ -137,8 +137,8 @@ def request(
     weights: int = 0,
     size: int = 4,
 ) -> dict[str, Any]:
-    """A request as far as the harness reads it. Each kernel has an output buffer of `size` bytes,
-    and one with so many bytes of `weights`."""
+    """A request as far as the harness reads it. Each kernel has an output of `size` bytes and
+    `weights` bytes of constants."""
     return {
         "request_id": "-".join(names),
         "key": {"threads": 1},
@@ -283,7 +283,7 @@ def test_a_disturbed_batch_is_measured_once_more_and_the_quieter_result_stays(
     bench: Bench, speeds: Sequence[float], attempts: int, kept: float
 ) -> None:
     """The reference kernel runs before and after each attempt."""
-    # the times tell the attempts apart: six calls of each, of which three calibrate
+    # the times identify the attempt: each has six calls, three of which calibrate
     ran = bench.run(request("a", 3), speeds=speeds, a=[1.0] * 6 + [2.0] * 6)
     assert ran.trials("checked") == ["a"] * attempts
     measured = ran.measurement("a")
