@@ -24,6 +24,6 @@ def list_audit(
     actor: Annotated[str | None, Query(max_length=100, description="A token's id")] = None,
     subject: Annotated[str | None, Query(max_length=200)] = None,
 ) -> list[AuditView]:
-    """Who did what, the newest first."""
+    """Entries of the audit log, the newest first."""
     found = storage.audit.list(*pages.wanted, action=action, actor=actor, subject=subject)
     return [audit_view(entry) for entry in pages.told(found)]

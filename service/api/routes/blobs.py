@@ -18,10 +18,10 @@ router = APIRouter(tags=["blobs"], route_class=GatedRoute)
 @router.get("/blobs/{digest}", response_class=StreamingResponse, responses=FILE)
 @refuses(416)
 def get_blob(digest: str, request: Request, storage: StorageDep, token: Measurer) -> Response:
-    """The bytes with this SHA-256, which the reader checks.
+    """The blob with this SHA-256. The client checks the hash.
 
-    A worker's token reads what the leases of its workers name, as long as these hold. Of any other
-    blob it is told what it is told of one that is not there.
+    A worker's token reads only blobs that active leases of its workers name. Any other blob gives
+    404, whether it exists or not.
     """
     if not token.allows(Scope.ADMIN) and not storage.leases.names_blob(token.id, digest):
         raise NotFoundError("blob", digest)

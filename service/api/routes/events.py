@@ -57,7 +57,7 @@ async def job_events(
     last_event_id: Annotated[str | None, Header()] = None,
     after: Annotated[int, Query(ge=0, le=LAST_EVENT, description="As Last-Event-ID")] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Every event after the given one, then those to come; ends with the job."""
+    """Stream a job's events after the given one. The stream ends when the job ends."""
     sequence = after if last_event_id is None else _number(last_event_id, after)
     with notifier.listening(job_topic(job.id)) as ears:
         while not request.app.state.stopping:
@@ -75,14 +75,14 @@ async def job_events(
 def list_job_log(
     job: Annotated[Job, Depends(existing_job)], storage: StorageDep, pages: PagesDep
 ) -> list[JobEventView]:
-    """What happened to a job, the newest first: its events without those that count trials."""
+    """A job's events, the newest first, without the events that count trials."""
     found = storage.events.list(job.id, but=_PROGRESS, limit=pages.limit, after=pages.after)
     return [event_view(event) for event in pages.told(found)]
 
 
 @router.get("/jobs/{job_id}/curve")
 def get_job_curve(job: Annotated[Job, Depends(existing_job)], storage: StorageDep) -> CurveView:
-    """The best time so far over a job's trials and time, in a few hundred points."""
+    """The best time so far over a job's trials and elapsed time, in a few hundred points."""
     return curve_view(storage.events.spread(job.id, _PROGRESS, CURVE_POINTS))
 
 

@@ -79,7 +79,7 @@ def create_job(
 ) -> JobView:
     """Queue a tuning job.
 
-    While no worker that could measure it is alive the job waits for one: `reason` says what helps.
+    The job waits until a worker that can measure it is alive. `reason` then states a remedy.
     """
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # only this route resolves "host" and the names of workers
@@ -123,7 +123,7 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}")
 def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
-    """A job, with its trials that failed, by kind."""
+    """A job, with its numbers of failed trials by kind."""
     job = storage.jobs.get(job_id, token.sees)
     return shown_job(storage, job, storage.records.count_trials(job.id))
 
@@ -132,7 +132,7 @@ def get_job(job_id: str, storage: StorageDep, token: Reader) -> JobView:
 def list_job_tasks(
     job_id: str, storage: StorageDep, token: Reader, pages: PagesDep
 ) -> list[TaskView]:
-    """The tasks of a job: workload, count, default and best time, what was chosen."""
+    """The tasks of a job: workload, count, default time, best time and chosen schedule."""
     job = storage.jobs.get(job_id, token.sees)
     found = storage.tasks.list(job.id, limit=pages.limit, after=pages.after)
     return [task_view(task, job.id) for task in pages.told(found)]
@@ -140,7 +140,7 @@ def list_job_tasks(
 
 @router.get("/jobs/{job_id}/tasks/{workload}/nest")
 def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> NestView:
-    """The loop nest of a task's best schedule, to be read; of the untuned one while none is
+    """The loop nest of a task's best schedule as text, or of its untuned schedule while none is
     chosen."""
     job = storage.jobs.get(job_id, token.sees)
     task = storage.tasks.get(job.id, workload)
@@ -152,7 +152,7 @@ def get_nest(job_id: str, workload: str, storage: StorageDep, token: Reader) -> 
 
 @router.post("/jobs/{job_id}:cancel")
 def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """End a job at once; what it measured stays. Cancelling a job that ended changes nothing."""
+    """Cancel a job at once and keep its measurements. A job that has ended is unchanged."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         cancelled = storage.jobs.cancel(job.id)
@@ -163,7 +163,7 @@ def cancel_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitt
 
 @router.post("/jobs/{job_id}:pause")
 def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Stop a job at once until it is resumed; what it measured stays."""
+    """Pause a job at once until it is resumed. Its measurements are kept."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         paused = storage.jobs.pause(job.id)
@@ -173,7 +173,7 @@ def pause_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitte
 
 @router.post("/jobs/{job_id}:resume")
 def resume_job(job_id: str, storage: StorageDep, audit: AuditDep, token: Submitter) -> JobView:
-    """Let a paused job go on from what it measured."""
+    """Resume a paused job. It continues from its measurements."""
     with storage.together():
         job = _own_job(job_id, storage, token)
         storage.jobs.resume(job.id)

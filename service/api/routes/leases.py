@@ -51,7 +51,10 @@ async def claim(
     room: ClaimDispatcherDep,
     token: Measurer,
 ) -> ClaimView:
-    """Up to `limit` measurements for the worker's targets, waiting for a first one if asked to."""
+    """Lease up to `limit` measurement requests for the worker's targets.
+
+    With `wait_seconds`, the call waits for the first request.
+    """
     worker = await traffic.own(body.worker_id, token)
     if worker.health is Health.GONE:
         raise NotFoundError("worker", worker.id)  # a worker that left has to register again
@@ -75,11 +78,11 @@ async def spell_out(
     limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:
-    """The request of a lease, spelled out for a device without NumPy: where each element of each
-    array lies, and the arrays, which the lease names from then on. Safe to repeat.
+    """Expand the request of a lease for a device without NumPy. Safe to repeat.
 
-    422 `not-spelled-out` for what only a device with NumPy can work on, such as a program with open
-    sizes.
+    The expanded request states the position of each array element. It also has the arrays, as
+    blobs that the lease names from then on. Answers 422 `not-spelled-out` for a request that needs
+    NumPy on the device, such as a program with open sizes.
     """
     await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)
@@ -93,11 +96,11 @@ async def spell_out(
 async def report_result(
     lease_id: str, body: ResultRequest, request: Request, traffic: WorkerTrafficDep, token: Measurer
 ) -> ResultView:
-    """Save what was measured. Safe to repeat: the same `result_key` is a duplicate, no error.
+    """Save a result. Safe to repeat: the same `result_key` is a duplicate, not an error.
 
-    A result that cannot be that of the request is refused and counts against the worker; another
-    one gets the request. What comes while somebody else has it is `late`: kept with the lease, and
-    counted only if that one comes to nothing.
+    A result that does not match its request is refused and counts against the worker. Another
+    worker then gets the request. A result is `late` if another worker holds the request by then.
+    It is kept with the lease, and counts only if the other worker fails.
     """
     sent = Sent(lease_id, body.worker_id, body.result_key, body.result, token)
     completion = await traffic.report(sent, len(await request.body()))
@@ -109,7 +112,7 @@ async def report_result(
 def report_failure(
     lease_id: str, body: FailureRequest, storage: StorageDep, token: Measurer
 ) -> FailureView:
-    """The worker does not work on the request, and why; others may try."""
+    """Report why the worker cannot work on a request. Other workers may try it."""
     own_worker(storage, body.worker_id, token)
     state = storage.leases.fail(lease_id, body.worker_id, Cause(body.cause), body.error)
     return FailureView(state=state.value)
@@ -118,6 +121,6 @@ def report_failure(
 @router.post("/leases/release")
 @refuses(404)
 def release(body: ReleaseRequest, storage: StorageDep, token: Measurer) -> ReleaseView:
-    """Give leases back unmeasured: the worker shuts down."""
+    """Release leases without results, because the worker shuts down."""
     own_worker(storage, body.worker_id, token)
     return ReleaseView(released=storage.leases.release(body.worker_id, body.leases))

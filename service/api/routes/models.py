@@ -48,7 +48,7 @@ async def upload_model(
     token: Submitter,
     name: Annotated[Name, Query(description="A name for people")] = "model.onnx",
 ) -> ModelView:
-    """Save an ONNX model. The body is the file; the same bytes again answer 200."""
+    """Save an ONNX model. The body is the file. The same bytes again answer 200."""
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
     async with received(request, storage, settings.max_model_bytes, uploads) as staged:
         await planning.check_model(staged.path, name, token.id)

@@ -121,7 +121,7 @@ def get_coverage(storage: StorageDep, _: Reader) -> list[CoverageView]:
 
 @router.get("/records/{record_id}", response_model=StoredRecordView, responses=NOT_MODIFIED)
 def get_record(record_id: str, request: Request, storage: StorageDep, token: Reader) -> Response:
-    """A record, what became of it, and its second measurement."""
+    """A record, its state, and its second measurement."""
     return tagged(request, shown_record(record_id, storage, token).model_dump_json().encode())
 
 
@@ -137,7 +137,7 @@ def shown_record(record_id: str, storage: Storage, token: Token) -> StoredRecord
 @router.post("/records:withdraw")
 @refuses(404)
 def withdraw(body: WithdrawRequest, storage: StorageDep, audit: AuditDep, _: Admin) -> WithdrawView:
-    """Take back what a bad device said; jobs that were built on it are told."""
+    """Withdraw the records of a faulty device. Jobs that used them are notified."""
     if not body.records and not body.workers:
         raise invalid("body: give 'records' or 'workers'")
     with storage.together():
@@ -161,7 +161,7 @@ def export(
     threads: ThreadsQuery = None,
     numerics: Numerics | None = None,
 ) -> StreamingResponse:
-    """The records that are served, one signed JSON line each."""
+    """Export the served records, one signed JSON line per record."""
     key = signing_key(settings.signing_key_file)
     target_key = None if target is None else target_key_of(target, storage)
 
@@ -179,10 +179,10 @@ def export(
 async def import_(
     request: Request, storage: StorageDep, settings: SettingsDep, audit: AuditDep, _: Admin
 ) -> ImportView:
-    """Take in what `records:export` of a service gave whose key is trusted here.
+    """Import the lines of another service's `records:export`, if its key is trusted here.
 
-    Five hundred lines are one transaction. If it fails in between, the lines before are taken in,
-    and sending all of it again changes nothing of them.
+    Each transaction has 500 lines. After a failure, the earlier lines stay imported. Sending
+    all lines again does not change them.
     """
     lines = await request.body()
     return await run_in_threadpool(taken_in, lines, storage, settings, audit)
@@ -208,8 +208,11 @@ def explain_schedule(
     threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:
-    """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a
-    target with the same instructions, that of the nearest shape, or the default."""
+    """The schedule to use for a workload, and its certainty.
+
+    It comes from the workload's own record, a record of a target with the same instructions, the
+    record of the nearest shape, or the default schedule.
+    """
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
     mode = Mode(target_of_key(key.target_key, storage), threads, numerics)
     answer = best_answer(storage, workload, mode)
@@ -225,7 +228,7 @@ def explain_schedule(
 
 @router.get("/signing-key")
 def get_signing_key(settings: SettingsDep, _: Reader) -> SigningKeyView:
-    """Whom to trust if one wants this service's records."""
+    """The public key to trust in order to import this service's records."""
     return SigningKeyView(public_key=signing_key(settings.signing_key_file).public)
 
 

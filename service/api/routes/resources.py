@@ -68,7 +68,7 @@ def list_tasks(
     workload: Digest | None = None,
     status: TaskStatus | None = None,
 ) -> list[TaskView]:
-    """Tasks of all jobs, job by job."""
+    """Tasks of all jobs, ordered by job."""
     found = storage.tasks.search(
         job_id=None if job is None else whole_job_id(storage, job, token),
         workload_key=workload,
@@ -93,7 +93,7 @@ def list_trials(
     origin: Annotated[str | None, Query(max_length=200, description="Who suggested it")] = None,
     worker: Annotated[str | None, Query(max_length=200, description="Who measured it")] = None,
 ) -> list[TrialView]:
-    """Measured candidates of a job or of a workload, failures too, the newest first."""
+    """Trials of a job or of a workload, including failed ones, the newest first."""
     if job is None and workload is None:
         raise invalid("query: give 'job' or 'workload'")
     found = storage.trials.list(
@@ -112,14 +112,14 @@ def list_trials(
 
 @router.get("/workloads")
 def list_workloads(storage: StorageDep, _: Reader, pages: PagesDep) -> list[StoredWorkloadView]:
-    """Workloads with their texts, the newest first."""
+    """Workloads as text, the newest first."""
     found = storage.workloads.list_workloads(limit=pages.limit, after=pages.after)
     return [workload_view(stored) for stored in pages.told(found)]
 
 
 @router.get("/workloads/{key}", response_model=WorkloadView, responses=NOT_MODIFIED)
 def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> Response:
-    """The text that a workload key stands for."""
+    """A workload as text, by its key."""
     key, text = storage.workloads.found_workload(key)
     view = WorkloadView(key=key, text=text)
     return tagged(request, view.model_dump_json().encode())
@@ -127,6 +127,6 @@ def get_workload(key: str, request: Request, storage: StorageDep, _: Reader) -> 
 
 @router.get("/targets")
 def list_targets(storage: StorageDep, _: Reader, pages: PagesDep) -> list[TargetView]:
-    """Targets that jobs and workers have brought, by key."""
+    """Targets of jobs and workers, ordered by key."""
     found = storage.workloads.list_targets(limit=pages.limit, after=pages.after)
     return [target_view(stored) for stored in pages.told(found)]

@@ -36,8 +36,8 @@ async def upload_samples(
 ) -> SamplesView:
     """Save samples of a model's inputs. The body is an .npz file of arrays by input name.
 
-    It holds one sample; or many, where each array has a multiple of the rows that its input takes.
-    A file that no open job names is removed after a while (`TILEWRIGHT_KEEP_BLOBS_SECONDS`).
+    The file holds one sample, or several: each array then has a multiple of its input's rows.
+    A file that no open job names is removed after `TILEWRIGHT_KEEP_BLOBS_SECONDS`.
     """
     await run_in_threadpool(limiter.take, Limited.UPLOADS)
     limit = settings.max_samples_bytes

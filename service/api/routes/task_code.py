@@ -47,9 +47,11 @@ async def get_code(
     token: Reader,
     untuned: bool = False,
 ) -> CodeView:
-    """The loop nest and the assembly of a task's best schedule, with its registers and spills
-    counted: of its fastest trial while none is chosen. With `untuned`, or without a trial that
-    worked, of the untuned one."""
+    """The loop nest and the assembly of a task's best schedule, with their registers and spills.
+
+    While no schedule is chosen, this is the schedule of the fastest trial. With `untuned`, or
+    without a successful trial, it is the untuned schedule.
+    """
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await code_of(found, untuned, storage, planning, limiter)
 
@@ -64,10 +66,10 @@ async def get_predictions(
     limiter: LimiterDep,
     token: Reader,
 ) -> PredictionsView:
-    """What the models of cost say of a task's newest trials, beside what was measured.
+    """Predicted and measured times of a task's newest trials.
 
-    The cost model is the version that tuning runs of the target start from, and may have learned
-    from these trials; the estimate is that of the machine's roofs.
+    The cost model is the promoted version of the target. Its training data may include these
+    trials. The estimate is the roofline model's.
     """
     found = await run_in_threadpool(task_of_job, job_id, workload, storage, token)
     return await predictions_of(found, storage, planning, limiter)

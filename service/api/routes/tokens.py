@@ -26,7 +26,7 @@ router = APIRouter(tags=["tokens"], route_class=GatedRoute)
 def create_token(
     body: TokenRequest, storage: StorageDep, audit: AuditDep, _: Admin
 ) -> NewTokenView:
-    """A new token; its secret is shown this once."""
+    """Create a token. Only this answer contains its secret."""
     with storage.together():
         secret, token = storage.tokens.create(
             body.name,
@@ -49,7 +49,7 @@ def create_token(
 
 @router.get("/tokens")
 def list_tokens(storage: StorageDep, _: Admin, pages: PagesDep) -> list[TokenView]:
-    """Tokens without their secrets, the oldest first; the revoked ones too."""
+    """Tokens without their secrets, including revoked tokens, the oldest first."""
     found = storage.tokens.list(limit=pages.limit, after=pages.after)
     return [token_view(token) for token in pages.told(found)]
 
@@ -63,9 +63,10 @@ def rotate_token(
     audit: AuditDep,
     _: Admin,
 ) -> NewTokenView:
-    """A new secret for a token, shown this once. The one before is taken for `grace_seconds` yet.
+    """Give a token a new secret. Only this answer contains it.
 
-    The owner's token in the service's data folder is written there, too.
+    The old secret stays valid for `grace_seconds`. If the token is the owner's token in the
+    service's data folder, that file is rewritten, too.
     """
     with storage.together():
         secret, token = storage.tokens.rotate(
@@ -79,7 +80,7 @@ def rotate_token(
 
 @router.delete("/tokens/{token_id}")
 def revoke_token(token_id: str, storage: StorageDep, audit: AuditDep, _: Admin) -> TokenView:
-    """The token is refused from now on."""
+    """Revoke a token. It is invalid from now on."""
     with storage.together():
         token = storage.tokens.revoke(token_id)
         audit(Action.TOKEN_REVOKED, token.id, name=token.name)

@@ -68,7 +68,7 @@ def register_worker(
     settings: SettingsDep,
     token: Measurer,
 ) -> RegistrationView:
-    """A worker introduces itself, or comes back after a restart."""
+    """Register a worker, or register it again after a restart."""
     check_version(body.name, body.protocol)
     if body.worker_id is not None:
         with suppress(NotFoundError):  # not found: the worker is new
@@ -96,8 +96,10 @@ def register_worker(
 def list_workers(
     storage: StorageDep, _: Reader, pages: PagesDep, alive: bool = False
 ) -> list[WorkerView]:
-    """Workers and their devices, the first registered first; a page may be short where only those
-    that are `alive` are wanted."""
+    """Workers and their devices, in the order of registration.
+
+    With `alive`, a page may have fewer items than its limit.
+    """
     in_hand = storage.leases.in_hand()
     found = pages.told(storage.workers.list(alive=alive, limit=pages.limit, after=pages.after))
     names = target_names(storage)
@@ -112,7 +114,7 @@ def list_workers(
 async def heartbeat(
     worker_id: str, body: HeartbeatRequest, traffic: WorkerTrafficDep, token: Measurer
 ) -> HeartbeatView:
-    """The worker lives: renew its leases. Those that it has lost are missing from the answer."""
+    """Renew a worker's leases. Lost leases are missing from the answer."""
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()
     sign = Heartbeat(worker_id, body.device, speed, condition)
@@ -128,11 +130,10 @@ async def heartbeat(
 def drain(
     worker_id: str, body: DrainRequest, storage: StorageDep, audit: AuditDep, token: Measurer
 ) -> WorkerView:
-    """Give a worker no new leases, or with `draining` false new ones again. It finishes those it
-    has.
+    """Give a worker no new leases, or new ones again if `draining` is false.
 
-    A worker that is drained stays so when it is started again. An admin who uses a worker again
-    also ends its quarantine.
+    A drained worker finishes its leases, and stays drained after a restart. An admin who resumes a
+    worker also ends its quarantine.
     """
     worker_id = _own_id(worker_id, storage, token)
     action = Action.WORKER_DRAINED if body.draining else Action.WORKER_RESUMED
@@ -148,7 +149,7 @@ def drain(
 
 @router.delete("/workers/{worker_id}", status_code=204)
 def leave(worker_id: str, storage: StorageDep, token: Measurer) -> None:
-    """The worker says good-bye."""
+    """Remove a worker that shuts down."""
     worker_id = _own_id(worker_id, storage, token)
     storage.workers.leave(worker_id)
     match_jobs(storage)

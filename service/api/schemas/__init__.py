@@ -1,4 +1,4 @@
-"""The bodies of requests and answers over HTTP: all that the client knows of the service.
+"""The bodies of requests and answers over HTTP: the interface of service and client.
 
-One file a resource; `fields` and `bodies` are what they share.
+Each resource has a module. `fields` and `bodies` are shared by all.
 """

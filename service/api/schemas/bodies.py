@@ -1,4 +1,4 @@
-"""What all bodies of requests and answers over HTTP have in common."""
+"""Base classes of the bodies of requests and answers over HTTP."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ plain_body: ContextVar[bool] = ContextVar("plain_body", default=False)
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether JSON, or a part of it, can hold no character but those of ASCII that may be printed:
-    then nobody need look at each text in it, which takes longer than to read it."""
+    """Whether JSON, or a part of it, contains only ASCII and no escapes of other characters.
+
+    Checking every string of such a body, which takes longer than parsing it, is then omitted.
+    """
     # with null characters it might be UTF-16, in which an escape looks otherwise
     return data.isascii() and b"\\u" not in data and b"\0" not in data
 
 
 def storable(value: Any) -> Any:
-    """The value, if every database can hold the text in it, keys included.
+    """Return the value if every database can store its strings, including keys.
 
     Raises:
         ValueError: for a null character, or half of a surrogate pair.
@@ -51,12 +53,12 @@ def _is_torn(text: str) -> bool:
 
 
 def shown(**fields: Any) -> ConfigDict:
-    """The configuration of a body with an example for the description of the interface."""
+    """Return the configuration of a body with an example for the OpenAPI description."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class RequestBody(BaseModel):
-    """A request body: unknown fields are refused, so that a typo is no silent default."""
+    """A request body. Unknown fields are refused, so that a typo does not select a default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,7 +69,7 @@ class RequestBody(BaseModel):
 
 
 class View(BaseModel):
-    """What the service answers; a newer service may send more."""
+    """The body of an answer. Fields that a newer service adds are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

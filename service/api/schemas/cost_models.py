@@ -11,7 +11,7 @@ from tilewright.service.api.schemas.fields import SHOWN_TARGET, Key, Time
 
 
 class CostModelView(View):
-    """A version; `scores` and `chance` are of the held-out tasks, its own and by chance."""
+    """A version. `scores` are its scores on held-out tasks, `chance` those of random order."""
 
     target_key: Key
     version: int
@@ -38,7 +38,7 @@ class PromotionRequest(RequestBody):
 
 
 class RollbackRequest(RequestBody):
-    """Bring back the version that was promoted before the present one."""
+    """Promote again the version that was in use before the current one."""
 
     model_config = shown(target=SHOWN_TARGET)
 

@@ -56,11 +56,11 @@ Threads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 
 SizeRange = Annotated[str, Field(max_length=400, examples=["1..512@32:0.5,128:0.3"])]
 """`1..512`, `32..640:32` (multiples), `1..` (no bound), `1..512@8,128` (size hints), `@128` (hints
-alone). Who has it in a field reads it with `size_choices`, which names the dimension."""
+alone). `size_choices` parses it, and names the dimension in its errors."""
 
 
 def _name(text: str) -> str:
-    """A name that is what it looks like, on a terminal and in a page."""
+    """Check that a name is printable, without surrounding white space."""
     if not text.isprintable() or text != text.strip():
         raise ValueError("a name holds no control characters, and no space around it")
     return text

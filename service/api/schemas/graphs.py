@@ -1,4 +1,4 @@
-"""How a model is cut into kernels, as it travels over HTTP."""
+"""Partition of a model into kernels, as a body over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OnnxNodeView(View):
 
 
 class GraphStepView(View):
-    """A step of a model's plan, and where a drawing in layers has the centre of its box."""
+    """A step of a model's plan, and the centre of its box in a layered drawing."""
 
     kind: str = Field(
         description="input, output, kernel, native, loop, branch or refusal", examples=["kernel"]

@@ -1,4 +1,4 @@
-"""Whether the service works."""
+"""Health of the service, as a body over HTTP."""
 
 from __future__ import annotations
 

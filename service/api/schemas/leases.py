@@ -19,8 +19,8 @@ from tilewright.service.api.schemas.fields import (
 
 
 class ClaimRequest(RequestBody):
-    """`claim_id` is the worker's name for this claim, never used before. Sent again because the
-    answer was lost, the claim brings the same leases."""
+    """A claim of leases. `claim_id` is unique per claim. Repeated after a lost answer, a claim
+    returns the same leases."""
 
     model_config = shown(worker_id=SHOWN_ID, claim_id=SHOWN_ID, limit=2, wait_seconds=30.0)
 
@@ -53,7 +53,7 @@ class PlainRequest(RequestBody):
 
 
 class PlainView(View):
-    """A request with a plan, which is JSON of numbers and names, and arrays, by their digests in
+    """An expanded request: a plan as JSON of numbers and names, and the digests of its arrays in
     `plain`."""
 
     request_id: Id
@@ -78,8 +78,8 @@ class ResultView(View):
 
 
 class FailureRequest(RequestBody):
-    """The worker does not work on the request: it was `killed` with it in its hand, this device
-    cannot (`worker`), or what the service sent cannot be worked on (`service`)."""
+    """A worker's failure to work on a request. Causes: the process was `killed` during the work,
+    the device cannot do it (`worker`), or the service's request is invalid (`service`)."""
 
     model_config = shown(worker_id=SHOWN_ID, cause="worker", error="no memory for the inputs")
 

@@ -1,4 +1,4 @@
-"""Questions for schedules, and their answers."""
+"""Lookups of schedules, and their answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class IntervalView(View):
 
 
 class RecordView(View):
-    """The best schedule known, the measurement that says so, and how sure its time is."""
+    """The best known schedule, its measurement, and the interval of its time."""
 
     workload_key: Key
     target_key: Key
@@ -50,7 +50,7 @@ class RecordView(View):
 
 
 class LookupRequest(ModeRequest):
-    """Schedules in bulk: of the named workloads, or of all that a model is cut into."""
+    """A lookup of the schedules of the named workloads, or of all workloads of a model."""
 
     model_config = shown(workloads=[SHOWN_KEY], target=SHOWN_TARGET, threads=1)
 

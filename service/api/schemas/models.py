@@ -9,7 +9,7 @@ from tilewright.service.api.schemas.fields import Key, Time
 
 
 class SamplesView(View):
-    """Samples as they are stored; jobs name them by the digest."""
+    """Stored samples. Jobs refer to them by the digest."""
 
     digest: Key
     bytes: int = Field(examples=[1_204_224])

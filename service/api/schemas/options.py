@@ -30,7 +30,7 @@ def _field(each: OptionField) -> Any:
 
 
 def body_type(annotation: Any) -> Any:
-    """The type of a request's field: tuples are lists, and marks are Pydantic's."""
+    """Return the type of a request's field, with lists for tuples and Pydantic's metadata."""
     if annotation in (DigestText, SizeText):
         return Digest if annotation == DigestText else SizeRange
     marks: tuple[Any, ...] = ()
@@ -58,7 +58,7 @@ def body_type(annotation: Any) -> Any:
 
 
 class OptionsBody(RequestBody):
-    """A body whose own fields are followed by those of classes of options."""
+    """A body with its own fields, followed by the fields of classes of options."""
 
     def __init_subclass__(cls, options: tuple[type, ...] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -74,7 +74,7 @@ class OptionsBody(RequestBody):
 
 
 class ModeRequest(OptionsBody, options=(ModeOptions,)):
-    """A body with the fields of a mode that a request states, but the target."""
+    """A body with the fields of a mode that a request states, except the target."""
 
     @property
     def mode_options(self) -> ModeOptions:

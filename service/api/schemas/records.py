@@ -1,4 +1,4 @@
-"""Records with what became of them, as they travel over HTTP."""
+"""Records and their states, as bodies over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilewright.service.api.schemas.lookups import RecordView
 
 
 class StoredRecordView(View):
-    """A record, what became of it, and what a second measurement said."""
+    """A record, its state, and its second measurement."""
 
     id: Id
     name: str = Field("", description="Of its workload", examples=["conv 3x3 +relu 64x56x56"])
@@ -52,7 +52,7 @@ class CoverageView(View):
 
 
 class WithdrawRequest(RequestBody):
-    """What to take back: records by their ids, or all that workers measured, by name or id."""
+    """The records to withdraw: by their ids, or all records of workers, by name or id."""
 
     model_config = shown(reason="its governor was powersave", records=[SHOWN_ID])
 
@@ -62,7 +62,7 @@ class WithdrawRequest(RequestBody):
 
 
 class WithdrawView(View):
-    """What was taken back, what is served again in its place, and which jobs were told."""
+    """The withdrawn records, the restored records, and the notified jobs."""
 
     records: list[Id]
     restored: list[Id]
@@ -77,7 +77,7 @@ class RefusedLine(View):
 
 
 class ImportView(View):
-    """What became of the lines."""
+    """The numbers of imported lines by outcome, and the refused lines."""
 
     served: int
     slower: int
@@ -86,11 +86,11 @@ class ImportView(View):
 
 
 class AnswerView(View):
-    """The schedule to use for a workload, what that rests on, and how sure it is.
+    """The schedule to use for a workload, its origin, and its certainty.
 
-    `expected_loss` is the share by which it is expected to be slower than what tuning would find;
-    null if no measurement tells. `pairs` of measurements say so. `record` is what the schedule was
-    tuned for.
+    `expected_loss` is the expected slowdown relative to a tuned schedule, as a share. It is null
+    without measurements. `pairs` is the number of pairs of measurements behind it. `record` is the
+    record that the schedule was tuned for.
     """
 
     match: str = Field(

@@ -27,7 +27,7 @@ class WorkloadView(View):
 
 
 class TrialView(View):
-    """One measured candidate, and whether somebody took it back."""
+    """A measured candidate, and whether it was withdrawn."""
 
     id: Id
     job_id: Id
@@ -50,7 +50,7 @@ class TrialView(View):
 
 
 class StoredWorkloadView(View):
-    """`text` is what `key` is the hash of."""
+    """A workload as text. `key` is the hash of `text`."""
 
     key: Key
     text: str = Field(examples=["workload conv2d ..."])
@@ -58,7 +58,7 @@ class StoredWorkloadView(View):
 
 
 class TargetView(View):
-    """What code is generated for."""
+    """A target of code generation."""
 
     key: Key
     name: str = Field(examples=[SHOWN_TARGET])

@@ -57,7 +57,10 @@ class RotationRequest(RequestBody):
 
 
 class AuditView(View):
-    """One act; `actor` is a token's id, or "" for a command on the service's own machine."""
+    """An entry of the audit log.
+
+    `actor` is a token's id, or "" for a command on the service's machine.
+    """
 
     serial: int
     at: Time
@@ -70,6 +73,6 @@ class AuditView(View):
 
 
 class NewTokenView(TokenView):
-    """The only time that the secret is shown."""
+    """A new token with its secret. No other answer contains the secret."""
 
     secret: str = Field(examples=["tw_3q2-7wEjRWeJq83v"])

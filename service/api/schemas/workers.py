@@ -47,7 +47,7 @@ def check_device_facts(value: Mapping[str, Any]) -> None:
 
 @memo(64)
 def _objection(text: str) -> str | None:
-    """What is wrong with facts: a worker says the same ones with each measurement."""
+    """Return why facts are invalid, or None. Cached: workers send them with each measurement."""
     try:
         DeviceFacts.from_json(json.loads(text))
     except InvalidFactsError as error:
@@ -64,8 +64,8 @@ DeviceFactsJson = Annotated[dict[str, Any], AfterValidator(_device_facts)]
 
 
 class WorkerRequest(RequestBody):
-    """A worker introduces itself. It draws its id: with that, it is the same worker when it comes
-    again, after a restart or because it saw no answer."""
+    """The registration of a worker. The worker generates its id at random. With the same id, it is
+    the same worker after a restart or a lost answer."""
 
     model_config = shown(name="rack-3", targets=[SHOWN_TARGET], protocol=PROTOCOL)
 
@@ -83,24 +83,24 @@ class WorkerRequest(RequestBody):
 
 
 class WorkerSpeed(RequestBody):
-    """The reference kernel as a worker last timed it, and its ratios to the best it did there."""
+    """A worker's last times of the reference kernel, and their ratios to its best times."""
 
     arithmetic_seconds: float = Field(ge=0, allow_inf_nan=False)
     memory_seconds: float = Field(ge=0, allow_inf_nan=False)
     arithmetic_ratio: float = Field(ge=0, allow_inf_nan=False)
     memory_ratio: float = Field(ge=0, allow_inf_nan=False)
-    disturbed: bool = Field(description="Slow just now: what is measured is measured again")
-    throttled: bool = Field(description="Disturbed for half a minute without a break")
+    disturbed: bool = Field(description="Currently slow: measurements are repeated")
+    throttled: bool = Field(description="Disturbed for half a minute without interruption")
 
 
 class WorkerCondition(RequestBody):
-    """What the operating system of a worker's device says of it just now; null: nothing."""
+    """The current condition of a worker's device, from its operating system; null if unknown."""
 
     temperature_celsius: float | None = Field(
-        None, ge=-300, le=300, allow_inf_nan=False, description="Of the hottest sensor"
+        None, ge=-300, le=300, allow_inf_nan=False, description="Temperature of the hottest sensor"
     )
     load: float | None = Field(
-        None, ge=0, le=1e6, allow_inf_nan=False, description="Average of the last minute"
+        None, ge=0, le=1e6, allow_inf_nan=False, description="Average load of the last minute"
     )
     clock_ratio: float | None = Field(
         None,
@@ -163,7 +163,7 @@ class RegistrationView(View):
 
 
 class DrainRequest(RequestBody):
-    """Whether a worker is to be drained, or used again."""
+    """A request to drain a worker, or to resume it."""
 
     model_config = shown(draining=True)
 
@@ -171,7 +171,7 @@ class DrainRequest(RequestBody):
 
 
 class HeartbeatRequest(RequestBody):
-    """`leases`: what the worker holds."""
+    """A heartbeat of a worker that holds `leases`."""
 
     model_config = shown(leases=[SHOWN_ID], condition={"load": 0.4, "governor": "performance"})
 
@@ -182,7 +182,7 @@ class HeartbeatRequest(RequestBody):
 
 
 class HeartbeatView(View):
-    """Leases that are missing from `renewed` are lost: the worker drops them."""
+    """The answer to a heartbeat. Leases that `renewed` lacks are lost; the worker drops them."""
 
     renewed: dict[str, float] = Field(
         description="Until when, by lease", examples=[{SHOWN_ID: SHOWN_TIME}]
