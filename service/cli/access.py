@@ -40,10 +40,10 @@ def create_token(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a bearer token in the database, and print its secret.
+    """Create a bearer token in the database, and print its secret.
 
-    It sees the jobs and models of tokens of the same name, and those of others with --all-owners
-    or the scope admin. Tuning records are everybody's.
+    The token sees the jobs and models of tokens of the same name. With --all-owners or the scope
+    admin, it sees all jobs and models. Every token sees all tuning records.
 
     Example: tilewright token create board --scope measure --days 90
     """
@@ -98,7 +98,7 @@ def create_token(
 def list_tokens(
     server: ServerOption = None, token: TokenOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the tokens of a service, when each was used last, and until when it holds.
+    """List the tokens of a service, with the times of last use and of expiry.
 
     Example: tilewright token list --json
     """
@@ -160,7 +160,7 @@ def revoke(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a token at once.
+    """Revoke a token at once.
 
     Example: tilewright token revoke 5c2e
     """
@@ -184,7 +184,7 @@ def audit(
     server: ServerOption = None,
     token: TokenOption = None,
 ) -> None:
-    """Who did what, when, and from where; the newest first.
+    """List the entries of the audit log: actor, action, time and address, the newest first.
 
     Example: tilewright server audit --action token.revoked --limit 100
     """

@@ -68,11 +68,11 @@ def bench(
     on: OnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time a model with the schedules that the database knows, interleaved with another engine.
+    """Time a model with the schedules in the database, interleaved with another engine.
 
-    The speed-up is the other engine's time over ours: above 1x this program is faster. Of ranges it
-    is timed at the size hints of --dim, or at those of its profile. On a worker it runs interleaved
-    with its untuned program, until the speed-up is sure.
+    The speed-up is the other engine's time over ours: above 1x, Tilewright is faster. A model with
+    ranges is timed at the size hints of --dim, or at those of its profile. On a worker, the model
+    alternates with its untuned program until the speed-up is certain.
 
     Example: tilewright bench model.onnx --against onnxruntime
     """

@@ -23,7 +23,7 @@ def list_models(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List versions, the newest first.
+    """List the versions of cost models, the newest first.
 
     Example: tilewright cost-model list --target host
     """
@@ -39,7 +39,7 @@ def list_models(
 
 
 def train(target: TargetOption = "host", as_json: JsonOption = False) -> None:
-    """Train a version on all trials of a target; it is promoted if it is better.
+    """Train a version on all trials of a target, and promote it if it is better.
 
     Example: tilewright cost-model train --target znver4
     """
@@ -62,7 +62,7 @@ def promote(
     target: TargetOption = "host",
     as_json: JsonOption = False,
 ) -> None:
-    """Let tuning runs start from a version.
+    """Promote a version: later tuning runs start from it.
 
     Example: tilewright cost-model promote 3
     """
@@ -78,7 +78,7 @@ def promote(
 
 
 def rollback(target: TargetOption = "host", as_json: JsonOption = False) -> None:
-    """Bring back the version that was promoted before.
+    """Promote again the version that was in use before.
 
     Example: tilewright cost-model rollback --target znver4
     """

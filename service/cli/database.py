@@ -24,7 +24,7 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare rows, references and blobs; status 1 if something is lost, or will be.
+    """Check rows, references and blobs. The status is 1 if data is lost, or will be.
 
     Example: tilewright db check --deep
     """
@@ -49,7 +49,7 @@ def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive to write")],
     as_json: JsonOption = False,
 ) -> None:
-    """Save all rows and blobs in one archive; the service may go on meanwhile.
+    """Save all rows and blobs in one archive. The service may run meanwhile.
 
     Example: tilewright db backup tilewright.tar
     """
@@ -76,7 +76,7 @@ def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive that `db backup` wrote")],
     as_json: JsonOption = False,
 ) -> None:
-    """Fill an empty database from an archive, whichever kind of database that was made of.
+    """Fill an empty database from an archive of any kind of database.
 
     Example: tilewright db restore tilewright.tar
     """

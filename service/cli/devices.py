@@ -43,8 +43,10 @@ def list_devices(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the devices to tune for: this machine (`tune`) and the workers of a service (`job
-    submit`); then the workers, whether they live, and how fast their devices are just now.
+    """List the devices to tune for, and the workers of a service.
+
+    Devices are this machine (`tune`) and those of a service's workers (`job submit`). The list of
+    workers shows which are alive, and the current speed of their devices.
 
     Example: tilewright device list --server http://server:8080
     """
@@ -183,7 +185,7 @@ def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[
 
 
 def _drained(worker: WorkerView) -> str:
-    """Give a worker no new measurements; it finishes those that it has.
+    """Give a worker no new measurements. It finishes its current ones.
 
     Example: tilewright device drain board
     """
@@ -192,7 +194,7 @@ def _drained(worker: WorkerView) -> str:
 
 
 def _resumed(worker: WorkerView) -> str:
-    """Give a worker that was drained new measurements again.
+    """Give a drained worker new measurements again.
 
     Example: tilewright device resume board
     """
@@ -228,9 +230,9 @@ def link(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """An address that makes the browser that opens it a measurement worker, for a while.
+    """Print an address that makes a browser a measurement worker for a limited time.
 
-    Its token measures and does nothing else. It is in the fragment, which browsers send to nobody.
+    The token in it permits only measurements. It is in the fragment, which browsers do not send.
 
     Example: tilewright device link --name phone --minutes 30
     """
@@ -250,7 +252,7 @@ def check(
     cores: CoresOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong with this device and what to type; that needs no service.
+    """Check this device, and print a remedy for each problem. Needs no service.
 
     Example: tilewright device check --json
     """

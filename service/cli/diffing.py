@@ -30,11 +30,11 @@ def diff(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What differs between two artifacts or jobs: kernels, times, schedules, sizes, precision.
+    """Compare two artifacts or jobs: kernels, times, schedules, sizes, precision.
 
-    Kernels are matched by their workloads, and those of other types or layouts by what they
-    compute ("alike"). Times are those that a job measured; artifacts that run on this machine are
-    timed, kernel by kernel. The speed-up of B over A is above 1x if B is faster.
+    Kernels are matched by their workloads. Kernels of other types or layouts are matched by their
+    computation ("alike"). A job's times are its measurements. Artifacts that run on this machine
+    are timed per kernel. The speed-up of B over A is above 1x if B is faster.
 
     Example: tilewright diff before/ after/
     """

@@ -13,7 +13,7 @@ from tilewright.service.cli.terminal import say
 def doctor(
     as_json: JsonOption = False,
 ) -> None:
-    """What is wrong with this machine and this installation, and what to type.
+    """Check this machine and this installation, and print a remedy for each problem.
 
     Status 0: nothing to do; 3: something is poor; 1: something does not work.
 

@@ -65,9 +65,10 @@ def show_graph(
     as_json: JsonOption = False,
     dump_after: DumpOption = None,
 ) -> None:
-    """Operators, parameters, MACs, memory traffic, and the workloads a model is cut into; of an
-    artifact, the programs in it and the sizes that they are for. Of ranges the figures are those at
-    the size hints.
+    """Show a model's operators, parameters, MACs, memory traffic and workloads.
+
+    For an artifact, show its programs and their sizes. For ranges, the figures are at the size
+    hints.
 
     Example: tilewright show graph model.onnx --dim batch=1
     """
@@ -145,7 +146,7 @@ def compile_(
     timings: TimingsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile to an artifact folder, a C library or a program, with whatever the database knows.
+    """Compile to an artifact folder, a C library or a program, with the schedules in the database.
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
@@ -294,7 +295,7 @@ def run(
     dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a model, or an artifact, on arrays from a file; without a file, on random ones.
+    """Run a model or an artifact on arrays from a file, or on random arrays.
 
     Example: tilewright run artifact --inputs in.npz --outputs out.npz
     """

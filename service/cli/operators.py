@@ -9,7 +9,7 @@ from tilewright.service.cli.terminal import say, say_json
 
 
 def show_operators(as_json: JsonOption = False) -> None:
-    """Every ONNX operator that compiles: opsets, element types and limits, in Markdown.
+    """List the supported ONNX operators: opsets, element types and limits, in Markdown.
 
     Example: tilewright show operators --json
     """

@@ -49,11 +49,11 @@ def show_time(
     on: OnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Where the time of a run goes: every kernel, copy and native function, in its place.
+    """Show the time of each kernel, copy and native function of a run, in order.
 
-    The model runs on seeded inputs with the schedules that the database knows; `show kernels`
-    says what each kernel is. Of ranges there is a table for each size hint of --dim, or for
-    typical and the largest sizes; of an artifact --dim states hints alone, NAME=@HINT.
+    The model runs on seeded inputs with the schedules in the database. `show kernels` describes
+    the kernels. Ranges give a table per size hint of --dim, or per typical and largest size. For
+    an artifact, --dim states only hints, NAME=@HINT.
 
     Example: tilewright show time model.onnx --trace trace.json
     """

@@ -87,10 +87,10 @@ def quantize(
     as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
-    """Quantise a float32 model with onnxruntime, and say what each layer loses and saves.
+    """Quantise a float32 model with onnxruntime, and show the loss and saved time of each layer.
 
-    Accuracy is that of Tilewright's own executor on samples that calibration did not see, times
-    are those of the device. A model with nothing to quantise is written as it is.
+    Tilewright's own executor computes the accuracy, on samples outside the calibration. Times are
+    measured on the device. A model without quantisable operators is written unchanged.
 
     Example: tilewright quantize model.onnx -o int8.onnx --calibration samples/
     """

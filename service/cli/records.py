@@ -45,7 +45,7 @@ def list_records(
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="Most rows")] = 50,
     as_json: JsonOption = False,
 ) -> None:
-    """List records, the newest first.
+    """List tuning records, the newest first.
 
     Example: tilewright record list --target znver4 --state disputed
     """
@@ -94,7 +94,7 @@ def withdraw(
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the records")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Take back what a bad device said. Jobs that were built on it are told.
+    """Withdraw the records of a faulty device. Jobs that used them are notified.
 
     Example: tilewright record withdraw --worker board --reason "it throttles"
     """
@@ -137,7 +137,7 @@ def export(
     ] = None,
     target: TargetFilter = None,
 ) -> None:
-    """Write the records that are served as signed JSON lines.
+    """Write the served records as signed JSON lines.
 
     Example: tilewright record export -o ours.jsonl --target znver4
     """
@@ -162,7 +162,7 @@ def export(
 
 
 def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
-    """Take in signed records of a service that is trusted.
+    """Import signed records of a trusted service.
 
     Example: tilewright record import theirs.jsonl --trust KEY
     """
@@ -191,7 +191,7 @@ def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fa
 
 
 def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:
-    """Check the signatures and the contents of signed records; nothing is taken in.
+    """Check the signatures and the contents of signed records, without an import.
 
     Example: tilewright record verify theirs.jsonl --trust KEY
     """
@@ -212,7 +212,7 @@ def verify(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = Fal
 
 
 def key(as_json: JsonOption = False) -> None:
-    """Print the public key of this machine, which signs what it exports.
+    """Print the public key of the key with which this machine signs exported records.
 
     Example: tilewright record key
     """

@@ -64,7 +64,7 @@ def submit(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Upload a model, make a tuning job of it, and show how it goes.
+    """Upload a model, submit a tuning job, and show its progress.
 
     Example: tilewright job submit model.onnx --target board --trials 500 -o made
     """
@@ -199,7 +199,7 @@ def show_job(client: Client, job: str, _: bool) -> Job:
 
 @of_job
 def watch_job(client: Client, job: str, as_json: bool) -> Job:
-    """Show the events of a job until it ends, and then the job.
+    """Show the events of a job until it ends, followed by the job.
 
     Example: tilewright job watch 1f0e
     """
@@ -208,7 +208,7 @@ def watch_job(client: Client, job: str, as_json: bool) -> Job:
 
 @of_job
 def pause_job(client: Client, job: str, _: bool) -> Job:
-    """Stop a job at once; `job resume` lets it go on.
+    """Pause a job at once. `job resume` continues it.
 
     Example: tilewright job pause 1f0e
     """
@@ -218,7 +218,7 @@ def pause_job(client: Client, job: str, _: bool) -> Job:
 
 @of_job
 def resume_job(client: Client, job: str, _: bool) -> Job:
-    """Let a paused job go on.
+    """Resume a paused job.
 
     Example: tilewright job resume 1f0e
     """
@@ -228,7 +228,7 @@ def resume_job(client: Client, job: str, _: bool) -> Job:
 
 @of_job
 def cancel_job(client: Client, job: str, _: bool) -> Job:
-    """End a job at once.
+    """Cancel a job at once.
 
     Example: tilewright job cancel 1f0e
     """
@@ -245,7 +245,7 @@ def fetch_artifact(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch the artifact of a job.
+    """Download the artifact of a job.
 
     Example: tilewright job fetch 1f0e -o artifact
     """
@@ -321,9 +321,9 @@ def find_records(
     dim: RangesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The best schedules known, of one workload or of a whole model.
+    """Show the best known schedules of a workload, or of a model.
 
-    Of a workload that was never tuned, it says what to use instead.
+    For a workload that was never tuned, it shows the schedule to use instead.
 
     Example: tilewright record find model.onnx --target board
     """

@@ -29,7 +29,7 @@ def replay(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Repeat a tuning run from what was recorded: its decisions, its curve, its records.
+    """Repeat a recorded tuning run: its decisions, its curve and its records.
 
     Example: tilewright job replay tune-52f1c0de --curve curve.csv
     """

@@ -47,7 +47,7 @@ def serve(
 ) -> None:
     """Serve the REST interface, with a tuner process and a worker for this machine next to it.
 
-    With --tls-cert no worker is started: it could not check the certificate by a loopback address.
+    With --tls-cert, no worker starts: it could not verify the certificate at a loopback address.
 
     Example: tilewright server run --host 0.0.0.0 --tls-cert service.pem
     """
@@ -239,7 +239,7 @@ def tuner(
     ] = None,
     with_parent: WithParentOption = False,
 ) -> None:
-    """Take jobs from the database and tune; workers do the measuring.
+    """Take jobs from the database and tune them. Workers measure the candidates.
 
     Example: tilewright server tuner --builders 8
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_targets(as_json: JsonOption = False) -> None:
-    """List the targets that --target names, and say which one this machine is ('host').
+    """List the targets for --target, and mark the target of this machine ('host').
 
     Example: tilewright show targets --json
     """

@@ -34,10 +34,10 @@ def top(
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Jobs and devices as they are now, again and again until Ctrl-C.
+    """Show the current jobs and devices, refreshed until Ctrl-C.
 
-    Jobs that run are first, with what they gained so far and when they may end; then those that
-    wait, and those that ended last. Into a pipe, and with --json, it is printed once.
+    Running jobs are first, with their speed-up so far and expected end. Waiting jobs follow, and
+    then the jobs that ended last. In a pipe, or with --json, the view is printed once.
 
     Example: tilewright server top --interval 5
     """

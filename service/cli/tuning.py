@@ -38,7 +38,7 @@ def tune(
     timings: TimingsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tune a model on this machine. Ctrl-C stops; what was measured is kept.
+    """Tune a model on this machine. Ctrl-C stops the tuning and keeps the measurements.
 
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """

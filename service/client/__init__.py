@@ -1,7 +1,7 @@
 """A client of the service in Python: `Client` waits, `AsyncClient` is the same in coroutines.
 
 `asynchronous/` is written by hand, and `setup.py` generates `blocking/` from it (`generate.py`).
-What runs on a device has no pydantic and no HTTP library: workers have their own few calls
+Workers on devices lack pydantic and HTTP libraries, so they have their own HTTP calls
 (`tilewright.service.worker.http`).
 """
 

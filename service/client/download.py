@@ -1,4 +1,4 @@
-"""A file that arrives in parts: what is here already, what to ask for, whether it is whole."""
+"""Download of a file in parts: the bytes so far, the next request, and the final check."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TOTAL = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
 
 
 class Download:
-    """A download to `target`, which appears complete or not at all. A context that tidies up.
+    """A download to `target`, which appears complete or not at all. A context manager.
 
-    The parts are of one file: its tag is the same in every answer, its digest is checked at the
-    end where the service tells one.
+    Every answer must have the same entity tag, so all parts are of one file. If the service
+    states a digest, it is checked at the end.
     """
 
     def __init__(self, target: Path) -> None:
@@ -44,11 +44,11 @@ class Download:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the request for what is missing."""
+        """Return the headers of the request for the missing bytes."""
         return {"Range": f"bytes={self.received}-"} if self.received else {}
 
     def starts(self, answer: httpx2.Response) -> None:
-        """An answer has come; its body follows. Raises UnreachableError if it goes on elsewhere."""
+        """Begin an answer, before its body. Raises UnreachableError if it continues elsewhere."""
         tag = answer.headers.get("ETag", "")
         part = _TOTAL.fullmatch(answer.headers.get("Content-Range", ""))
         if answer.status_code != 206 or part is None:
@@ -63,13 +63,13 @@ class Download:
         self._tag, self._digest = tag, answer.headers.get("Digest", "")
 
     def write(self, chunk: bytes) -> None:
-        """The next bytes."""
+        """Append the next bytes."""
         self._file.write(chunk)
         self._checksum.update(chunk)
         self.received += len(chunk)
 
     def finish(self) -> None:
-        """The body ended: the file goes to its place. Raises UnreachableError if parts miss."""
+        """Move the whole file to its place. Raises UnreachableError if parts are missing."""
         if self._size is not None and self.received < self._size:
             raise UnreachableError(f"the file broke off after {self.received} bytes")
         wanted = self._digest.removeprefix("sha-256=")

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its service, and which of it passes by itself."""
+"""Errors of calls to a service, and which of them are temporary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClientError(Exception):
 
 
 class UnreachableError(ClientError):
-    """No answer, or half of one. Nothing is known of the effect."""
+    """The answer is missing or incomplete. Whether the request had an effect is unknown."""
 
     passing = True
 
@@ -60,11 +60,11 @@ class RefusedError(ClientError):
 
 
 class NotKnownError(RefusedError):
-    """What was asked about is not there."""
+    """The requested resource does not exist."""
 
 
 class JobEndedError(ClientError):
-    """A job that was waited for failed or was cancelled. `job` is how it ended."""
+    """A job failed or was cancelled while a call waited for it. `job` is its final state."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -72,7 +72,7 @@ class JobEndedError(ClientError):
 
 
 def refusal(answer: httpx2.Response) -> RefusedError:
-    """The error that an answer of 400 and above is; its body has been read."""
+    """Return the error of an answer of status 400 or above, whose body has been read."""
     try:
         problem = ProblemView.model_validate(json.loads(answer.text))
     except (ValueError, RecursionError):  # not the service's: a proxy's, say
@@ -92,7 +92,7 @@ def refusal(answer: httpx2.Response) -> RefusedError:
 
 
 def parsed(view: type[ViewT], text: str) -> ViewT:
-    """The view that an answer is. Raises ClientError."""
+    """Parse an answer as a view. Raises ClientError."""
     try:
         return view.model_validate_json(text)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What the client answers: views of the interface that notebooks show as tables and curves."""
+"""Results of the client: views of the REST interface that notebooks show as tables and curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Job(JobView):
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the kernels are as untuned, so far; None before it is known."""
+        """Speed-up of the kernels over the untuned ones so far; None before it is known."""
         default = finite(self.progress.default_seconds)
         best = finite(self.progress.best_seconds)
         return default / best if default and best else None
@@ -44,7 +44,7 @@ class Task(TaskView):
 
 
 class Curve(CurveView):
-    """How far a job was at each moment."""
+    """The progress of a job over time."""
 
     def _repr_html_(self) -> str:
         points = self.points
@@ -105,10 +105,10 @@ class Tasks(list[Task]):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of `Client.tune`.
+    """The result of `Client.tune`.
 
-    `artifact` is the folder that `tilewright.load_artifact` loads; None unless one was asked
-    for and made.
+    `artifact` is the folder that `tilewright.load_artifact` loads. It is None if no artifact was
+    requested or built.
     """
 
     job: Job
@@ -118,7 +118,7 @@ class Tuned:
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the kernels are as untuned."""
+        """Speed-up of the kernels over the untuned ones."""
         return self.job.gain
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,4 @@
-"""How long a service that does not answer is asked again, and with which pauses."""
+"""Retries of requests to a service that does not answer: their pauses and their end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
 class Silence:
-    """One call's attempts that failed in a row.
+    """The consecutive failed attempts of one call.
 
     A pause is twice the one before, shortened by chance so that many clients do not come back at
     once. The time counts from the first failure on: a job whose stream was quiet for an hour has
@@ -34,11 +34,11 @@ class Silence:
         self._opened = self._clock()
 
     def over(self) -> None:
-        """The service said something."""
+        """End the silence, because the service answered."""
         self._since, self._pause = None, FIRST_PAUSE_SECONDS
 
     def pause(self, error: ClientError) -> float:
-        """Seconds to wait before the next attempt. Raises `error` if there is to be none."""
+        """Return the seconds before the next attempt. Raises `error` after the last attempt."""
         if not error.passing:
             raise error
         now = self._clock()

@@ -1,4 +1,4 @@
-"""What is known of a task: its code, its trials, and what was predicted of them."""
+"""Results about a task: its code, its trials, and their predicted times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.service.units import finite, microseconds
 
 
 class Code(CodeView):
-    """A schedule of a task, as loop nest and assembly."""
+    """A task's schedule as loop nest and assembly."""
 
     def _repr_html_(self) -> str:
         facts = (
@@ -36,7 +36,7 @@ class Code(CodeView):
 
 
 class Predictions(PredictionsView):
-    """Predicted against measured, of the newest trials of a task."""
+    """Predicted and measured times of a task's newest trials."""
 
     def _repr_html_(self) -> str:
         pairs = [
@@ -99,7 +99,7 @@ class Records(list[StoredRecordView]):
 
 
 def schedule_text(chosen: Any) -> str:
-    """The algorithm and its knobs, of whatever the service says."""
+    """Return the algorithm and its knobs of a schedule in the service's JSON."""
     if isinstance(chosen, dict) and "algorithm" in chosen:
         choices = chosen.get("choices", {})
         knobs = choices.items() if isinstance(choices, dict) else ()

@@ -1,4 +1,4 @@
-"""The client: a typed call for each thing that a service does."""
+"""The client: a typed method per operation of a service."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ENDED_EARLY_SECONDS = 0.2
 
 
 class AsyncClient(AsyncConnection):
-    """One service with one token. A context that closes its connections.
+    """A connection to a service with a token. As a context manager, it closes its connections.
 
     Every method raises ClientError. While a service that answered before is away, or says that it
     will be back, requests are sent again, for `patience_seconds`; none is done twice.
@@ -161,7 +161,7 @@ class AsyncClient(AsyncConnection):
         return Tuned(job, await self.tasks(job.id), await self.curve(job.id), made)
 
     async def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
-        """Make a job; once, however often the request has to be sent."""
+        """Submit a job. A request that is sent again creates no second job."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return await self._view(
             Job,
@@ -174,7 +174,7 @@ class AsyncClient(AsyncConnection):
         )
 
     async def wait(self, job_id: str, progress: bool | Display = True) -> Job:
-        """The job when it has ended, however that was. `progress` as in `tune`."""
+        """Wait until a job ends, and return it, even if it failed. `progress` is as in `tune`."""
         shown = progress
         if isinstance(shown, bool):
             shown = display_for_here() if shown else Silent()
@@ -189,7 +189,7 @@ class AsyncClient(AsyncConnection):
     async def jobs(
         self, state: str | None = None, limit: int = 100, *, results: bool = True
     ) -> Jobs:
-        """The newest first; without `results`, which may be long, each is None."""
+        """Jobs, the newest first. Without `results`, which may be long, each `result` is None."""
         params = {"results": str(results).lower(), **_given(state=state)}
         return Jobs(await self._views(Job, "/v1/jobs", params, most=limit))
 
@@ -197,11 +197,11 @@ class AsyncClient(AsyncConnection):
         return Tasks(await self._views(Task, f"/v1/jobs/{quoted(job_id)}/tasks", most=None))
 
     async def curve(self, job_id: str) -> Curve:
-        """How far a job was, in a few hundred moments."""
+        """A job's progress over time, in a few hundred points."""
         return await self._view(Curve, "GET", f"/v1/jobs/{quoted(job_id)}/curve")
 
     async def log(self, job_id: str, limit: int = 100) -> list[JobEventView]:
-        """What happened to a job, the newest first."""
+        """A job's events, the newest first."""
         path = f"/v1/jobs/{quoted(job_id)}/log"
         return await self._views(JobEventView, path, most=limit)
 
@@ -212,7 +212,7 @@ class AsyncClient(AsyncConnection):
         return await self._view(Code, "GET", path, params=params, timeout=LONG_SECONDS)
 
     async def predictions(self, job_id: str, workload: str) -> Predictions:
-        """What the models of cost say of a task's newest trials, beside what was measured."""
+        """Predicted and measured times of a task's newest trials."""
         path = f"/v1/jobs/{quoted(job_id)}/tasks/{quoted(workload)}/predictions"
         return await self._view(Predictions, "GET", path, timeout=LONG_SECONDS)
 
@@ -229,15 +229,15 @@ class AsyncClient(AsyncConnection):
         return Trials(await self._views(TrialView, "/v1/trials", params, most=limit))
 
     async def cancel(self, job_id: str) -> Job:
-        """End a job at once; what it measured stays."""
+        """Cancel a job at once and keep its measurements."""
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:cancel", once=True)
 
     async def pause(self, job_id: str) -> Job:
-        """Stop a job at once until it is resumed."""
+        """Pause a job at once until it is resumed."""
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:pause", once=True)
 
     async def resume(self, job_id: str) -> Job:
-        """Let a paused job go on."""
+        """Resume a paused job."""
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:resume", once=True)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncIterator[JobEventView]:
@@ -294,13 +294,13 @@ class AsyncClient(AsyncConnection):
         return await self._view(RecordView, "GET", "/v1/schedules", params=params)
 
     async def workload(self, key: str) -> WorkloadView:
-        """A workload by its key, or by how that begins."""
+        """A workload by its key, or by the start of its key."""
         return await self._view(WorkloadView, "GET", f"/v1/workloads/{quoted(key)}")
 
     async def answer(
         self, workload: str, target: str, threads: int = 1, numerics: str = "fast"
     ) -> AnswerView:
-        """The schedule to use for a workload, tuned or not, and how sure it is."""
+        """The schedule to use for a workload, tuned or not, and its certainty."""
         params = {
             "workload": workload,
             "target": target,
@@ -321,8 +321,7 @@ class AsyncClient(AsyncConnection):
     async def records(
         self, workload: str | None = None, target: str | None = None, limit: int = 100
     ) -> Records:
-        """Records with what became of them, the newest first; `target` is a key, a name or a
-        worker."""
+        """Records and their states, the newest first. `target` is a key, a name or a worker."""
         params = _given(workload=workload, target=target)
         return Records(await self._views(StoredRecordView, "/v1/records", params, most=limit))
 
@@ -333,7 +332,7 @@ class AsyncClient(AsyncConnection):
     async def withdraw(
         self, reason: str, records: Sequence[str] = (), workers: Sequence[str] = ()
     ) -> WithdrawView:
-        """Take back records by their ids, or all that workers measured."""
+        """Withdraw records by their ids, or all records of workers."""
         body = WithdrawRequest(reason=reason, records=list(records), workers=list(workers))
         path = "/v1/records:withdraw"
         return await self._view(WithdrawView, "POST", path, json=body.model_dump(), once=True)
@@ -346,7 +345,7 @@ class AsyncClient(AsyncConnection):
         return await self._views(WorkerView, "/v1/workers", most=None)
 
     async def drain(self, worker_id: str, *, draining: bool = True) -> WorkerView:
-        """Give a worker no new leases, or new ones again."""
+        """Drain a worker, which then gets no new leases, or resume it."""
         path = f"/v1/workers/{quoted(worker_id)}/drain"
         return await self._view(WorkerView, "POST", path, json={"draining": draining})
 
@@ -380,5 +379,5 @@ class AsyncClient(AsyncConnection):
 
 
 def _given(**params: str | None) -> dict[str, str]:
-    """Parameters without those that nobody gave."""
+    """Return the parameters without those that are None."""
     return {name: value for name, value in params.items() if value is not None}

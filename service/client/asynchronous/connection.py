@@ -93,8 +93,8 @@ class AsyncConnection:
 
         Args:
             content: begins the body anew for each attempt.
-            once: name the request by a key, so that the service does it once, however often it
-                comes. What may be done twice needs none.
+            once: name the request by a key, so that the service executes it once. An idempotent
+                request needs no key.
         """
         sent = dict(headers or {})
         if once:
@@ -193,7 +193,10 @@ class AsyncConnection:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx2.HTTPError) -> UnreachableError:
-        """At an address where nobody ever answered there is no service to wait for."""
+        """Return the error of a failed request.
+
+        It ends the call at once if no service has ever answered at this address.
+        """
         self._met = self._met or not isinstance(error, NOT_MET)
         remedy = (
             ""
