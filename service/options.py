@@ -119,7 +119,7 @@ def given_values(options: Any) -> dict[str, Any]:
 
 
 def option_words(options: Any) -> list[str]:
-    """The words of a command line that state the options, but for those with their defaults."""
+    """Return the words of a command line that state the options, except default values."""
     words: list[str] = []
     for each in option_fields(type(options)):
         flag, value = each.option.flag, getattr(options, each.name)
@@ -155,7 +155,7 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
 
 
 def checked(options: JsonValue) -> Any:
-    """Equal options, whose values lie within their bounds. Raises OptionError with the flag."""
+    """Return equal options after a check of their bounds. Raises OptionError with the flag."""
     try:
         return type(options).from_json(options.to_json())
     except MalformedError as error:
@@ -166,7 +166,7 @@ def checked(options: JsonValue) -> Any:
 
 
 def _with_form(what: str) -> Callable[[type[T]], type[T]]:
-    """A class of options whose JSON form may lack any field."""
+    """Return a decorator for a class of options whose JSON form may lack any field."""
 
     def declared(kind: type[T]) -> type[T]:
         names = tuple(each.name for each in fields(kind))  # type: ignore[arg-type]
@@ -216,11 +216,11 @@ class ModeOptions(JsonValue):
 
     @classmethod
     def of(cls, mode: Mode) -> ModeOptions:
-        """The options that state a mode."""
+        """Return the options that state a mode."""
         return cls.from_json({n: v for n, v in mode.to_json().items() if n in cls.__slots__})
 
     def mode(self, target: Target, **more: Any) -> Mode:
-        """The mode for a target, with `more` fields that no option states."""
+        """Return the mode for a target, with `more` fields that no option states."""
         from tilewright.compiler.mode import Mode
 
         return Mode(target, **given_values(self), **more)
@@ -237,14 +237,14 @@ MORE_SECONDS = (2.0, 10.0)
 """Limits of the time for verifying a program for ranges at sizes other than its hints."""
 
 STOP_GAIN = 0.005
-"""The default of `stop_gain`. Nobody notices half a percent, and most runs get there long before
-their trials are spent."""
+"""The default of `stop_gain`. A gain of 0.5 % is not noticeable, and most runs
+reach it long before their trials are spent."""
 
 
 @_with_form("job budget")
 @dataclass(frozen=True, slots=True)
 class JobBudget(JsonValue):
-    """How much a job may cost; it ends at the first limit that it meets."""
+    """The limits of a job's cost. The job ends at the first limit that it reaches."""
 
     trials: Annotated[
         int, Between(0, 10_000_000), UserOption("Most candidates to measure", "--trials")

@@ -1,6 +1,6 @@
-"""Every setting of the web process, the tuner process and the client, and where it comes from.
+"""Settings of the web process, the tuner process and the client, with their sources.
 
-This is the one file that reads the environment: `TILEWRIGHT_` plus the field's name in capitals.
+Only this file reads the environment: `TILEWRIGHT_` plus the field's name in capitals.
 (The worker, which has no pydantic, takes the same names for its defaults.)
 """
 
@@ -15,13 +15,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def default_data_folder() -> Path:
-    """`$XDG_DATA_HOME/tilewright`, or `~/.local/share/tilewright`."""
+    """Return `$XDG_DATA_HOME/tilewright`, or `~/.local/share/tilewright`."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if base else Path.home() / ".local" / "share") / "tilewright"
 
 
 class Settings(BaseSettings):
-    """Settings with their defaults; each can be set as an environment variable."""
+    """Settings with their defaults. An environment variable overrides each."""
 
     model_config = SettingsConfigDict(
         env_prefix="TILEWRIGHT_", extra="ignore", frozen=True, allow_inf_nan=False
@@ -45,21 +45,21 @@ class Settings(BaseSettings):
     )
     tls_certificate: Path | None = Field(
         default=None,
-        description="PEM file that `server run` shows to clients; with it, it speaks TLS.",
+        description="PEM file of the certificate of `server run`, which enables TLS.",
     )
     tls_key: Path | None = Field(
-        default=None, description="PEM file of its key; none: it lies in the certificate's file."
+        default=None, description="PEM file of the certificate's key; empty: in the same file."
     )
     trusted_proxies: str = Field(
         default="127.0.0.1",
-        description="Addresses, with commas, whose X-Forwarded-For is believed; set, it also says "
-        "that `server run` on another address than loopback is behind a proxy.",
+        description="Comma-separated addresses whose X-Forwarded-For is trusted. If set, "
+        "`server run` on an address other than loopback counts as behind a proxy.",
     )
     server: str = Field(
         default="http://127.0.0.1:8080", description="URL of the service, for the client commands."
     )
     token: str = Field(
-        default="", description="Bearer token of the client; empty: the data folder's own."
+        default="", description="Bearer token of the client; empty: the token in the data folder."
     )
     max_model_bytes: int = Field(
         default=4 << 30, gt=0, description="Largest ONNX file that is accepted."
@@ -67,61 +67,61 @@ class Settings(BaseSettings):
     max_samples_bytes: int = Field(
         default=64 << 20,
         gt=0,
-        description="Largest file of samples, and the most that the samples of a job may hold.",
+        description="Largest file of samples, and largest total of a job's samples.",
     )
     max_body_bytes: int = Field(
-        default=1 << 20, gt=0, description="Largest request body but for models and results."
+        default=1 << 20, gt=0, description="Largest request body, except of models and results."
     )
     max_import_bytes: int = Field(
-        default=64 << 20, gt=0, description="Largest body of signed records that is taken in."
+        default=64 << 20, gt=0, description="Largest body of signed records for import."
     )
     max_result_bytes: int = Field(
         default=32 << 20,
         gt=0,
-        description="Largest result of a worker; it may bring back outputs of 16 MiB, in base64.",
+        description="Largest result of a worker. Its outputs may take 16 MiB, in base64.",
     )
     body_start_seconds: float = Field(
-        default=10.0, gt=0, description="Time until a request body must come at its least rate."
+        default=10.0, gt=0, description="Time before a request body's minimum rate applies."
     )
     body_bytes_per_second: float = Field(
-        default=16384.0, gt=0, description="Least rate at which a request body must come."
+        default=16384.0, gt=0, description="Minimum rate of a request body."
     )
     body_seconds: float = Field(
-        default=3600.0, gt=0, description="Longest time that a request body may take."
+        default=3600.0, gt=0, description="Longest time for a request body."
     )
     planning_seconds: float = Field(
-        default=120.0, gt=0, description="Longest time that reading and planning a model may take."
+        default=120.0, gt=0, description="Longest time for reading and planning a model."
     )
     planning_memory_bytes: int = Field(
         default=0,
         ge=0,
-        description="Memory that reading and planning a model may take; 0: half of the machine's, "
-        "or of its container's.",
+        description="Memory limit for reading and planning a model; 0: half of the memory "
+        "of the machine or of its container.",
     )
     verification_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="Longest time that the references of a model may take which its artifact is "
-        "verified with, at one size.",
+        description="Longest time for computing the reference outputs with which an artifact is "
+        "verified, at one size.",
     )
     planning_processes: int = Field(
         default=2,
         ge=1,
         le=64,
-        description="Models that the service reads and plans at a time; of several, one token's "
-        "take all but one.",
+        description="Models that the service reads and plans at a time. With several, one token "
+        "occupies all but one at most.",
     )
     header_seconds: float = Field(
-        default=10.0, gt=0, description="Longest time that the head of a request may take."
+        default=10.0, gt=0, description="Longest time for the head of a request."
     )
     max_connections: int = Field(
-        default=8192, gt=0, description="Open connections beyond which requests are answered 503."
+        default=8192, gt=0, description="Most open connections. Further requests are answered 503."
     )
     lease_seconds: float = Field(
         default=30.0, gt=0, description="Time a worker has to renew the lease of a measurement."
     )
     heartbeat_seconds: float = Field(
-        default=5.0, gt=0, description="How often a worker says that it lives, renewing its leases."
+        default=5.0, gt=0, description="Interval of a worker's heartbeats, which renew its leases."
     )
     worker_lost_seconds: float = Field(
         default=60.0, gt=0, description="Silence after which a worker counts as lost."
@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     worker_failures: int = Field(
         default=5,
         ge=1,
-        description="Failures of its own within an hour that put a worker into quarantine.",
+        description="Failures caused by a worker within an hour that quarantine it.",
     )
     uploads_per_minute: int = Field(
         default=120, ge=0, description="Uploads of models by one token; 0: no limit."
@@ -140,15 +140,15 @@ class Settings(BaseSettings):
     model_lookups_per_minute: int = Field(
         default=1200,
         ge=0,
-        description="Lookups by one token of models that have to be planned; 0: no limit.",
+        description="Lookups by one token of models that need planning; 0: no limit.",
     )
     spellings_per_minute: int = Field(
         default=600,
         ge=0,
-        description="Leases that are spelled out for workers of one token; 0: no limit.",
+        description="Leases that are expanded for workers of one token; 0: no limit.",
     )
     housekeeping_seconds: float = Field(
-        default=300.0, gt=0, description="How often the service removes what nobody needs any more."
+        default=300.0, gt=0, description="Interval at which the service removes unused data."
     )
     keep_finished_seconds: float = Field(
         default=3600.0,
@@ -163,15 +163,15 @@ class Settings(BaseSettings):
     keep_blobs_seconds: float = Field(
         default=900.0,
         ge=60,
-        description="How long blobs that nothing refers to are kept: a row may yet name one.",
+        description="How long unreferenced blobs are kept, as a later row may refer to one.",
     )
     keep_workers_seconds: float = Field(
-        default=7 * 86400.0, ge=60, description="Silence after which a worker is forgotten."
+        default=7 * 86400.0, ge=60, description="Silence after which a worker is removed."
     )
     keep_trials_days: float = Field(
         default=0.0,
         ge=0,
-        description="Days that trials are kept; those of records and open jobs always are; 0: all.",
+        description="Days that trials are kept, except of records and open jobs; 0: for ever.",
     )
     keep_jobs_days: float = Field(
         default=0.0,
@@ -181,10 +181,10 @@ class Settings(BaseSettings):
     keep_artifacts_days: float = Field(
         default=0.0,
         ge=0,
-        description="Days that artifacts are kept; the newest of each kind always is; 0: for ever.",
+        description="Days that artifacts are kept, except the newest of each kind; 0: for ever.",
     )
     keep_models_days: float = Field(
-        default=0.0, ge=0, description="Days that models are kept that no job names; 0: for ever."
+        default=0.0, ge=0, description="Days that models without a job are kept; 0: for ever."
     )
     keep_audit_days: float = Field(
         default=0.0, ge=0, description="Days that entries of the audit log are kept; 0: for ever."
@@ -201,22 +201,22 @@ class Settings(BaseSettings):
     job_wait_seconds: float = Field(
         default=86400.0,
         ge=0,
-        description="How long a job waits for a worker, unless it says so itself; then it ends "
-        "with what is known.",
+        description="How long a job waits for a worker, unless its own option states it. The job "
+        "then ends with the known schedules.",
     )
     job_stall_seconds: float = Field(
         default=3600.0,
         gt=0,
-        description="Time without a trial, a phase or a task after which a job is taken from its "
-        "tuner.",
+        description="Time without progress (a trial, phase or task) after which a job is taken "
+        "from its tuner.",
     )
     max_open_jobs: int = Field(
-        default=1000, ge=1, description="Open jobs of one token, unless the token says otherwise."
+        default=1000, ge=1, description="Open jobs of one token, unless it has its own quota."
     )
     max_running_jobs: int = Field(
         default=1000,
         ge=1,
-        description="Running jobs of one token, unless the token says otherwise.",
+        description="Running jobs of one token, unless it has its own quota.",
     )
     tuner_poll_seconds: float = Field(
         default=0.5, gt=0, description="How often an idle tuner looks for a job."
@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     builders: str = Field(
         default="0",
         pattern=r"^([0-9]{1,4}|dask(\+tls)?://[^\s/]+:[0-9]{1,5})$",
-        description="Processes that compile candidates (0: one for each core), or a Dask scheduler:"
+        description="Processes that compile candidates (0: one per core), or a Dask scheduler:"
         " dask://HOST:PORT, dask+tls://HOST:PORT.",
     )
     cost_model_trials: int = Field(
@@ -234,18 +234,18 @@ class Settings(BaseSettings):
     )
     signing_key: Path | None = Field(
         default=None,
-        description="PEM file of the key that exported records are signed with;"
-        " empty: one that is made in the data folder.",
+        description="PEM file of the key that signs exported records;"
+        " empty: a key that is generated in the data folder.",
     )
     trusted_keys: tuple[str, ...] = Field(
         default=(),
-        description="Public keys whose records are imported, as a JSON list; one's own is one.",
+        description="Public keys whose records are imported, as a JSON list, next to the own key.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
+        default="info", description="Minimum severity of logged messages."
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="How log lines look: for people or for machines."
+        default="text", description="Format of log lines: for people or for machines."
     )
 
     @property
@@ -254,7 +254,7 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.data_folder.absolute() / 'tilewright.db'}"
 
     def environment(self) -> dict[str, str]:
-        """That of this process, for one that is to open the same database."""
+        """Return the environment for a child process that opens the same database."""
         ours = {"TILEWRIGHT_DATA_FOLDER": str(self.data_folder)}
         if self.database_url:
             ours["TILEWRIGHT_DATABASE_URL"] = self.database_url
@@ -266,15 +266,15 @@ class Settings(BaseSettings):
 
     @property
     def token_file(self) -> Path:
-        """Where the embedded mode keeps the token that it made for its owner."""
+        """The file of the owner's token, which the embedded mode creates."""
         return self.data_folder / "token"
 
     @property
     def worker_token_file(self) -> Path:
-        """Where the service keeps the token of the worker that it starts."""
+        """The file of the token of the worker that the service starts."""
         return self.data_folder / "worker-token"
 
     @property
     def signing_key_file(self) -> Path:
-        """The key that exported records are signed with."""
+        """The file of the key that signs exported records."""
         return self.signing_key or self.data_folder / "signing-key.pem"

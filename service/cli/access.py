@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def create_token(
-    name: Annotated[str, typer.Argument(help="Whose token it is")],
+    name: Annotated[str, typer.Argument(help="Name of the token's owner")],
     scope: Annotated[
         list[str], typer.Option("--scope", help="submit, read, measure or admin; repeatable")
     ],
     days: Annotated[float | None, typer.Option("--days", min=0.01, help="Lifetime")] = None,
     max_open_jobs: Annotated[
-        int | None, typer.Option("--max-open-jobs", min=0, help="Quota of jobs that did not end")
+        int | None, typer.Option("--max-open-jobs", min=0, help="Quota of open jobs")
     ] = None,
     max_running_jobs: Annotated[
-        int | None, typer.Option("--max-running-jobs", min=0, help="Quota of jobs at a time")
+        int | None, typer.Option("--max-running-jobs", min=0, help="Quota of running jobs")
     ] = None,
     all_owners: Annotated[
-        bool, typer.Option("--all-owners", help="See the jobs and models of everybody")
+        bool, typer.Option("--all-owners", help="See the jobs and models of all owners")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -125,13 +125,13 @@ def list_tokens(
     console().print(table)
 
 
-TokenName = Annotated[str, typer.Argument(metavar="ID", help="Its id, or how that starts")]
+TokenName = Annotated[str, typer.Argument(metavar="ID", help="The token's id, or its start")]
 
 
 def rotate(
     token_id: TokenName,
     grace: Annotated[
-        float, typer.Option("--grace", min=0.0, help="Seconds that the old secret is taken yet")
+        float, typer.Option("--grace", min=0.0, help="Seconds that the old secret stays valid")
     ] = 3600.0,
     days: Annotated[
         float | None, typer.Option("--days", min=0.01, help="Lifetime from now on")
@@ -173,14 +173,14 @@ def revoke(
 
 
 def audit(
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="So many")] = 30,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most entries")] = 30,
     action: Annotated[
-        str | None, typer.Option("--action", help="Only these, such as token.revoked")
+        str | None, typer.Option("--action", help="Only this action, such as token.revoked")
     ] = None,
     subject: Annotated[
         str | None, typer.Option("--subject", help="Only about this token, job, worker, ...")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line")] = False,
     server: ServerOption = None,
     token: TokenOption = None,
 ) -> None:

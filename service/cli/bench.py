@@ -52,7 +52,7 @@ def bench(
         Peer | None, typer.Option("--against", help="Compare with this engine")
     ] = None,
     onnx: Annotated[
-        Path | None, typer.Option("--onnx", help="With an artifact: the model it was made of")
+        Path | None, typer.Option("--onnx", help="With an artifact: its source model")
     ] = None,
     mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
@@ -63,7 +63,9 @@ def bench(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.01, max=3600, help="Of each turn; 0.5 if not given"),
+        typer.Option(
+            "--seconds", min=0.01, max=3600, help="Seconds of each turn; 0.5 if not given"
+        ),
     ] = None,
     on: OnOption = None,
     as_json: JsonOption = False,

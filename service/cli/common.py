@@ -58,7 +58,7 @@ DumpOption = Annotated[
 
 
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show every task, and what suggested the schedules")
+    bool, typer.Option("--verbose", "-v", help="Show every task, and the origins of schedules")
 ]
 
 TimingsOption = Annotated[

@@ -158,7 +158,9 @@ def _caches(caches: object) -> str:
     return ", ".join(size(each) for each in sizes if isinstance(each, int))
 
 
-WorkerName = Annotated[str, typer.Argument(metavar="WORKER", help="Its name, or how its id starts")]
+WorkerName = Annotated[
+    str, typer.Argument(metavar="WORKER", help="The worker's name, or the start of its id")
+]
 
 
 def of_worker(told: Callable[[WorkerView], str], *, draining: bool) -> Callable[..., None]:
@@ -222,9 +224,10 @@ def _worker_id(client: Client, wanted: str) -> str:
 
 
 def link(
-    name: Annotated[str, typer.Option("--name", help="What the worker is called")] = "page",
+    name: Annotated[str, typer.Option("--name", help="Name of the worker")] = "page",
     minutes: Annotated[
-        float, typer.Option("--minutes", min=1.0, max=MOST_LINK_MINUTES, help="How long it holds")
+        float,
+        typer.Option("--minutes", min=1.0, max=MOST_LINK_MINUTES, help="Lifetime of the token"),
     ] = 60.0,
     server: ServerOption = None,
     token: TokenOption = None,

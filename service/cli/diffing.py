@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="An artifact's folder, or a job")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other artifact or job")],
     everything: Annotated[
         bool, typer.Option("--all", help="Also kernels that are the same on both sides")
     ] = False,

@@ -136,7 +136,7 @@ def compile_(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="With c and wasm: what files and functions are called"),
+        typer.Option("--name", help="With c and wasm: name of files and functions"),
     ] = None,
     weights: Annotated[
         WeightsIn | None,

@@ -41,7 +41,7 @@ def quantize(
         ),
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Draw the samples: ranges and report mean little then")
+        bool, typer.Option("--random", help="Random samples: ranges and report mean little then")
     ] = False,
     dynamic: Annotated[
         bool, typer.Option("--dynamic", help="Quantise activations when the model runs")
@@ -58,7 +58,7 @@ def quantize(
         typer.Option("--accuracy-level", help="With --int4: 4 multiplies int8 activations; 0"),
     ] = None,
     per_tensor: Annotated[
-        bool, typer.Option("--per-tensor", help="One scale for weights, not one a channel")
+        bool, typer.Option("--per-tensor", help="One scale for weights, not one per channel")
     ] = False,
     ranges: Annotated[
         str | None,

@@ -24,9 +24,7 @@ TargetFilter = Annotated[
 ]
 TrustOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--trust", metavar="KEY", help="Public key whose records are believed; repeatable"
-    ),
+    typer.Option("--trust", metavar="KEY", help="Public key whose records are trusted; repeatable"),
 ]
 LinesPath = Annotated[Path, typer.Argument(metavar="FILE", help="Signed lines, as `export` writes")]
 
@@ -34,7 +32,7 @@ LinesPath = Annotated[Path, typer.Argument(metavar="FILE", help="Signed lines, a
 def list_records(
     target: TargetFilter = None,
     worker: Annotated[
-        str | None, typer.Option("--worker", help="Only what this worker measured (name or id)")
+        str | None, typer.Option("--worker", help="Only records of this worker (name or id)")
     ] = None,
     state: Annotated[
         str | None,
@@ -89,7 +87,7 @@ def withdraw(
     ] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option("--worker", help="All that a worker measured (name or id); repeatable"),
+        typer.Option("--worker", help="All records of a worker (name or id); repeatable"),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; kept with the records")] = "",
     as_json: JsonOption = False,

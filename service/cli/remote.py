@@ -149,7 +149,7 @@ def _check_free(output: Path | None) -> None:
         raise UserError(f"--output '{output}' is there already")
 
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or how that begins")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or its start")]
 
 
 def list_jobs(
@@ -238,9 +238,7 @@ def cancel_job(client: Client, job: str, _: bool) -> Job:
 
 def fetch_artifact(
     job: JobName,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the artifact; it is made")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the artifact")],
     server: ServerOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,

@@ -36,13 +36,15 @@ def serve(
         bool, typer.Option("--no-worker", help="Start no worker of its own on this machine")
     ] = False,
     tls_certificate: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="PEM", help="Speak TLS with this")
+        Path | None,
+        typer.Option("--tls-cert", metavar="PEM", help="Certificate, which enables TLS"),
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="PEM", help="The certificate's key")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen to others without TLS: tokens pass in clear")
+        bool,
+        typer.Option("--insecure", help="Listen on networks without TLS: tokens are unencrypted"),
     ] = False,
 ) -> None:
     """Serve the REST interface, with a tuner process and a worker for this machine next to it.
@@ -305,8 +307,10 @@ def as_arguments(**options: object) -> list[str]:
 def worker(
     server: Annotated[str | None, typer.Option("--server", help="URL of the service")] = None,
     token: Annotated[str | None, typer.Option("--token", help="Bearer token")] = None,
-    token_file: Annotated[Path | None, typer.Option("--token-file", help="File with it")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name for people")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the worker")] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", help="Target that this device runs; repeatable")
     ] = None,

@@ -27,7 +27,7 @@ AT_WORK = ("running", "verifying")
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks")
+        float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between refreshes")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end")] = False,
     server: ServerOption = None,

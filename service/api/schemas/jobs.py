@@ -95,7 +95,7 @@ class JobView(View):
     target: str = Field(examples=[SHOWN_TARGET])
     target_key: Key | None
     worker_id: Id | None = Field(
-        None, description="The one worker that measures, if it is one", examples=[None]
+        None, description="The job's worker, if only one measures", examples=[None]
     )
     threads: int
     numerics: NumericsName
@@ -105,7 +105,7 @@ class JobView(View):
     progress: ProgressView
     reason: str | None = Field(
         None,
-        description="Why it waits and what would help, or why it is incomplete",
+        description="Why the job waits and a remedy, or why it is incomplete",
         examples=[None],
     )
     error: str | None = Field(examples=[None])
@@ -116,7 +116,7 @@ class JobView(View):
         examples=[{"build_error": 0, "crash": 1}],
     )
     artifact: str | None = Field(
-        description="Path to fetch the artifact from, once there is one", examples=[None]
+        description="Path of the artifact's download, once it exists", examples=[None]
     )
     tuner: str | None = Field(examples=["tuner-1"])
     created_at: Time

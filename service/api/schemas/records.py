@@ -30,7 +30,7 @@ class StoredRecordView(View):
         examples=["confirmed"],
     )
     attestation: str = Field(
-        description="Whose word it is: once, one-worker, one-owner, two-owners, imported or own",
+        description="Attestation: once, one-worker, one-owner, two-owners, imported or own",
         examples=["two-owners"],
     )
     reason: str = Field(description="Why it is disputed or withdrawn", examples=[""])

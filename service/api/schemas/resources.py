@@ -36,9 +36,9 @@ class TrialView(View):
     threads: int
     numerics: NumericsName
     phase: str = Field(
-        description="Why it was measured: screen, final or confirm", examples=["screen"]
+        description="Purpose of the measurement: screen, final or confirm", examples=["screen"]
     )
-    origin: str = Field(description="Who suggested it", examples=["evolutionary"])
+    origin: str = Field(description="Origin of the schedule", examples=["evolutionary"])
     status: str = Field(examples=["ok"])
     error: str = Field(examples=[""])
     run_seconds: Seconds | None

@@ -41,12 +41,10 @@ class TokenView(View):
     max_open_jobs: int | None = None
     max_running_jobs: int | None = None
     all_owners: bool = Field(
-        False, description="Whether it sees the jobs and models of everybody, as an admin does"
+        False, description="Whether it sees all jobs and models, as an admin does"
     )
     last_used_at: Time | None = Field(description="To within a minute or so")
-    previous_until: Time | None = Field(
-        description="Until when the secret before the last rotation is taken"
-    )
+    previous_until: Time | None = Field(description="Expiry of the secret before the last rotation")
 
 
 class RotationRequest(RequestBody):
