@@ -155,6 +155,22 @@ static void prepare(void) {
     pool.prepared = true;
 }
 
+/* Start a worker on a processor that is not the caller's, or on any if the system refuses that. */
+static bool start_worker(int worker) {
+    for (int elsewhere = 1; elsewhere >= 0; elsewhere--) {
+        pthread_attr_t attributes;
+        pthread_t handle;
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, STACK_BYTES);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        if (elsewhere) tw_create_elsewhere(&attributes);
+        int status = pthread_create(&handle, &attributes, work, (void *)(intptr_t)worker);
+        pthread_attr_destroy(&attributes);
+        if (status == 0) return true;
+    }
+    return false;
+}
+
 /* Start what is missing of `threads` - 1 workers; returns how many threads there are. The caller
  * holds `busy`. */
 static int ensure_workers(int threads) {
@@ -166,19 +182,11 @@ static int ensure_workers(int threads) {
     /* but those of their own instructions: where they are blocked, no handler says where it was */
     const int own[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
     for (int i = 0; i < 4; i++) sigdelset(&all, own[i]);
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    tw_create_elsewhere(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     /* Signals are for the threads of the host program. */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t handle;
-    while (started + 1 < threads &&
-           pthread_create(&handle, &attributes, work, (void *)(intptr_t)(started + 1)) == 0)
+    while (started + 1 < threads && start_worker(started + 1))
         atomic_store(&pool.started, ++started);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
     return started + 1 < threads ? started + 1 : threads;
 }
 

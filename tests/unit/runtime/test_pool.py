@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -199,11 +200,11 @@ assert (counts == counts[0]).all()
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
-def test_workers_are_bound_where_the_user_says(library_path: Path) -> None:
+def in_python(script: str, library_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that uses the library, in a process with a pool of its own."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", BOUND, str(library_path)],
+    return subprocess.run(
+        [sys.executable, "-c", script, str(library_path)],
         capture_output=True,
         text=True,
         cwd=HERE.parents[2],
@@ -211,7 +212,31 @@ def test_workers_are_bound_where_the_user_says(library_path: Path) -> None:
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+def test_workers_are_bound_where_the_user_says(library_path: Path) -> None:
+    done = in_python(BOUND, library_path)
     assert done.returncode == 0, done.stderr
+
+
+WITHOUT_PLACEMENT = """
+import ctypes, struct
+# allow each system call, but let sched_setaffinity fail with ENOSYS
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 203), (6, 0, 0, 0x50026), (6, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+system = ctypes.CDLL(None)
+assert system.prctl(38, 1, 0, 0, 0) == 0 and system.prctl(22, 2, program, 0, 0) == 0
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have numbers")
+def test_threads_start_where_the_system_places_none(library_path: Path) -> None:
+    """A sandbox may refuse to place threads."""
+    begins = BOUND.split("mine = ")[0]
+    done = in_python(f"{WITHOUT_PLACEMENT}{begins}\nrun(3)\nprint(len(workers()))", library_path)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")

@@ -8,12 +8,13 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.service.kernel_code import library_of
-from tests.unit.tuner.test_local_runner import EXPECTED, _request, _result
+from tests.unit.tuner.test_local_runner import EXPECTED, _measured, _request, _result
 from tilewright.tuner.measure.harness.build import harness_folder
 from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
@@ -61,6 +62,10 @@ KERNEL(writes) { ANSWER(ask(257, -100, (long)"x", 0101) < 0) }
 KERNEL(moves_to_a_core) { long mask = 1; ANSWER(ask(203, KEEPER, 8, (long)&mask) < 0) }
 KERNEL(raises_a_limit) { ANSWER(ask(302, 0, 9, (long)buffers) < 0) }
 KERNEL(wants_memory) { ANSWER(ask(9, 0, 1L << 40, 3) < 0) }
+KERNEL(places_itself) {
+  long cores[128], size = ask(204, 0, sizeof cores, (long)cores);
+  ANSWER(size > 0 && ask(203, 0, size, (long)cores) == 0)
+}
 KERNEL(signals_itself) { long me = ask(39, 0, 0, 0); ANSWER(ask(234, me, me, 0) == 0) }
 """
 
@@ -69,7 +74,8 @@ KILLED = (
     *("signals_the_keeper", "traces", "reads_memory", "removes", "maps_memory_of_others"),
     *("asks_for_rights", "rings"),
 )
-REFUSED = ("opens", "writes", "moves_to_a_core", "raises_a_limit", "wants_memory", "signals_itself")
+REFUSED = ("opens", "writes", "moves_to_a_core", "raises_a_limit", "wants_memory")
+GRANTED = ("signals_itself", "places_itself")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +87,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture(scope="module")
 def measured(library: bytes) -> Iterator[dict[str, Measurement]]:
     runner = LocalRunner("w1")
-    yield dict(_result(runner, library, "good", *KILLED, *REFUSED).measurements)
+    yield dict(_result(runner, library, "good", *KILLED, *REFUSED, *GRANTED).measurements)
     runner.close()
 
 
@@ -97,8 +103,50 @@ def test_who_asks_for_what_no_kernel_needs_is_killed(
 
 @pytest.mark.parametrize("symbol", REFUSED)
 def test_what_libraries_look_for_is_refused(measured: dict[str, Measurement], symbol: str) -> None:
-    """System calls that a C library tries on its way fail; a signal to itself does not."""
+    """System calls that a C library tries on its way fail."""
     assert measured[symbol].status is Status.OK, measured[symbol].error
+
+
+@pytest.mark.parametrize("symbol", GRANTED)
+def test_candidates_may_act_on_themselves(measured: dict[str, Measurement], symbol: str) -> None:
+    assert measured[symbol].status is Status.OK, measured[symbol].error
+
+
+SHARED = """
+static long threads[2];
+static int apart;
+/* wrong where one thread runs both tiles of the first run: each tile waits for the other one */
+KERNEL(shares) {
+  const float *a = buffers[0], *b = buffers[1]; float *out = buffers[2];
+  for (; lo < hi; lo++) {
+    long me = ask(186, 0, 0, 0), other = 0;
+    __atomic_store_n(&threads[lo], me, __ATOMIC_SEQ_CST);
+    for (long i = 0; i < 100000000 && !other; i++) {
+      other = __atomic_load_n(&threads[1 - lo], __ATOMIC_SEQ_CST);
+      if (i % 1000 == 999) ask(24, 0, 0, 0);
+    }
+    if (other && other != me) apart = 1;
+    for (int i = 128 * lo; i < 128 * lo + 128; i++) out[i] = a[i] + b[i] + (apart ? 0.0f : 1.0f);
+  }
+}
+"""
+
+
+def test_the_threads_of_a_stage_are_started(tmp_path: Path) -> None:
+    """The C library places a thread by a system call that the filter must allow."""
+    code = library_of(f"#define KEEPER 1L\n{SOURCE}{SHARED}", tmp_path)
+    request = _request(code, "shares")
+    (one,) = request.candidates
+    spec = {**one.spec, "stages": [["shares", 2]]}
+    request = replace(
+        request,
+        key=replace(request.key, threads=2),
+        candidates=(replace(one, spec=spec),),
+    )
+    runner = LocalRunner("w1")
+    (result,) = _measured(runner, request, library=code)
+    runner.close()
+    assert result.measurements[0][1].status is Status.OK, result.measurements[0][1].error
 
 
 def test_the_guards_of_this_machine_are_logged(

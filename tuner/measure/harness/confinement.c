@@ -108,7 +108,6 @@ static const int ALLOWED[] = {
 static const int DENIED[] = {
     SYS_openat,    SYS_fcntl, SYS_ioctl,   SYS_prctl, SYS_readlinkat,
     SYS_prlimit64, SYS_uname, SYS_sysinfo, 435, /* clone3 */
-    SYS_sched_setaffinity,
 #ifdef SYS_newfstatat
     SYS_newfstatat,
 #endif
@@ -157,13 +156,19 @@ static bool filter_calls(void) {
     code[size++] = JUMP(BPF_JSET, CLONE_THREAD_FLAG, 0, 1);
     code[size++] = pass;
     code[size++] = end;
+    code[size++] = JUMP(BPF_JEQ, SYS_sched_setaffinity, 0, 5); /* of the thread pool */
+    code[size++] = load_first; /* a process of another user is the kernel's to refuse */
+    code[size++] = JUMP(BPF_JEQ, 0, 1, 0);
+    code[size++] = JUMP(BPF_JGE, getpid(), 0, 1);
+    code[size++] = pass;
+    code[size++] = deny;
     code[size++] = JUMP(BPF_JEQ, SYS_tgkill, 0, 3); /* signals to itself alone */
     code[size++] = load_first;
     code[size++] = JUMP(BPF_JEQ, getpid(), 0, 1);
     code[size++] = pass;
     code[size++] = end;
     struct sock_fprog program = {size, code};
-    _Static_assert(2 * (sizeof ALLOWED + sizeof DENIED) / sizeof(int) + 14 < CODE_ROOM, "room");
+    _Static_assert(2 * (sizeof ALLOWED + sizeof DENIED) / sizeof(int) + 20 < CODE_ROOM, "room");
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SPECULATION_ALLOWED, &program) == 0)
         return true;
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;

@@ -85,7 +85,23 @@ void tw_probe(const tw_child *child, int threads) {
     tw_text_free(&line);
 }
 
+static void no_work(void *const *buffers, void *scratch, const int64_t *sizes, int64_t lo,
+                    int64_t hi) {
+    (void)buffers, (void)scratch, (void)sizes, (void)lo, (void)hi;
+}
+
+/* Start all threads of a job: with fewer, its times would be those of another number of threads. */
+static bool start_threads(int threads, tw_error *error) {
+    const tw_arguments none = {.scratch = NULL};
+    if (threads <= 1) return true;
+    tw_run_stage(no_work, &none, threads, threads);
+    int started = tw_pool_workers() + 1;
+    if (started >= threads) return true;
+    return tw_fail(error, "only %d of %d threads can be started", started, threads);
+}
+
 static bool do_job(const tw_child *child, const tw_job *job, tw_error *error) {
+    if (!start_threads(job->threads, error)) return false;
     if (!job->requests) { /* only to see how fast the device is */
         for (int i = 0; i < (job->probes ? job->probes : 1); i++) tw_probe(child, 1);
         return true;

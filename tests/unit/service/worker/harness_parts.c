@@ -6,7 +6,8 @@
  *   digest        the SHA-256 of the text
  *   talk WHAT     how a job ends that says an event every few milliseconds, and how often its watch
  *                 was asked whether it is cancelled: for half a SECOND, for EVER, or until CANCELLED;
- *                 what is FORGED or has no END is said besides
+ *                 what is FORGED or has no END is said besides.
+ *                 One with THREADS wants more than can be started
  *   heat ROOT     what slows the device of a folder down
  *   cools ROOT N  what is said while work waits for that, which is over after N seconds
  *   judge         what ratios say, and whether the challenger may still be faster of 16
@@ -147,7 +148,7 @@ void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
 
 /* Pretended kernels. Their processes share the number of the calls so far. */
 
-enum { MOST_KERNELS = 16, READINGS_PER_PROBE = 3 };
+enum { MOST_KERNELS = 16, READINGS_PER_PROBE = 3, MOST_STARTED = 4 };
 
 static struct {
     int timed[MOST_KERNELS], readings;
@@ -197,6 +198,12 @@ void tw_bench(const tw_bound_kernel *kernel, int threads, int64_t samples, doubl
     }
     dprintf(2, "timed %lld\n", (long long)number);
 }
+
+void tw_run_stage(tw_stage stage, const tw_arguments *arguments, int64_t extent, int threads) {
+    (void)stage, (void)arguments, (void)extent, (void)threads;
+}
+
+int tw_pool_workers(void) { return MOST_STARTED - 1; }
 
 static void print_event(void *self, const json *event) {
     (void)self;
@@ -281,6 +288,7 @@ static int talk_part(const char *what) {
                   .threads = 1};
     job.event_bytes = 4096;
     job.limit = strcmp(what, "ever") == 0 ? 0.3 : 30;
+    if (strcmp(what, "threads") == 0) job.threads = MOST_STARTED + 1;
     int ended = tw_sandbox(&job, &watch, &error);
     printf("%d %d %s", ended, self.asked, error.text);
     json_free(&document);

@@ -111,14 +111,15 @@ def test_damaged_json_is_read_or_refused(parts: Path) -> None:
         ("ever", "4 "),
         ("forged", "2 0 spoke in the worker's name"),
         ("end", "2 0 said an event that has no end"),
+        ("threads", "1 0 only 4 of 5 threads can be started"),
     ],
 )
 def test_a_job_that_talks_without_a_pause_is_watched(parts: Path, what: str, ended: str) -> None:
-    """It can be cancelled, and its steps have a time limit."""
+    """It can be cancelled, its steps have a time limit, and it has all its threads."""
     done = subprocess.run([str(parts), "talk", what], capture_output=True, timeout=3, check=True)
     said = done.stdout.decode()
     assert said.startswith(ended)
-    assert what in ("forged", "end") or int(said.split()[1]) >= 1
+    assert what in ("forged", "end", "threads") or int(said.split()[1]) >= 1
     assert what != "ever" or "no answer within 0.3 seconds" in said
 
 
