@@ -146,11 +146,14 @@ class Worker:
 
 
 def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
-    """The command that reaches the device; it gets no token. Raises ViaError."""
+    """The command that reaches the device; it gets no token, and a harness of this machine gets no
+    variable at all. Raises ViaError."""
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
     own = options.spool.absolute() / "harness"
     built = harness_folder(os.environ, own)
-    return DeviceCommand(options.via or HERE, built, log, seen, own / "device")
+    return DeviceCommand(
+        options.via or HERE, built, log, seen if options.via else {}, own / "device"
+    )
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:

@@ -109,11 +109,13 @@ def device(storage: Storage) -> Iterator[LeasedDevice]:
 def worker(
     server: Any, storage: Storage, folder: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """As a user starts it, with a token that has only the measure scope."""
+    """As a user starts it, with a token that has only the measure scope. The file `environment` has
+    the variables of the command that starts the harness."""
     secret, _ = storage.tokens.create("phone", [Scope.MEASURE], lifetime_seconds=600)
     (tmp_path / "token").write_text(secret)
     options = ["--server", server.url, "--name", "phone", "--spool", str(folder.parent)]
-    options += ["--token-file", str(tmp_path / "token"), "--via", "{}"]
+    options += ["--token-file", str(tmp_path / "token")]
+    options += ["--via", f"sh -c 'env >{tmp_path}/environment; exec \"$@\"' x {{}}"]
     environment = {**os.environ, "TILEWRIGHT_TOKEN": "another"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -433,8 +435,9 @@ def test_neither_the_command_nor_the_device_sees_the_token(
 ) -> None:
     until(lambda: "registered as" in (tmp_path / "log").read_text())
     (child,) = children_of(worker.pid)
-    found = Path(f"/proc/{child}/environ").read_bytes()
-    assert b"PATH=" in found and b"TILEWRIGHT" not in found
+    found = (tmp_path / "environment").read_text()
+    assert "PATH=" in found and "TILEWRIGHT" not in found
+    assert not Path(f"/proc/{child}/environ").read_bytes().strip(b"\0")
 
 
 def test_a_device_where_nothing_can_be_copied_says_so(folder: Path, tmp_path: Path) -> None:

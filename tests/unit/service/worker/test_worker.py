@@ -20,6 +20,7 @@ from tilewright.db.stores.leases import NewRequest, RequestState
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.signing import SigningKey
+from tilewright.service.worker import process
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.state import Spooled, StateFolder
@@ -310,6 +311,18 @@ def test_options_of_the_sandbox_reach_the_harness(
     assert HarnessLimits(1 << 20, sandbox_users=None, all_cores=True).arguments == [
         *("--serve", "{folder}", "--cache-mib", "1", "--sandbox-users", "none", "--cores", "all"),
     ]
+
+
+def test_the_harness_of_this_machine_gets_no_variable(
+    options: WorkerOptions, harness: type[FakeHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate can read the memory of its process."""
+    given: list[Any] = []
+    monkeypatch.setattr(process, "DeviceCommand", lambda *each: given.append(each))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    Running(options).end()
+    (command,) = given
+    assert command[3] == {}
 
 
 def test_json_that_is_not_an_object_is_no_answer(server: Any, owner: str) -> None:
