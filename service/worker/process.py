@@ -36,7 +36,7 @@ from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, Reporter
 from tilewright.service.worker.secrecy import hide_secrets
 from tilewright.service.worker.state import StateFolder
-from tilewright.tuner.measure.harness.build import HarnessError, harness_folder
+from tilewright.tuner.measure.harness.build import HarnessError, harness_folder, local_harness
 from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost
 from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
 from tilewright.tuner.measure.harness.local import HERE
@@ -77,6 +77,7 @@ class Worker:
             Refused: if the service does not want this worker (a wrong token or protocol).
             Distrusted: if the answering server is not the service that this worker knows.
             OSError: if the spool folder cannot be written any more.
+            HarnessError: if the harness cannot be started any more.
         """
         self._registration.register()
         if self._hand.stopping.is_set():
@@ -147,13 +148,15 @@ class Worker:
 
 def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
     """The command that reaches the device; it gets no token, and a harness of this machine gets no
-    variable at all. Raises ViaError."""
+    variable at all. Raises HarnessError if the command is malformed, or this machine lacks a
+    harness."""
     seen = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
     own = options.spool.absolute() / "harness"
     built = harness_folder(os.environ, own)
-    return DeviceCommand(
-        options.via or HERE, built, log, seen if options.via else {}, own / "device"
-    )
+    if not options.via:
+        local_harness(built)
+        seen = {}
+    return DeviceCommand(options.via or HERE, built, log, seen, own / "device")
 
 
 def _memory_bytes(facts: Mapping[str, Any]) -> int:
@@ -170,12 +173,17 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
 
 
 def _harness(options: WorkerOptions, log: Log) -> Harness:
-    """The harness of this machine, or of the device that a command reaches. Raises ViaError."""
+    """The harness of this machine, or of the device that a command reaches. Raises HarnessError."""
     if options.via:
         limits = replace(_limits(options), all_cores=False)
         return Harness(_command(options, log), limits, log)
     facts, device = registration_facts(options.cores), device_facts(options.cores)
     return Harness(_command(options, log), _limits(options), log, facts, device)
+
+
+def _without_harness(options: WorkerOptions, error: HarnessError) -> str:
+    """The sentence for a harness that cannot be started."""
+    return f"--via: {error}" if options.via else str(error)
 
 
 def _check(options: WorkerOptions, log: Log) -> int:
@@ -210,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check(options, log)
         worker = Worker(options, log)
     except HarnessError as error:
-        log(f"--via: {error}" if options.via else str(error))
+        log(_without_harness(options, error))
         return 1
     except DeviceLost as error:
         log(str(error))
@@ -229,6 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except Distrusted as error:
         log(str(error))
+        return 1
+    except HarnessError as error:
+        log(_without_harness(options, error))
         return 1
     except OSError as error:
         log(f"the spool folder '{options.spool}' cannot be used: {error}")

@@ -172,6 +172,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> type[FakeHarness]:
     FakeHarness.gate.set()
     FakeHarness.started = threading.Event()
     monkeypatch.setattr(worker_process, "Harness", FakeHarness)
+    monkeypatch.setattr(worker_process, "local_harness", lambda folder: folder)
     return FakeHarness
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tilewright.service.worker import secrecy
+from tilewright.service.worker import process, secrecy
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.secrecy import hide_secrets
+from tilewright.tuner.measure.harness.build import HarnessError
 
 COMMON = ("--server", "http://x", "--token", "t")
 
@@ -188,3 +189,31 @@ def test_a_process_hides_from_others_of_its_user() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+@pytest.mark.parametrize("via", [(), ("--via", "ssh board")])
+def test_a_worker_without_a_harness_ends_with_a_sentence(
+    via: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At its start on this machine, before it registers; a device's may fail later."""
+
+    def fail(*_: Any) -> None:
+        raise HarnessError("there is no compiler")
+
+    class LateWorker:
+        run = fail
+
+        def __init__(self, *_: Any) -> None: ...
+
+    monkeypatch.setattr(process, "hide_secrets", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    if via:
+        monkeypatch.setattr(process, "Worker", LateWorker)
+    else:
+        monkeypatch.setattr(process, "local_harness", fail)
+    assert process.main([*COMMON, *via, "--spool", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert said.endswith(f"{'--via: ' if via else ''}there is no compiler\n")
