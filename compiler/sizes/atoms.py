@@ -141,7 +141,20 @@ def factor_text(atom: Atom) -> str:
             return f"(({atom.dividend})//{atom.divisor})"
 
 
+def _origin(atom: Atom) -> str:
+    """The origins of an atom's dimensions, which its text does not state."""
+    if isinstance(atom, Dimension):
+        return type(atom).__name__
+    return ",".join(_origin(a) for monomial, _ in atom.dividend.terms for a in monomial)
+
+
+def factor_order(atom: Atom) -> tuple[str, str]:
+    """Factors in the order of their texts, and of their origins if the texts are equal."""
+    return factor_text(atom), _origin(atom)
+
+
 @memo(8192)
-def order(monomial: Monomial) -> tuple[int, str]:
-    """Terms of higher degree first."""
-    return -len(monomial), "*".join(map(factor_text, monomial))
+def order(monomial: Monomial) -> tuple[int, str, str]:
+    """Terms of higher degree first, then in the order of their factors."""
+    texts = "*".join(map(factor_text, monomial))
+    return -len(monomial), texts, "*".join(map(_origin, monomial))

@@ -9,7 +9,15 @@ from operator import index
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from tilewright.compiler.memo import memo
-from tilewright.compiler.sizes.atoms import Atom, Dimension, Monomial, Quotient, factor_text, order
+from tilewright.compiler.sizes.atoms import (
+    Atom,
+    Dimension,
+    Monomial,
+    Quotient,
+    factor_order,
+    factor_text,
+    order,
+)
 from tilewright.compiler.sizes.bounds import bounds
 from tilewright.compiler.sizes.errors import DynamicSizeError
 
@@ -243,7 +251,7 @@ def divided(size: Size, divisor: Size) -> int | None:
     Long division of polynomials: the remainder has smaller and smaller terms.
     """
     atoms = {a for part in (size, divisor) for m, _ in part.terms for a in m}
-    ranked = sorted(atoms, key=factor_text)
+    ranked = sorted(atoms, key=factor_order)
 
     def greatest(whole: Size) -> tuple[Monomial, int]:
         return max(whole.terms, key=lambda term: (len(term[0]), [term[0].count(a) for a in ranked]))
@@ -278,7 +286,7 @@ def _product(first: Size, second: Size) -> int:
     mine = (*first.terms, ((), first.constant))
     theirs = (*second.terms, ((), second.constant))
     products = [
-        (tuple(sorted((*a, *b), key=factor_text)), x * y) for a, x in mine for b, y in theirs
+        (tuple(sorted((*a, *b), key=factor_order)), x * y) for a, x in mine for b, y in theirs
     ]
     return _collect(products, 0)
 

@@ -315,6 +315,15 @@ def test_dimensions_of_different_origins_are_never_equal() -> None:
     assert SlotDimension.numbered(7, 64).number == 7
 
 
+def test_dimensions_of_one_name_have_an_order() -> None:
+    """A sum or a product is the same in both orders of its parts."""
+    x, y = (dynamic_size(kind("s0", 1, 9)) for kind in (Dimension, RoomDimension))
+    for a, b in ((x, y), ((x + 1) // 2, (y + 1) // 2), (x * x, y * y)):
+        assert a != b
+        assert a * b == b * a and a + b == b + a
+        assert (a * b - b * a, (a * b) // a) == (0, b)
+
+
 def test_a_value_over_other_dimensions() -> None:
     n, m = Dimension("n", 1, 9), Dimension("m", 1, 9)
     even = WorkloadDimension("s0", 1, 4, 2)
