@@ -46,17 +46,22 @@ class JobQueue(Generic[Item]):
         self._changed = threading.Condition()
         self._closed = False
 
-    def put(self, item: Item) -> None:
-        """Append; from any thread."""
+    def put(self, item: Item) -> bool:
+        """Append an item; from any thread. Returns false if the queue is closed."""
         with self._changed:
-            self._items.append(item)
-            self._changed.notify()
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify()
+            return not self._closed
 
-    def close(self) -> None:
-        """Items that still wait are not taken any more."""
+    def close(self) -> list[Item]:
+        """End `take`, and return the items that still wait."""
         with self._changed:
             self._closed = True
+            waiting = [*self._items]
+            self._items.clear()
             self._changed.notify_all()
+            return waiting
 
     def take(self, timeout_seconds: float | None = None, most: int = MOST_TOGETHER) -> list[Item]:
         """The next items for one job, waiting for a first; none when time is up.

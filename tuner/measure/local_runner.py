@@ -83,16 +83,18 @@ class LocalRunner:
                     self._finished.put(finished)
                 return
             self._results[request.request_id] = None
-        self._queue.put(_Work(request, blobs))
+        self._put(_Work(request, blobs))
 
     def run(self, request: RunRequest, blobs: Mapping[str, Bytes]) -> RunResult:
         """Run whole programs, after the requests that were queued before; waits for the result.
+
+        Its status is CANCELLED if the runner is closed before.
 
         Raises:
             OSError, RuntimeError, ValueError, HarnessError: if the harness cannot do it.
         """
         done: Future[RunResult] = Future()
-        self._queue.put(_Work(request, blobs, done))
+        self._put(_Work(request, blobs, done))
         return done.result()
 
     def poll(self, timeout_seconds: float) -> list[MeasureResult]:
@@ -118,9 +120,21 @@ class LocalRunner:
     def close(self) -> None:
         self.cancel()
         self._closing.set()
-        self._queue.close()
+        self._dismiss(self._queue.close())
         self._thread.join(timeout=30)
         self._stack.close()
+
+    def _put(self, work: _Work) -> None:
+        if not self._queue.put(work):
+            self._dismiss([work])
+
+    def _dismiss(self, works: Sequence[_Work]) -> None:
+        """Report requests that the runner's end cancels."""
+        for work in works:
+            if work.done is not None:
+                work.done.set_result(_cancelled_run(work.request))
+        requests = [w.request for w in works if isinstance(w.request, MeasureRequest)]
+        self._finish(requests, [None] * len(requests), Status.CANCELLED, "cancelled")
 
     def _serve(self) -> None:
         while works := self._queue.take():
@@ -135,12 +149,10 @@ class LocalRunner:
     ) -> None:
         try:
             (result,) = self._work([request], blobs.__getitem__, self._closing.is_set)
-        except (OSError, RuntimeError, ValueError, HarnessError) as error:
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
             done.set_exception(error)
             return
-        if not isinstance(result, RunResult):
-            result = RunResult(request.request_id, RunStatus.CANCELLED, "cancelled")
-        done.set_result(result)
+        done.set_result(result if isinstance(result, RunResult) else _cancelled_run(request))
 
     def _measure(self, works: Sequence[_Work]) -> None:
         requests = [w.request for w in works if isinstance(w.request, MeasureRequest)]
@@ -158,6 +170,19 @@ class LocalRunner:
                 results = self._work(requests, blobs.__getitem__, cancelled)
         except (OSError, RuntimeError, ValueError, HarnessError) as failure:
             error, status = str(failure), Status.WORKER_LOST
+        except Exception as failure:  # noqa: BLE001 (without this thread no caller gets a result)
+            _log.exception("a batch failed")
+            error, status = f"{type(failure).__name__}: {failure}", Status.WORKER_LOST
+        self._finish(requests, results, status, error)
+
+    def _finish(
+        self,
+        requests: Sequence[MeasureRequest],
+        results: Sequence[WorkResult | None],
+        status: Status,
+        error: str,
+    ) -> None:
+        """Report the results; a request without one has this status in every measurement."""
         with self._lock:
             for request, result in zip(requests, results, strict=True):
                 if not isinstance(result, MeasureResult):
@@ -170,6 +195,10 @@ class LocalRunner:
     ) -> Sequence[WorkResult | None]:
         self._harness.begin(self._worker)
         return self._harness.work(requests, blob, cancelled)
+
+
+def _cancelled_run(request: Request) -> RunResult:
+    return RunResult(request.request_id, RunStatus.CANCELLED, "cancelled")
 
 
 def _unmeasured(request: MeasureRequest, measurement: Measurement) -> MeasureResult:

@@ -405,3 +405,28 @@ def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> No
         assert runner.poll(5.0) == [first]
     finally:
         runner.close()
+
+
+def test_a_batch_with_a_missing_blob_fails_alone(runner: LocalRunner, library: bytes) -> None:
+    request = _request(library + b"another", "good")
+    runner.submit(request, {digest_bytes(EXPECTED): EXPECTED})
+    (lost,) = runner.poll(30.0)
+    ((_, measured),) = lost.measurements
+    assert measured.status is Status.WORKER_LOST and measured.error.startswith("KeyError")
+    assert _statuses(runner, library, "good") == {"good": Status.OK}
+
+
+def test_batches_that_wait_when_a_runner_is_closed_are_cancelled(library: bytes) -> None:
+    runner = LocalRunner("w1")
+    blobs = {digest_bytes(library): library, digest_bytes(EXPECTED): EXPECTED}
+    finals = [replace(_request(library, "good"), incumbent="good") for _ in range(3)]
+    requests = [_request(library, "hangs", limit_seconds=60.0), *finals[:2]]
+    for request in requests:
+        runner.submit(request, blobs)
+    assert runner.poll(1.0) == []
+    runner.close()
+    runner.submit(finals[2], blobs)
+    found = {result.request_id: result for result in runner.poll(0.0)}
+    assert found.keys() == {request.request_id for request in (*requests, finals[2])}
+    statuses = {m.status for result in found.values() for _, m in result.measurements}
+    assert statuses == {Status.CANCELLED}

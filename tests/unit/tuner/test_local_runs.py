@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -142,6 +144,27 @@ def test_a_run_ends_with_its_runner(model: Loadable) -> None:
     runner = LocalRunner("w1")
     threading.Timer(1.0, runner.close).start()
     assert runner.run(*hanging(model)).status is RunStatus.CANCELLED
+
+
+def test_runs_that_wait_when_a_runner_is_closed_are_cancelled(model: Loadable) -> None:
+    runner = LocalRunner("w1")
+    with ThreadPoolExecutor(2) as callers:
+        found = [callers.submit(runner.run, *hanging(model)) for _ in range(2)]
+        time.sleep(1.0)
+        runner.close()
+        statuses = {each.result(timeout=30.0).status for each in found}
+    assert statuses == {RunStatus.CANCELLED}
+    assert runner.run(*hanging(model)).status is RunStatus.CANCELLED
+
+
+def test_a_run_with_a_missing_blob_fails_alone(model: Loadable) -> None:
+    runner = LocalRunner("w1")  # its harness has no blobs yet
+    request, blobs = ask([model], ProfileWork(0, 1))
+    digest = request.programs[0].parts[0].digest
+    with pytest.raises(KeyError, match=digest):
+        runner.run(request, {name: data for name, data in blobs.items() if name != digest})
+    assert runner.run(request, blobs).status is RunStatus.OK
+    runner.close()
 
 
 def test_a_step_that_does_not_end_is_ended(runner: LocalRunner, model: Loadable) -> None:

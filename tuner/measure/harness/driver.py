@@ -335,9 +335,7 @@ class Harness:
         """As `_give`. The harness waits for each blob: one that cannot be had ends it."""
         try:
             return self._give(digests, blobs, cancelled)
-        except DeviceLost:
-            raise
-        except OSError:
+        except BaseException:
             self._end()
             raise
 
