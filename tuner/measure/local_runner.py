@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright.compiler.targets.detection import named_device
 from tilewright.tuner.measure.harness.build import HarnessError
+from tilewright.tuner.measure.harness.command import DeviceLost
 from tilewright.tuner.measure.harness.driver import Blob, Bytes, WorkResult
 from tilewright.tuner.measure.harness.local import harness_here
 from tilewright.tuner.measure.job_queue import JobQueue
@@ -188,9 +189,24 @@ class LocalRunner:
                 if not isinstance(result, MeasureResult):
                     result = _unmeasured(request, Measurement(status, error, worker=self._worker))
                 self._results[request.request_id] = result
+                if status is Status.WORKER_LOST:
+                    del self._results[request.request_id]  # if it is repeated, it is measured
                 self._finished.put(result)
 
     def _work(
+        self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
+    ) -> Sequence[WorkResult | None]:
+        """The results of the harness. If it is lost, another one gets the requests, once: another
+        program may have killed it, even while it was idle."""
+        try:
+            return self._work_once(requests, blob, cancelled)
+        except DeviceLost as error:
+            if cancelled():
+                raise
+            _log.warning("the harness is started again: %s", error)
+        return self._work_once(requests, blob, cancelled)
+
+    def _work_once(
         self, requests: Sequence[Request], blob: Blob, cancelled: Callable[[], bool]
     ) -> Sequence[WorkResult | None]:
         self._harness.begin(self._worker)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -408,12 +411,42 @@ def test_a_request_that_is_repeated_gives_its_result_again(library: bytes) -> No
 
 
 def test_a_batch_with_a_missing_blob_fails_alone(runner: LocalRunner, library: bytes) -> None:
-    request = _request(library + b"another", "good")
+    """Its result is not kept: the same request succeeds if its blobs are there."""
+    other = library + b"another"
+    request = _request(other, "good")
     runner.submit(request, {digest_bytes(EXPECTED): EXPECTED})
     (lost,) = runner.poll(30.0)
     ((_, measured),) = lost.measurements
     assert measured.status is Status.WORKER_LOST and measured.error.startswith("KeyError")
     assert _statuses(runner, library, "good") == {"good": Status.OK}
+    (repeated,) = _measured(runner, request, library=other)
+    assert repeated.measurements[0][1].status is Status.OK
+
+
+def _children() -> set[int]:
+    """The processes that this process has started, from any thread."""
+    texts = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    return {int(child) for text in texts for child in text.split()}
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_harness_that_another_program_kills_costs_no_batch(library: bytes, busy: bool) -> None:
+    others = _children()
+    runner = LocalRunner("w1")
+    try:
+        assert _statuses(runner, library, "good") == {"good": Status.OK}
+        request = _request(library, "good", "wrong")
+        if busy:
+            repeat = replace(request.repeat, samples=2, round_seconds=2.0)
+            request = replace(request, repeat=repeat)
+            runner.submit(request, {digest_bytes(d): d for d in (library, EXPECTED)})
+            time.sleep(1.0)
+        for child in _children() - others:
+            os.kill(child, signal.SIGKILL)
+        (result,) = _measured(runner, request, library=library)
+        assert dict(result.measurements)["good"].status is Status.OK
+    finally:
+        runner.close()
 
 
 def test_batches_that_wait_when_a_runner_is_closed_are_cancelled(library: bytes) -> None:
