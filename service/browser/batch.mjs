@@ -69,6 +69,7 @@ class Batch {
     const plan = this.plan.cases[index][number];
     let kernel, places;
     try {
+      if (plan.error) throw new Error(plan.error);
       places = plan.buffers.map((buffer) => this.place(buffer));
       kernel = new Kernel(this.code, plan, places, this.scratch(plan.scratch));
     } catch (error) {

@@ -9,6 +9,7 @@ per element, as in `compiler.runtime.packing`. The rest of the request and its r
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tilewright.compiler.runtime.program_json import program_from_json
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.run_wire import Request, SpeedsWork
 from tilewright.tuner.measure.wire import (
+    Candidate,
     Case,
     InputSpec,
     MeasureRequest,
@@ -34,8 +36,11 @@ from tilewright.tuner.measure.wire import (
     digest_bytes,
 )
 
+_log = logging.getLogger(__name__)
+
 MOST_ELEMENTS = 1 << 28
-"""The most elements of all random arrays for a request: 1 GiB of float32."""
+"""The most elements of random arrays that a device holds at a time, if its memory is unknown: 1 GiB
+of float32."""
 
 KEPT_BYTES = 256 << 20
 """Arrays that are kept for further batches of the same workloads."""
@@ -52,27 +57,32 @@ class PlainForms:
         self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
 
     def spelled_out(
-        self, request: Request, blob: Callable[[str], bytes | memoryview]
+        self,
+        request: Request,
+        blob: Callable[[str], bytes | memoryview],
+        most_elements: int = MOST_ELEMENTS,
     ) -> tuple[Request, Mapping[str, bytes]]:
         """The request with its plan, and the blobs that it names besides.
 
         Args:
             blob: the bytes of one that the request names, by its digest.
+            most_elements: the most elements of the random arrays of a case, or of the programs.
 
         Raises:
-            ValueError: as `batch` and `plain_programs`, and for arrays beyond MOST_ELEMENTS.
+            ValueError: as `plain_programs`, and for more elements.
         """
         if request.plain:
             return request, {}
         if isinstance(request, MeasureRequest):
-            inputs = (each for case in request.cases for each in case.inputs)
-            _check_size(sum(prod(each.shape) for each in inputs))
+            for case in request.cases:
+                _check_size(sum(prod(each.shape) for each in case.inputs), most_elements)
             return self.batch(request)
         if isinstance(request.work, SpeedsWork):
             return request, {}
         texts = [bytes(blob(each.program)) for each in request.programs]
         programs = [program_from_json(json.loads(text)) for text in texts]
-        _check_size(sum(prod(port.shape) for program in programs for port in program.inputs))
+        ports = (port for program in programs for port in program.inputs)
+        _check_size(sum(prod(port.shape) for port in ports), most_elements)
         given = [
             {name: array_of_bytes(blob(digest)) for name, digest in each.inputs.items()}
             for each in request.programs
@@ -84,15 +94,24 @@ class PlainForms:
     def batch(self, request: MeasureRequest) -> tuple[MeasureRequest, dict[str, bytes]]:
         """The request with its plan, and the blobs that it names besides.
 
-        Raises:
-            ValueError: if a candidate is not a kernel, or lacks the sizes of a case.
+        The plan of a candidate that is not a kernel, or that lacks the sizes of a case, is an
+        error: the device reports the candidate as RUN_ERROR, and measures the others.
         """
         blobs: dict[str, bytes] = {}
         cases = [
-            [self._kernel(KernelSpec.from_json(c.spec), case, blobs) for c in request.candidates]
+            [self._kernel_or_error(each, case, blobs) for each in request.candidates]
             for case in request.cases
         ]
         return replace(request, plain=_added(blobs, {"cases": cases})), blobs
+
+    def _kernel_or_error(
+        self, candidate: Candidate, case: Case, blobs: dict[str, bytes]
+    ) -> dict[str, Any]:
+        try:
+            return self._kernel(KernelSpec.from_json(candidate.spec), case, blobs)
+        except ValueError as error:
+            _log.warning("candidate %s: %s", candidate.trial_id, error)
+            return {"error": str(error)}
 
     def _kernel(self, spec: KernelSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
         known = dict(case.sizes)
@@ -111,6 +130,8 @@ class PlainForms:
     def _buffer(self, spec: BufferSpec, case: Case, blobs: dict[str, bytes]) -> dict[str, Any]:
         array = ""
         if spec.role in (BufferRole.INPUT, BufferRole.WEIGHT):
+            if not 0 <= spec.source < len(case.inputs):
+                raise ValueError(f"buffer '{spec.name}': there is no input {spec.source}")
             array, data = self._array(spec, case.inputs[spec.source])
             blobs[array] = data
         layout = spec.parsed_layout()
@@ -167,7 +188,7 @@ def _program(
     program: Program, seed: int, given: Mapping[str, np.ndarray], blobs: dict[str, bytes]
 ) -> dict[str, Any]:
     if program.dimensions:
-        raise ValueError(f"program '{program.name}' has open sizes, which need a device with NumPy")
+        raise ValueError(f"program '{program.name}' has dynamic sizes")
     if program.rooms:
         program = program.at({})  # without stated slack capacities
     check_program(program)
@@ -211,9 +232,11 @@ def _added(blobs: dict[str, bytes], plan: Mapping[str, Any]) -> tuple[str, ...]:
     return (digest, *arrays)
 
 
-def _check_size(elements: int) -> None:
-    if elements > MOST_ELEMENTS:
-        raise ValueError(f"arrays of {elements} elements need a device with NumPy")
+def _check_size(elements: int, most: int) -> None:
+    if elements > most:
+        raise ValueError(
+            f"random arrays of {elements} elements are more than the {most} that the device holds"
+        )
 
 
 def _total(arrays: Mapping[Any, tuple[str, bytes]]) -> int:

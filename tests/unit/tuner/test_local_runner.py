@@ -263,6 +263,15 @@ def test_a_missing_symbol_is_a_run_error(runner: LocalRunner, library: bytes) ->
     assert good.status is Status.OK
 
 
+def test_a_candidate_that_is_no_kernel_is_a_run_error(runner: LocalRunner, library: bytes) -> None:
+    request = _request(library, "good", "also_good")
+    good, bad = request.candidates
+    request = replace(request, candidates=(replace(bad, spec={"abi": 1}), good))
+    (result,) = _measured(runner, request, library=library)
+    statuses = [m.status for _, m in result.measurements]
+    assert statuses == [Status.RUN_ERROR, Status.OK]
+
+
 def _finals(
     runner: LocalRunner, library: bytes, *symbols: str, samples: int = 16
 ) -> dict[str, Measurement]:

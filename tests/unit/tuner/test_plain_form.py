@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -110,7 +111,29 @@ def test_batches_of_a_workload_share_what_was_drawn() -> None:
     assert blobs[first.plain[1]] is more[again.plain[1]]
 
 
-def test_what_is_no_kernel_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({}, "name: is missing"),
+        ({"sizes": {"n": "1..6"}}, r"expected 1\.\.6"),
+        ({"sizes": {"n": "1..8", "m": "1..8"}}, "dimension 'm'"),
+        ({"buffers": [buffer("row", dtype=DType.FLOAT32).to_json() | {"source": 1}]}, "no input 1"),
+    ],
+)
+def test_a_candidate_that_is_no_kernel_fails_alone(spec: dict[str, Any], why: str) -> None:
     request = request_for(buffer("row", dtype=DType.FLOAT32))
-    with pytest.raises(ValueError, match=r"expected 1\.\.8"):
-        PlainForms().batch(replace(request, cases=(replace(request.cases[0], sizes=(("n", 9),)),)))
+    (good,) = request.candidates
+    bad = replace(good, trial_id="bad", spec={**good.spec, **spec} if spec else {"abi": 1})
+    plain, blobs = PlainForms().batch(replace(request, candidates=(bad, good)))
+    ((first, second),) = json.loads(blobs[plain.plain[0]])["cases"]
+    assert re.search(why, first["error"]) and "buffers" not in first
+    assert "error" not in second and len(second["buffers"]) == 2
+
+
+def test_the_limit_of_random_arrays_is_that_of_each_case() -> None:
+    request = request_for(buffer("row", dtype=DType.FLOAT32))
+    request = replace(request, cases=request.cases * 2)
+    forms = PlainForms()
+    assert forms.spelled_out(request, lambda _: b"", 120)[0].plain
+    with pytest.raises(ValueError, match="120 elements are more than the 119"):
+        forms.spelled_out(request, lambda _: b"", 119)

@@ -29,7 +29,7 @@ from tilewright.tuner.measure.harness.command import (
 )
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.measurement import Status
-from tilewright.tuner.measure.plain_form import PlainForms
+from tilewright.tuner.measure.plain_form import MOST_ELEMENTS, PlainForms
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.speed import Speed
@@ -280,10 +280,18 @@ class Harness:
         end(process)
 
     def _spelled_out(self, request: Request, blobs: _Blobs) -> Request:
-        plain, made = self._forms.spelled_out(request, blobs.bytes_of)
+        plain, made = self._forms.spelled_out(request, blobs.bytes_of, self._most_elements())
         blobs.made.update(made)
         blobs.named.update(plain.digests)
         return plain
+
+    def _most_elements(self) -> int:
+        """The most elements of random arrays, which are float32, in the device's memory."""
+        match self._facts.get("memory_bytes"):
+            case int(memory) if memory > 0:
+                return memory // 4
+            case _:
+                return MOST_ELEMENTS
 
     def _refusal(self, request: Request) -> RunResult | None:
         """The refusal of a run whose blobs are larger than the device's cache."""
