@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from fastapi.testclient import TestClient
 
 from tests.unit.service.api_calls import submit
@@ -58,6 +59,37 @@ def test_a_form_that_is_none_is_refused(anonymous: TestClient) -> None:
     for body, status in ((b"a=1&" * 99, 422), (b"\xff%zz;=&&=", 401), (b"x" * (1 << 21), 413)):
         answer = anonymous.post("/dashboard/sign-in", content=body, headers=headers)
         assert answer.status_code == status
+
+
+@pytest.mark.parametrize("charset", ["punycode", '"PunyCode"', "undefined", "idna", "utf-16"])
+def test_a_form_of_another_charset_is_refused(
+    anonymous: TestClient, owner: str, charset: str
+) -> None:
+    """The parser decodes in the event loop: punycode in quadratic time, and undefined raises."""
+
+    def answered(path: str, kind: str, body: bytes, status: int) -> None:
+        headers = {**ORIGIN, "Content-Type": kind}
+        answer = anonymous.post(f"/dashboard/{path}", content=body, headers=headers)
+        assert answer.status_code == status, (path, kind)
+
+    plain, parts = "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"
+    field = b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\ntw_a-b\r\n--b--\r\n'
+    text, file = field % (b"token", b""), field % (b"records", b'; filename="r"')
+    answered("sign-in", f"{parts}; charset={charset}", text, 422)
+    answered("sign-in", parts, text, 422)
+    answered("sign-in", f"{plain}; charset={charset}", b"token=a", 422)
+    answered("sign-in", f"{plain}; charset=UTF-8", b"token=a", 401)
+    sign_in(anonymous, owner)
+    answered("records/import", f"{parts}; charset={charset}", file, 422)
+    answered("records/import", f"{parts}; charset=utf-8", file, 200)
+
+
+def test_a_malformed_form_of_files_is_refused(anonymous: TestClient, owner: str) -> None:
+    sign_in(anonymous, owner)
+    for kind in ("multipart/form-data", f"multipart/form-data; boundary={'b' * 999}"):
+        headers = {**ORIGIN, "Content-Type": kind}
+        answer = anonymous.post("/dashboard/records/import", content=b"--x", headers=headers)
+        assert answer.status_code == 422, kind
 
 
 def test_pages_are_counted_by_their_routes(anonymous: TestClient, owner: str) -> None:

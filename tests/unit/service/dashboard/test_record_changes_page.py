@@ -84,7 +84,7 @@ def test_a_form_without_a_file_is_refused(browser: TestClient) -> None:
 def test_a_file_is_found_among_other_fields(browser: TestClient) -> None:
     body = HEAD + b'name="a"\r\n\r\n1\r\n'
     body += HEAD + b'name="records"; filename="f"\r\n\r\nno\r\n--b--\r\n'
-    headers = {**ORIGIN, "Content-Type": 'multipart/form-data; charset=x; boundary="b"'}
+    headers = {**ORIGIN, "Content-Type": 'multipart/form-data; charset=utf-8; boundary="b"'}
     done = browser.post(IMPORT, content=body, headers=headers)
     assert done.status_code == 200 and done.text.count("<tr><td") == 1
 
