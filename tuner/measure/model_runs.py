@@ -24,6 +24,9 @@ from tilewright.tuner.measure.wire import Distribution, InputSpec
 RACE_SECONDS = 4.0
 """After so long no further run is begun: large models need no more."""
 
+RACE_PAIRS = 16
+"""The most pairs in which a challenger is raced."""
+
 RUNS = 5
 """Runs of a program; the fastest one is its time."""
 

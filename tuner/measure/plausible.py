@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from tilewright.tuner.measure.measurement import Measurement, Status
+from tilewright.tuner.measure.model_runs import RACE_PAIRS
 from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import (
     CheckWork,
@@ -51,6 +52,9 @@ NUMBER_BYTES = 32
 
 _SAMPLES_A_ROUND = 4
 """The numbers per round of one candidate: its samples, its incumbent's samples, and their ratio."""
+
+_MOST_RACED = RACE_PAIRS + 1
+"""The most ratios of a challenger. Pairs come in twos, and one of the two may give none."""
 
 _INSTRUCTION_BYTES = 16
 """JSON of an instruction of a program has more."""
@@ -179,6 +183,9 @@ def _check_comparison(
     others = {c.schedule_digest for c in request.candidates if c is not candidate}
     compared = bool(request.incumbent) and comparison.against in others
     require(compared, "comparison.against", "is no candidate that this one was to be compared with")
+    most = request.repeat.samples + 1  # pairs come in twos, A B B A
+    few = len(comparison.ratios) <= most
+    require(few, "comparison.ratios", f"are {len(comparison.ratios)}, and the most is {most}")
     ratios = all(_is_ratio(ratio) for ratio in comparison.ratios)
     require(ratios, "comparison.ratios", "are not between two programs that do the same")
 
@@ -213,6 +220,8 @@ def check_run(request: RunRequest, result: RunResult) -> None:
             _check_times([race.incumbent_seconds], LEAST_SECONDS, most, "race.incumbent_seconds")
             pairs = len(race.comparisons) == len(variants) - 1
             _require(pairs, "race.comparisons", f"are not those of {len(variants)} variants")
+            few = all(len(each.ratios) <= _MOST_RACED for each in race.comparisons)
+            _require(few, "race.comparisons", f"have more than {_MOST_RACED} ratios")
             ratios = all(_is_ratio(r) for c in race.comparisons for r in c.ratios)
             _require(ratios, "race.comparisons", "are not between two programs that do the same")
         case SpeedsWork(dots=asked):

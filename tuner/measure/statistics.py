@@ -95,14 +95,17 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     count = len(ordered)
     if not count:
         raise ValueError("the median of no values")
-    rank, outside = 1, 0.5**count
+    # Counts of 2**count equally likely cases: integers, because floats overflow at 1,030 values.
+    ways = outside = 1
+    rank, cases = 1, 1 << count
     while rank < (count + 1) // 2:
-        # The probability that at most `rank` of the values lie below the median.
-        more = outside + math.comb(count, rank) * 0.5**count
-        if 1.0 - 2.0 * more < confidence:
+        # The cases in which exactly `rank` of the values lie below the median.
+        ways = ways * (count - rank + 1) // rank
+        if 1.0 - 2.0 * ((outside + ways) / cases) < confidence:
             break
-        rank, outside = rank + 1, more
-    return Interval(ordered[rank - 1], ordered[count - rank], max(0.0, 1.0 - 2.0 * outside))
+        rank, outside = rank + 1, outside + ways
+    coverage = max(0.0, 1.0 - 2.0 * (outside / cases))
+    return Interval(ordered[rank - 1], ordered[count - rank], coverage)
 
 
 @dataclass(frozen=True, slots=True)

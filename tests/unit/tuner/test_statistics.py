@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.measure.statistics import (
     CONFIDENCE,
+    MOST_SAMPLES,
     Comparison,
     Outcome,
     may_be_faster,
@@ -58,6 +60,17 @@ def test_few_values_say_how_little_they_are_worth() -> None:
     assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]).coverage == 1.0 - 2.0**-4
     with pytest.raises(ValueError, match="no values"):
         median_interval([])
+
+
+@pytest.mark.parametrize("count", [1_030, 1_031, 2_000, MOST_SAMPLES])
+def test_the_median_of_many_values_has_an_interval(count: int) -> None:
+    """Binomial coefficients of more than about 1,030 values are no floats."""
+    interval = median_interval(range(count))
+    assert CONFIDENCE <= interval.coverage < CONFIDENCE + 4 / math.sqrt(count)
+    # The normal approximation: 1.96 standard deviations of the count of values below the median.
+    expected = 1.96 * math.sqrt(count) / 2
+    assert (interval.high - interval.low) / 2 == pytest.approx(expected, abs=1.5)
+    assert interval.low + interval.high == count - 1
 
 
 @pytest.mark.parametrize(

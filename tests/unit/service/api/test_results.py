@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +26,9 @@ from tilewright.service.api.gate import LARGE_BYTES
 from tilewright.service.api.results import ResultRefused, admit
 from tilewright.service.api.schemas.workers import MOST_FACTS_BYTES
 from tilewright.service.worker.facts import device_facts, registration_facts
+from tilewright.tuner.measure import plausible
 from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
-from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.measure.model_runs import RACE_PAIRS, Race
 from tilewright.tuner.measure.plausible import ImplausibleError, check_result, most_result_bytes
 from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.run_wire import (
@@ -156,6 +158,7 @@ LIES = [
     (changed("measurements", 0, "measurement", "speed", to="fast"), "speed"),
     (changed("measurements", 1, "measurement", "comparison", "ratios", to=[0.0]), "ratios"),
     (changed("measurements", 1, "measurement", "comparison", "ratios", to=[]), "ratios"),
+    (changed("measurements", 1, "measurement", "comparison", "ratios", to=[0.9] * 7), "ratios"),
     (changed("measurements", 1, "measurement", "comparison", "against", to="1" * 64), "against"),
     (changed("request_id", to="b"), "request_id"),
     (changed("protocol", to=10**30), "protocol"),
@@ -274,6 +277,7 @@ def test_an_honest_run_is_taken(name: str) -> None:
         ("race", changed("race", "comparisons", to=[["1", [float("nan")]]]), "race.comparisons"),
         ("race", changed("race", "comparisons", to=[[[0.9], "1"]]), "race.comparisons"),
         ("race", changed("race", "comparisons", to=[["1", []]]), "race.comparisons"),
+        ("race", changed("race", "comparisons", to=[["1", [0.9] * 18]]), "race.comparisons"),
         ("race", changed("seconds", to=[1.0]), "seconds"),
         ("speeds", changed("speeds", to=None), "speeds"),
         ("speeds", changed("speeds", "flops_per_second", to=0.0), "speeds"),
@@ -440,3 +444,10 @@ def test_what_is_stored_and_cannot_be_is_no_success() -> None:
         stored = Measurement(Status.OK, samples_seconds=(1e-6, lie), checks=3)
         assert not stored.ok and not stored.certified
         assert stored.run_seconds is None and stored.interval is None
+
+
+def test_as_many_ratios_of_a_race_are_accepted_as_the_harness_reports() -> None:
+    harness = (Path(plausible.__file__).parent / "harness" / "programs.c").read_text()
+    assert f"    PAIRS = {RACE_PAIRS},\n" in harness
+    most = replace(HONEST["race"][1], race=Race(1e-3, (Comparison("1", (0.9,) * RACE_PAIRS),)))
+    assert judge(RACE, most.to_json())["race"] == most.to_json()["race"]
