@@ -154,6 +154,25 @@ def stated_words(stated: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def of_earlier_releases(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the stored options of a job valid, whichever release stored them.
+
+    Null means the default. A limit of the budget that only an earlier release accepted becomes the
+    nearest bound. All other values are returned unchanged, also invalid ones.
+    """
+    options = {name: value for name, value in stored.items() if value is not None}
+    for name, least in (("seconds", LEAST_BUDGET_SECONDS), ("target_ms", LEAST_TARGET_MS)):
+        if _is_number(options.get(name)) and 0 < options[name] < least:
+            options[name] = least
+    if _is_number(options.get("stop_gain")) and MOST_STOP_GAIN < options["stop_gain"] < 1:
+        options["stop_gain"] = MOST_STOP_GAIN
+    return options
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def checked(options: JsonValue) -> Any:
     """Return equal options after a check of their bounds. Raises OptionError with the flag."""
     try:
@@ -241,6 +260,10 @@ STOP_GAIN = 0.005
 reach it long before their trials are spent."""
 
 
+LEAST_BUDGET_SECONDS, LEAST_TARGET_MS, MOST_STOP_GAIN = 0.001, 1e-6, 0.99
+"""Bounds of the job budget. Earlier releases accepted any positive time, and any share below 1."""
+
+
 @_with_form("job budget")
 @dataclass(frozen=True, slots=True)
 class JobBudget(JsonValue):
@@ -250,13 +273,13 @@ class JobBudget(JsonValue):
         int, Between(0, 10_000_000), UserOption("Most candidates to measure", "--trials")
     ] = 1000
     seconds: Annotated[
-        Annotated[float, Between(0.001, 30 * DAY)] | None,
+        Annotated[float, Between(LEAST_BUDGET_SECONDS, 30 * DAY)] | None,
         UserOption("Most time to tune", "--seconds"),
     ] = None
     seed: Annotated[int, Between(0, (1 << 63) - 1), UserOption("Seed of the search", "--seed")] = 0
     stop_gain: Annotated[
         float,
-        Between(0, 0.99),
+        Between(0, MOST_STOP_GAIN),
         UserOption(
             "End when less than this share of the model's time is expected of another minute; "
             "0: never",
@@ -265,7 +288,7 @@ class JobBudget(JsonValue):
         ),
     ] = STOP_GAIN
     target_ms: Annotated[
-        Annotated[float, Between(1e-6, math.inf)] | None,
+        Annotated[float, Between(LEAST_TARGET_MS, math.inf)] | None,
         UserOption("End when the kernels add up to no more", "--target-ms"),
     ] = None
     strategy: Annotated[

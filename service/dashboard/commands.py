@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from tilewright.service.api.schemas.jobs import JobView
 from tilewright.service.option_texts import OptionError
-from tilewright.service.options import stated_words
+from tilewright.service.options import of_earlier_releases, stated_words
 from tilewright.service.sentences import one_sentence
 
 
@@ -51,7 +51,7 @@ def _submission(job: JobView) -> list[str]:
         "numerics": job.numerics,
         "priority": job.priority,
         "wait_seconds": job.wait_seconds,
-        **job.options,
+        **of_earlier_releases(job.options),
     }
     words += stated_words(stored)
     return [shlex.quote(word) for word in words]

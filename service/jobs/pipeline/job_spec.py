@@ -13,7 +13,12 @@ from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.runtime.json_form import MalformedError
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned
-from tilewright.service.options import JobBudget, JobOptions, given_values
+from tilewright.service.options import (
+    JobBudget,
+    JobOptions,
+    given_values,
+    of_earlier_releases,
+)
 from tilewright.service.version import version
 from tilewright.tuner.options import TuneOptions, TuningError
 from tilewright.tuner.search import strategies
@@ -63,12 +68,14 @@ class JobSpec:
     def of_options(cls, request: ModelRequest, stored: Mapping[str, Any]) -> JobSpec:
         """The job that a request and the options stored with it describe.
 
-        Missing options have their defaults. Given inputs are taken from the request; `given_files`
-        reads the options about them.
+        Missing options have their defaults. `of_earlier_releases` makes options valid that only an
+        earlier release accepted. Given inputs are taken from the request; `given_files` reads the
+        options about them.
 
         Raises:
             TuningError: if an option is unknown or malformed.
         """
+        stored = of_earlier_releases(stored)
         modal = {each.name for each in fields(request.mode)} - {"target"}
         mode = replace(request.mode, **{name: stored[name] for name in modal & set(stored)})
         try:

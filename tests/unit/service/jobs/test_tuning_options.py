@@ -16,8 +16,9 @@ from tests.command_tree import COMMANDS
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.stores.retention import Retention
-from tilewright.service.api.schemas.jobs import JobRequest
+from tilewright.service.api.schemas.jobs import JobRequest, JobView
 from tilewright.service.cli import run as run_cli
+from tilewright.service.dashboard.commands import job_commands
 from tilewright.service.jobs.pipeline import tuning
 from tilewright.service.jobs.pipeline.job_spec import JobSpec, tune_options
 from tilewright.service.jobs.plan.planning import ModelRequest
@@ -88,6 +89,45 @@ def test_every_option_of_a_job_reaches_the_loop() -> None:
 def test_an_option_that_nobody_knows_fails_the_job() -> None:
     with pytest.raises(TuningError, match="horoscope"):
         JobSpec.of_options(ModelRequest(b""), {"trials": 1, "horoscope": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "read"),
+    [
+        ("seconds", 1e-5, 0.001),
+        ("target_ms", 5e-324, 1e-6),
+        ("stop_gain", 0.999, 0.99),
+        ("stop_gain", None, JobBudget().stop_gain),
+        ("dims", None, {}),
+        ("precision", None, "float32"),
+        ("seconds", 0.5, 0.5),
+    ],
+)
+def test_a_job_that_an_earlier_release_queued_runs(name: str, stored: Any, read: Any) -> None:
+    spec = JobSpec.of_options(ModelRequest(b""), {"trials": 5, name: stored})
+    holder = spec.mode if name == "precision" else spec.options
+    assert (getattr(holder, name), spec.options.trials) == (read, 5)
+    job = JobView.model_construct(
+        model_name="m.onnx",
+        target="host",
+        threads=1,
+        numerics="fast",
+        id="1f0e",
+        priority=0,
+        wait_seconds=None,
+        artifact=None,
+        options={name: stored},
+    )
+    assert [purpose for purpose, _ in job_commands(job, "http://s") if purpose.startswith("tune")]
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [("seconds", 0.0), ("seconds", "1"), ("target_ms", -1.0), ("stop_gain", 1.0), ("pad", 1)],
+)
+def test_a_value_that_no_release_accepted_fails_the_job(name: str, stored: Any) -> None:
+    with pytest.raises(TuningError, match=name):
+        JobSpec.of_options(ModelRequest(b""), {name: stored})
 
 
 def test_every_option_of_a_job_is_one_of_the_commands() -> None:
