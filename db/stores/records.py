@@ -68,6 +68,16 @@ class SqlRecordStore:
         with reading(self._engine) as connection:
             return [trial_of(row) for row in connection.execute(query)]
 
+    def failed_schedules(self, key: RecordKey) -> set[str]:
+        """The digests of the schedules that failed with a record key, without withdrawn trials."""
+        query = (
+            sa.select(_trials.c.schedule_digest)
+            .distinct()
+            .where(*_matches(_trials, key), _trials.c.status != Status.OK.value, _believed)
+        )
+        with reading(self._engine) as connection:
+            return set(connection.execute(query).scalars())
+
     def trials_of_job(self, job_id: str) -> list[Trial]:
         """Every trial of a job, in the order of their arrival."""
         query = sa.select(_trials).where(_trials.c.job_id == job_id).order_by(_trials.c.serial)

@@ -4,7 +4,7 @@ The rungs are, in their order: the workload's own record; the record of a worklo
 which differs in numbers alone; that of another target with the same instructions; that of the
 nearest shape; the untuned default. Callers state how far down they go. A schedule of a lower rung
 is borrowed: it must be in the workload's own schedule space, and no trial with the workload's own
-numbers may have failed with it.
+numbers may have failed with it. Withdrawn trials do not count.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.schedule.select import schedule_space
+from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.shapes import Relative
@@ -168,7 +169,11 @@ def _nearest(
 
 
 class _Borrowing:
-    """Whether a workload can borrow the schedule of a record."""
+    """Whether a workload can borrow the schedule of a record.
+
+    A workload may be compared with hundreds of records, so its schedule space and its failed
+    schedules are found once.
+    """
 
     def __init__(
         self, wanted: Mapping[RecordKey, Workload], mode: Mode, storage: Storage, holding: bool
@@ -177,15 +182,20 @@ class _Borrowing:
         self._mode = mode
         self._storage = storage
         self._holding = holding
+        self._spaces: dict[RecordKey, ScheduleSpace] = {}
+        self._failed: dict[RecordKey, set[str]] = {}
 
     def __call__(self, key: RecordKey, stored: StoredRecord) -> bool:
         record = stored.record
         if self._holding and not record.holds(CODEGEN_VERSION):
             return False
-        return record.schedule in schedule_space(self._wanted[key], self._mode) and not any(
-            trial.schedule == record.schedule and not trial.measurement.ok
-            for trial in self._storage.records.trials(key)
-        )
+        if key not in self._failed:
+            self._failed[key] = self._storage.records.failed_schedules(key)
+        if record.schedule.digest in self._failed[key]:
+            return False
+        if key not in self._spaces:
+            self._spaces[key] = schedule_space(self._wanted[key], self._mode)
+        return record.schedule in self._spaces[key]
 
 
 def _relatives(
