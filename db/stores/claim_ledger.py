@@ -311,13 +311,15 @@ class ClaimLedger:
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
         """Note that a job's artifact is built on these claims.
 
-        False if one was withdrawn since the job found it: the job looks again what is served.
+        False if one was withdrawn or disputed since the job found it: the job looks again what is
+        served.
         """
         names = sorted(set(claim_ids))
+        gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
         with changing(self._engine) as connection:
             for some in chunks(names):
                 gone = sa.select(claims.c.id).where(
-                    claims.c.id.in_(some), claims.c.state == ReviewState.WITHDRAWN.value
+                    claims.c.id.in_(some), claims.c.state.in_(gone_states)
                 )
                 if connection.execute(gone.limit(1)).first() is not None:
                     return False

@@ -299,6 +299,20 @@ def test_who_used_a_record(ledger: ClaimLedger) -> None:
     assert ledger.uses("a") == ["another", "job"] and ledger.uses("c") == []
 
 
+def test_a_claim_that_is_withdrawn_or_disputed_cannot_be_used(ledger: ClaimLedger) -> None:
+    """The job settles anew, and notes none of the claims that it found together."""
+    kept, disputed, withdrawn = (record(1e-3, tile=tile) for tile in (1, 2, 3))
+    for one in (kept, disputed, withdrawn):
+        ledger.propose(one, "job")
+        assert ledger.use([id_of(one)], "before")
+    assert dispute(ledger, id_of(disputed), measured(3e-3, "honest"), "1 ms, then 3 ms")
+    ledger.withdraw("wrong", record_ids=[id_of(withdrawn)])
+    for gone in (disputed, withdrawn):
+        assert not ledger.use([id_of(kept), id_of(gone)], "after")
+        assert ledger.uses(id_of(kept)) == ledger.uses(id_of(gone)) == ["before"]
+    assert ledger.use([id_of(kept)], "after")
+
+
 def test_the_store_of_a_job_proposes_and_reads_what_is_served(
     records: SqlRecordStore, ledger: ClaimLedger
 ) -> None:
