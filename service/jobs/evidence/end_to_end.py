@@ -48,6 +48,10 @@ PROGRAMS = 3
 
 ALL_DEFAULTS = "no tuned schedule differs from them"
 NOT_RACED = "not raced end to end yet: a tuning job does that"
+TAKEN_BACK = "each race was withdrawn before its verdict could be used: the next job races again"
+
+ATTEMPTS = 2
+"""Races of one model in one job, if the first one is withdrawn before the verdict is used."""
 
 SURE_RATIO = 0.97
 """A task's own gain is doubtful unless its whole interval lies below this."""
@@ -199,6 +203,26 @@ def _verdict(
     if not device.runs(target):
         return Verdict(Served.TUNED, "not_run", reason=device.absence(target))
     programs = _Programs(planned, schedules, kernels, limit)
+    for _ in range(ATTEMPTS):
+        verdict = _usable(programs, records, identity, storage, device, job_id)
+        if verdict is not None:
+            return verdict
+    return Verdict(Served.TUNED, "not_run", reason=TAKEN_BACK)
+
+
+def _usable(
+    programs: _Programs,
+    records: Mapping[str, TuningRecord],
+    identity: str,
+    storage: Storage,
+    device: Device,
+    job_id: str,
+) -> Verdict | None:
+    """The reviewed verdict of an earlier race, or else of a race that is run now.
+
+    None if an operator withdrew the race, or another job disputed it, before this job used it.
+    """
+    known = storage.ledger.race(identity, job_id)
     if known is not None:
         verdict = Verdict.from_json(known.verdict)
     else:
@@ -213,13 +237,17 @@ def _verdict(
             )  # of several workers: nor is this kept
         known = storage.ledger.add_race(
             identity,
-            planned[0].mode.key,
+            programs.mode.key,
             CODEGEN_VERSION,
             job_id,
             verdict.served.value,
             verdict.to_json(),
             None if device.trusted else worker,
         )
+    # before the review, which takes as long as a race: retention keeps verdicts that are used
+    if job_id and not storage.ledger.use([known.id], job_id):
+        return None
+    schedules = programs.tuned
     wins = verdict.served is not Served.DEFAULT
     dropped = verdict.dropped if wins else ()
     kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
@@ -228,11 +256,13 @@ def _verdict(
         known, storage, device, lambda other: programs.race(other, kept), [Outcome(outcome)]
     )
     known = storage.ledger.race_by_id(known.id) or known
+    if known.state in (ReviewState.WITHDRAWN, ReviewState.DISPUTED):
+        storage.ledger.leave([known.id], job_id)
+    if known.state is ReviewState.WITHDRAWN:
+        return None
     if known.state is ReviewState.DISPUTED:
         every = tuple(sorted(schedules))
         return Verdict(Served.DEFAULT, outcome, None, every, known.reason, verdict.device)
-    if job_id:
-        storage.ledger.use([known.id], job_id)
     return replace(verdict, attestation=known.attestation)
 
 
@@ -254,7 +284,7 @@ class _Programs:
         self._planned = planned
         self.tuned = schedules
         first = planned[0]
-        self._threads = first.mode.threads
+        self.mode = first.mode
         self._builder = ProgramBuilder(FixedSchedules({}), first.mode, limit, kernels=kernels)
 
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
@@ -263,7 +293,7 @@ class _Programs:
         Raises DeviceError, CompilerError.
         """
         challenger = _variant(self._builder.variant(FixedSchedules(schedules)), self._planned)
-        return device.race([self._untuned, challenger], self._threads)
+        return device.race([self._untuned, challenger], self.mode.threads)
 
     @cached_property
     def _untuned(self) -> Variant:

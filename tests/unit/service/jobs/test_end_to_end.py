@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -23,13 +24,15 @@ from tilewright.compiler.program.builder import CompiledProgram, ProgramBuilder
 from tilewright.compiler.runtime.artifact import read_artifact
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import untuned_schedules
+from tilewright.db.engine import reading, writing
 from tilewright.db.review_state import Attestation
 from tilewright.db.storage import Storage
+from tilewright.db.stores.claim_rows import claims, is_race
 from tilewright.service.cli import run as run_cli
 from tilewright.service.cli.view import settled_line
 from tilewright.service.jobs.device.device import Device, DeviceError
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.service.jobs.evidence.end_to_end import Served, Verdict, settle
+from tilewright.service.jobs.evidence.end_to_end import TAKEN_BACK, Served, Verdict, settle
 from tilewright.service.jobs.evidence.verification import verify_artifact
 from tilewright.service.jobs.knowledge.known_model import KnownModel
 from tilewright.service.jobs.pipeline.tuning import build_artifact
@@ -240,6 +243,86 @@ def test_what_several_workers_raced_by_turns_is_nobodys_word(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     found = settle([planned], storage, board(0.9, worker=""), job_id="job")
     assert found.verdict.served is Served.TUNED and storage.ledger.race_counts() == {}
+
+
+def withdrawing(storage: Storage, ratio: float, *workers: str) -> FakeDevice:
+    """Another owner's device; while it runs its first races, an operator withdraws a worker each.
+
+    Before each of them, the verdict must be noted as used by job `job`.
+    """
+
+    @dataclass
+    class Withdrawing(FakeDevice):
+        def race(self, *arguments: Any, **more: Any) -> Race:
+            newest = sa.select(claims.c.id).where(is_race).order_by(claims.c.serial.desc())
+            with reading(storage.engine) as connection:
+                claim_id = connection.execute(newest.limit(1)).scalar_one()
+            assert storage.ledger.uses(claim_id) == ["job"]
+            if left:
+                storage.ledger.withdraw("faulty", workers=[left.pop(0)])
+            return super().race(*arguments, **more)
+
+    left = list(workers)
+    return Withdrawing([ratio] * (1 + len(workers)), worker=HONEST, owner=HONEST)
+
+
+def test_a_race_that_is_withdrawn_during_its_review_is_run_once_more(
+    storage: Storage, planned: Planned
+) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    device = board(0.9, 0.95, other=withdrawing(storage, 0.95, LIAR))
+    verdict = settle([planned], storage, device, job_id="job").verdict
+    assert device.raced == [1, 1] and verdict.attestation is Attestation.TWO_OWNERS
+    assert verdict.comparison is not None and verdict.comparison.ratio == pytest.approx(0.95)
+    assert settle([planned], storage).verdict == verdict
+
+
+def test_no_verdict_is_used_if_every_race_is_withdrawn(storage: Storage, planned: Planned) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    device = board(0.9, 0.9, other=withdrawing(storage, 0.9, LIAR, LIAR))
+    verdict = settle([planned], storage, device, job_id="job").verdict
+    assert (verdict.served, verdict.outcome, verdict.reason) == (
+        Served.TUNED,
+        "not_run",
+        TAKEN_BACK,
+    )
+    assert verdict.attestation is None and device.raced == [1, 1]
+    assert settle([planned], storage).verdict.outcome == "not_run"
+
+
+@pytest.mark.parametrize("gone", ["withdrawn", "disputed"])
+def test_a_verdict_that_goes_between_look_up_and_use_is_not_used(
+    storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    settle([planned], storage, board(0.9, other=honest(0.9)), job_id="first")
+    use = storage.ledger.use
+
+    def late(claim_ids: Sequence[str], job_id: str) -> bool:
+        monkeypatch.setattr(storage.ledger, "use", use)
+        if gone == "withdrawn":
+            storage.ledger.withdraw("faulty", workers=[LIAR])
+        else:
+            (claim_id,) = claim_ids
+            state = sa.update(claims).where(claims.c.id == claim_id).values(state="disputed")
+            with writing(storage.engine) as connection:
+                connection.execute(state)
+        return use(claim_ids, job_id)
+
+    monkeypatch.setattr(storage.ledger, "use", late)
+    device = board(0.95, worker="third", other=honest(0.95))
+    verdict = settle([planned], storage, device, job_id="second").verdict
+    assert device.raced == [1]
+    assert verdict.comparison is not None and verdict.comparison.ratio == pytest.approx(0.95)
+
+
+def test_a_job_does_not_use_a_verdict_that_its_own_review_disputes(
+    storage: Storage, planned: Planned
+) -> None:
+    _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    settle([planned], storage, board(0.9, 0.9), job_id="first")
+    settle([planned], storage, board(other=honest(1.2)), job_id="second")
+    assert storage.ledger.race_counts() == {"tuned": 1}
 
 
 class Turns(FakeDevice):
