@@ -295,10 +295,13 @@ class ClaimLedger:
     def revalidate(
         self, record_ids: Collection[str], codegen_version: str, compiler_version: str
     ) -> None:
-        """Assign records to the present code generation, which emits the same code for them."""
+        """Assign records to the present code generation, which emits the same code for them.
+
+        A review that confirms one at the same time writes its row anew, so one waits for the other.
+        """
         values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
         keys = set[str]()
-        with writing(self._engine) as connection:
+        with changing(self._engine) as connection:
             for some in chunks(sorted(record_ids)):
                 mine = claims.c.id.in_(some)
                 connection.execute(sa.update(claims).where(mine).values(values))

@@ -300,7 +300,7 @@ def test_who_used_a_record(ledger: ClaimLedger) -> None:
 
 
 def test_a_claim_that_is_withdrawn_or_disputed_cannot_be_used(ledger: ClaimLedger) -> None:
-    """The job settles anew, and notes none of the claims that it found together."""
+    """The job looks again, and none of the claims that it found together is noted."""
     kept, disputed, withdrawn = (record(1e-3, tile=tile) for tile in (1, 2, 3))
     for one in (kept, disputed, withdrawn):
         ledger.propose(one, "job")
@@ -346,6 +346,28 @@ def test_what_is_confirmed_at_the_same_moment_is_withdrawn(
     assert confirm(ledger, id_of(made), measured(1e-3, "honest"))
     withdrawal.join(60)
     assert ledger.get(id_of(made)).state is ReviewState.WITHDRAWN
+
+
+def test_a_record_that_is_confirmed_at_the_same_moment_is_revalidated(
+    engine: sa.Engine, ledger: ClaimLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Confirming writes the row again, while the revalidation waits for the old one."""
+    made = record(1e-3)
+    ledger.propose(made, "job")
+    revalidation = threading.Thread(target=ledger.revalidate, args=([id_of(made)], "cg2", "0.2"))
+
+    def served(connection: sa.Connection, values: dict[str, Any]) -> None:
+        revalidation.start()
+        if engine.dialect.name == "postgresql":  # SQLite has one writer
+            wait_for_a_lock(engine)
+        serve(connection, values)
+
+    monkeypatch.setattr(claim_ledger, "serve", served)
+    assert confirm(ledger, id_of(made), measured(1e-3, "honest"))
+    revalidation.join(60)
+    found = ledger.get(id_of(made))
+    assert found.state is ReviewState.CONFIRMED
+    assert (found.record.codegen_version, found.record.compiler_version) == ("cg2", "0.2")
 
 
 def wait_for_a_lock(engine: sa.Engine) -> None:
