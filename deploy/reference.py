@@ -157,6 +157,7 @@ def schema() -> str:
         indexed = [
             f"{'unique ' if index.unique else ''}index "
             f"({', '.join(str(getattr(e, 'name', e)) for e in index.expressions)})"
+            f"{_where(index)}"
             for index in described.indexes
         ]
         if unique or indexed:
@@ -169,6 +170,12 @@ def schema() -> str:
         "[The database](../database.md) explains states and transactions.",
         [block for block in blocks if block],
     )
+
+
+def _where(index: Any) -> str:
+    """The condition of a partial index, the same in all databases."""
+    condition = index.dialect_options["sqlite"]["where"]
+    return "" if condition is None else f" where {condition}"
 
 
 def _comments(model: type) -> dict[str, str]:

@@ -25,6 +25,7 @@ _WEAK = (
     "kind = 'schedule' AND state IN ('confirmed', 'provisional')"
     " AND attestation IN ('once', 'one-worker', 'one-owner')"
 )
+_RACE = "kind = 'race'"
 
 _JSON = sa.JSON(none_as_null=True)
 
@@ -74,6 +75,13 @@ def upgrade() -> None:
             connection.execute(sa.insert(uses), rows)
     op.create_index("ix_claim_uses_job_id", "claim_uses", ["job_id"])
     op.create_index("ix_claims_job_id", "claims", ["job_id"])
+    op.create_index(
+        "ix_claims_race",
+        "claims",
+        ["job_id"],
+        sqlite_where=sa.text(_RACE),
+        postgresql_where=sa.text(_RACE),
+    )
     op.create_index("ix_claims_reporter", "claims", ["reporter"])
     op.create_index(
         "ix_claims_subject_target_key_threads_numerics_state",

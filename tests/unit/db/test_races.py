@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import sqlalchemy as sa
+
+from tests.unit.db.explained import by_statistics, plan_of
 from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
 from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.claim_rows import StoredRace
@@ -52,6 +56,14 @@ def test_a_verdict_counts_once_for_each_job_that_uses_it(ledger: ClaimLedger) ->
     for job in ("job", "another", "another", "third"):
         assert ledger.use([made.id], job)
     assert ledger.race_counts() == {"default": 1, "tuned": 3}
+
+
+def test_races_are_counted_by_an_index(engine: sa.Engine, ledger: ClaimLedger) -> None:
+    """However many records there are."""
+    plan = plan_of(engine, ledger.race_counts, "claims")
+    assert "ix_claims_race" in plan
+    if not by_statistics(engine):
+        assert not re.search(r"SCAN claims'|SCAN claim_uses", plan)
 
 
 def test_a_worker_is_believed_by_the_job_alone_until_another_agrees(
