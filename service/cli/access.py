@@ -147,7 +147,7 @@ def rotate(
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
         made = client.rotate_token(token_id, grace, lifetime)
-    complain(f"the secret before is taken for {grace:g} s yet")
+    complain(f"the old secret is valid for another {grace:g} s")
     if as_json:
         say_json(made)
     else:

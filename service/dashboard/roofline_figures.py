@@ -116,7 +116,7 @@ def _dot(found: _Measured, across: _Axis, up: _Axis) -> RoofDot:
     title = f"{task.name}: {seconds} us, {found.speed:,.3g} GFLOP/s"
     if found.limit is not None:
         title += f" of {found.limit:,.3g} ({percent(found.speed / found.limit, 0)})"
-    title += f", {found.intensity:,.3g} operations for each byte"
+    title += f", {found.intensity:,.3g} operations per byte"
     share = min(1.0, max(0.0, found.share))
     return RoofDot(
         x=across.place(found.intensity),

@@ -259,7 +259,7 @@ def test_predictions_beside_what_was_measured(
 
     sign_in(client, owner)
     broken = opened(client, f"/dashboard/{path}")
-    assert "Version 2 of the cost model cannot be asked" in broken.text
+    assert "Version 2 of the cost model cannot predict" in broken.text
     assert len(broken.named("circle")) == 20
     storage.cost_models.promote(TARGET.key, 1)
     both = opened(client, f"/dashboard/{path}")

@@ -38,7 +38,7 @@ def worker(storage: Storage, name: str = "rack-3") -> RegisteredWorker:
 
 def test_without_devices_the_page_says_how_to_add_one(browser: TestClient) -> None:
     text = opened(browser, "/dashboard/devices").text
-    assert "No device measures" in text
+    assert "No device is connected" in text
     assert "tilewright-worker --server http://testserver --token-file token" in text
     assert "tilewright device link" in text
 
@@ -104,7 +104,7 @@ def test_a_quarantine_is_told_and_ended(
 def test_who_said_good_bye_is_shown_when_asked_for(browser: TestClient, storage: Storage) -> None:
     storage.workers.leave(worker(storage, "departed").id)
     text = opened(browser, "/dashboard/devices").text
-    assert "1 said good-bye" in text and "departed" not in text
+    assert "1 left:" in text and "departed" not in text
     assert "departed" in opened(browser, "/dashboard/devices?gone=true").text
 
 
@@ -114,7 +114,7 @@ def test_a_page_of_workers_that_left_says_what_it_is_and_stays(
     storage.workers.leave(worker(storage, "departed").id)
     worker(storage, "measuring")
     first = opened(browser, "/dashboard/devices?limit=1")
-    assert "No device measures" not in first.text and "All that are on this page" in first.text
+    assert "No device is connected" not in first.text and "All workers on this page" in first.text
     (later,) = (str(a["href"]) for a in first.named("a") if a.get("rel") == "next")
     second = opened(browser, f"/dashboard/devices{later}")
     (again,) = (str(a["hx-get"]) for _, a in second.found if "hx-get" in a)
@@ -128,12 +128,12 @@ def test_records_are_shown_beside_a_full_disk(
         raise StorageError("no space is left", StorageKind.FULL)
 
     monkeypatch.setattr(ShapeStore, "index", full)
-    assert "Nothing is known yet" in opened(browser, "/dashboard/records").text
+    assert "No records yet" in opened(browser, "/dashboard/records").text
 
 
 def test_without_records_the_page_says_so(browser: TestClient) -> None:
-    assert "Nothing is known yet" in opened(browser, "/dashboard/records").text
-    assert "No record is like that" in opened(browser, "/dashboard/records?named=conv").text
+    assert "No records yet" in opened(browser, "/dashboard/records").text
+    assert "No record matches" in opened(browser, "/dashboard/records?named=conv").text
     assert browser.get("/dashboard/records/none").status_code == 404
     assert browser.get(f"/dashboard/records?named={'x' * 201}").status_code == 422
 
@@ -156,7 +156,7 @@ def test_records_are_covered_searched_and_shown(
     shouted = opened(browser, f"/dashboard/records?named={covered.operator.upper()}")
     assert f"/dashboard/records/{quote(stored.id)}" in {a.get("href") for a in shouted.named("a")}
     for wrong in ("named=100%25", "named=nothing", "state=withdrawn", "target=cortex-a72"):
-        assert "No record is like that" in opened(browser, f"/dashboard/records?{wrong}").text
+        assert "No record matches" in opened(browser, f"/dashboard/records?{wrong}").text
     one = opened(browser, f"/dashboard/records/{stored.id}")
     assert record.key.workload_key in one.text and "tile_n=1" in one.text
     assert "a CPU" in one.text, "its certificate says on what"
@@ -172,6 +172,6 @@ def test_a_withdrawn_record_says_why(
     (stored,) = storage.ledger.list()
     storage.ledger.withdraw(HOSTILE, record_ids=[stored.id])
     seen = opened(browser, f"/dashboard/records/{stored.id}")
-    assert HOSTILE in seen.text and "served to nobody" in seen.text
+    assert HOSTILE in seen.text and "This record is not served" in seen.text
     listed = opened(browser, "/dashboard/records?state=withdrawn").text
-    assert "withdrawn" in listed and "What is known" not in listed
+    assert "withdrawn" in listed and "Coverage" not in listed

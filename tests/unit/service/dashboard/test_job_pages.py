@@ -54,7 +54,7 @@ def task(number: int, **more: object) -> JobTask:
 
 def test_without_jobs_the_list_says_how_to_make_one(browser: TestClient) -> None:
     text = opened(browser, "/dashboard/jobs").text
-    assert "No job was made yet" in text
+    assert "No job yet" in text
     assert "tilewright job submit model.onnx --server http://testserver" in text
 
 
