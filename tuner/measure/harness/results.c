@@ -395,8 +395,9 @@ static void add_measurement(const tw_batch *batch, const part *one, const tw_har
     add_same(text, "build_seconds", json_get(candidate, "build_seconds"));
     tw_text_format(text, ",\"measure_seconds\":");
     tw_text_number(text, fmax(0, seen->ended - seen->started));
-    tw_text_format(text, ",\"worker\":\"%s\",\"device\":%s,\"measured_at\":", harness->worker,
-                   harness->facts.brief.data);
+    tw_text_format(text, ",\"worker\":");
+    tw_text_string(text, harness->worker, strlen(harness->worker));
+    tw_text_format(text, ",\"device\":%s,\"measured_at\":", harness->facts.brief.data);
     tw_text_number(text, wall());
     tw_text_format(text, ",\"checks\":%lld,\"comparison\":", (long long)seen->checks);
     if (seen->ratio_count) {
@@ -414,7 +415,8 @@ static void add_measurement(const tw_batch *batch, const part *one, const tw_har
 static void add_result(const tw_batch *batch, const part *one, const tw_harness *harness,
                        tw_text *text) {
     const json *each = one->candidates->first;
-    tw_text_format(text, "{\"protocol\":%d,\"worker\":\"%s\"", PROTOCOL, harness->worker);
+    tw_text_format(text, "{\"protocol\":%d,\"worker\":", PROTOCOL);
+    tw_text_string(text, harness->worker, strlen(harness->worker));
     add_same(text, "request_id", json_get(one->request, "request_id"));
     tw_text_format(text, ",\"measurements\":[");
     for (size_t i = 0; i < one->count; i++, each = each->next) {

@@ -268,6 +268,14 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
 
 /* Work. */
 
+static bool take_name(tw_harness *harness, const char *worker, tw_error *error) {
+    if (strlen(worker) >= sizeof harness->worker)
+        return tw_fail(error, "the worker's name has more than %zu bytes",
+                       sizeof harness->worker - 1);
+    strcpy(harness->worker, worker);
+    return true;
+}
+
 static void work(server *self, const json *asked) {
     tw_harness *harness = self->harness;
     const char *cause = "service";
@@ -275,8 +283,9 @@ static void work(server *self, const json *asked) {
     tw_text result = {0};
     size_t count;
     self->is_cancelled = false;
-    snprintf(harness->worker, sizeof harness->worker, "%.64s", json_get_text(asked, "worker"));
-    tw_task *task = tw_task_of(harness, json_get_kind(asked, "requests", JSON_ARRAY), &error);
+    tw_task *task = NULL;
+    if (take_name(harness, json_get_text(asked, "worker"), &error))
+        task = tw_task_of(harness, json_get_kind(asked, "requests", JSON_ARRAY), &error);
     bool done = task != NULL;
     if (done) {
         cause = "worker";

@@ -233,10 +233,11 @@ static void add_run_fields(const tw_task *task, bool ok, tw_text *text) {
 
 static void run_result(const tw_task *task, const char *status, const char *error, tw_text *text) {
     tw_text_format(text,
-                   "[{\"kind\":\"run\",\"protocol\":%d,\"request_id\":\"%s\",\"worker\":\"%s\","
-                   "\"status\":\"%s\","
-                   "\"error\":",
-                   PROTOCOL, json_get_text(task->run, "request_id"), task->harness->worker, status);
+                   "[{\"kind\":\"run\",\"protocol\":%d,\"request_id\":\"%s\",\"status\":\"%s\","
+                   "\"worker\":",
+                   PROTOCOL, json_get_text(task->run, "request_id"), status);
+    tw_text_string(text, task->harness->worker, strlen(task->harness->worker));
+    tw_text_format(text, ",\"error\":");
     tw_text_string(text, error, strlen(error));
     add_run_fields(task, strcmp(status, "ok") == 0, text);
     tw_text_add(text, "}]", 2);

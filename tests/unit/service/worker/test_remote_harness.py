@@ -309,6 +309,21 @@ def test_a_request_beyond_the_cache_of_the_device_is_refused(
     )
 
 
+def test_a_worker_may_have_any_name_that_is_not_too_long(harness: Harness, tmp_path: Path) -> None:
+    request, blob = request_of(["good"], library_of(KERNELS, tmp_path))
+    work = SpeedsWork(request.library_digest, 64, (0, 0, 0), 0)
+    run = RunRequest("r", "", 1, (), (), work, {request.library_digest: 1}, 1 << 45, 60.0)
+    harness.begin('lab "A" \\ \u00e9')
+    (result,) = harness.work([request], blob, never)
+    assert isinstance(result, MeasureResult)
+    assert [m.status for _, m in result.measurements] == [Status.OK]
+    (ran,) = harness.work([run], blob, never)
+    assert isinstance(ran, RunResult) and ran.status is RunStatus.REFUSED
+    harness.begin("w" * 65)
+    with pytest.raises(ProtocolError, match="the worker's name has more than 64 bytes"):
+        harness.work([request], blob, never)
+
+
 def test_a_run_that_needs_more_memory_than_is_free_is_refused(folder: Path, tmp_path: Path) -> None:
     """The device has enough, but other programs use it."""
     (tmp_path / "root/proc").mkdir(parents=True)
