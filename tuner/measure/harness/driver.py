@@ -59,7 +59,11 @@ GOODBYE_SECONDS = 5.0
 
 SILENT_SECONDS = 120.0
 """A harness that sends nothing for this time is lost. It sends its state every five seconds, except
-while it reads one large blob from a slow disk."""
+while it reads one large blob from a slow disk. A harness that reads no piece of a message for this
+time is lost, too."""
+
+PIECE_BYTES = 1 << 18
+"""The most bytes of a message that are written at a time."""
 
 CANCEL_SECONDS = 20.0
 """Longest that work takes to end once it is not wanted any more."""
@@ -109,6 +113,7 @@ class _Connection:
         said: its unread answers to requests.
         ended: set when no more messages will come.
         heard_at: the time of its last message, by time.monotonic().
+        sending_since: the time at which the last piece of a message was begun, or infinity.
         busy: whether it has work in flight.
     """
 
@@ -116,6 +121,7 @@ class _Connection:
     said: queue.Queue[Mapping[str, Any]] = field(default_factory=lambda: queue.Queue(MOST_WAITING))
     ended: threading.Event = field(default_factory=threading.Event)
     heard_at: float = field(default_factory=time.monotonic)
+    sending_since: float = float("inf")
     busy: bool = False
 
 
@@ -417,15 +423,21 @@ class Harness:
         self._looked_at = float("-inf")
 
     def _send(self, message: Mapping[str, Any], data: Bytes = b"") -> None:
+        """Send a message and the data of its blob. A device that does not read is killed by the
+        watch, which ends this call too."""
         connection = self._connected()
         text = json.dumps(message, separators=(",", ":")).encode()
         assert connection.process.stdin is not None
         try:
-            connection.process.stdin.write(text + b"\n")
-            connection.process.stdin.write(data)
-            connection.process.stdin.flush()
+            for part in (memoryview(text + b"\n"), memoryview(data)):
+                for start in range(0, len(part), PIECE_BYTES):
+                    connection.sending_since = time.monotonic()
+                    connection.process.stdin.write(part[start : start + PIECE_BYTES])
+                    connection.process.stdin.flush()
         except (OSError, ValueError) as error:  # also of one that the watch has closed
             raise self._lost("it ended") from error
+        finally:
+            connection.sending_since = float("inf")
 
     def _heard(self, seconds: float) -> Mapping[str, Any] | None:
         """The next message of the harness; None if none comes for `seconds`."""
@@ -460,10 +472,15 @@ class Harness:
     def _watch(self, connection: _Connection) -> None:
         """The body of a thread: end a harness that has fallen silent, whatever waits for it."""
         while not connection.ended.wait(1.0):
-            if time.monotonic() >= connection.heard_at + SILENT_SECONDS:
+            now = time.monotonic()
+            if now >= connection.heard_at + SILENT_SECONDS:
                 self._log(f"the device has said nothing for {SILENT_SECONDS:.0f} seconds")
-                kill(connection.process)
-                return
+            elif now >= connection.sending_since + SILENT_SECONDS:
+                self._log(f"the device has read nothing for {SILENT_SECONDS:.0f} seconds")
+            else:
+                continue
+            kill(connection.process)
+            return
 
     def _listen(self, connection: _Connection) -> None:
         """The body of a thread: note the harness's messages, until one is malformed."""

@@ -554,3 +554,23 @@ def test_a_device_is_not_believed(
     with pytest.raises(error, match=why):
         harness.work([request], blob, never)
     harness.close()
+
+
+def test_a_device_that_sends_but_does_not_read_is_lost(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    monkeypatch.setattr(remote_harness, "SILENT_SECONDS", 2.0)
+    request, blob = request_of(["good"], bytes(1 << 22))
+    digest = request.library_digest
+    answer = f"""say(need=["{digest}"])
+        while True: say(state=dict(speed=None, condition={{}})), time.sleep(0.2)"""
+    text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
+    (tmp_path / "fake.py").write_text(text)
+    via = DeviceCommand(f"{sys.executable} {tmp_path}/fake.py {{}}", folder, log.append)
+    harness = Harness(via, HarnessLimits(1 << 30), log.append)
+    started = time.monotonic()
+    with pytest.raises(DeviceLost, match="it ended"):
+        harness.work([request], blob, never)
+    assert time.monotonic() < started + 30.0
+    assert "the device has read nothing for 2 seconds" in log
+    harness.close()
