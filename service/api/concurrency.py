@@ -46,6 +46,10 @@ class SingleFlight(Generic[Key, Answer]):
     def __contains__(self, key: Key) -> bool:
         return key in self._calls
 
+    def running(self, key: Key) -> asyncio.Future[Answer] | None:
+        """Return the running call of a key. A caller that may be cancelled shields it."""
+        return self._calls.get(key)
+
     async def run(self, key: Key, make: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Return the result of the running call of the key, or of a new call of `make`."""
         return await asyncio.shield(self.start(key, make))

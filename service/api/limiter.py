@@ -85,7 +85,7 @@ async def counted_answer(question: KeptQuestion[T], planning: Planning, limiter:
     Raises:
         ApiProblem: if the answer cannot be computed, or the token's allowance is used up.
     """
-    if not planning.knows(question):
+    if not planning.knows(question, limiter.asker):
         await run_in_threadpool(limiter.take, Limited.MODEL_LOOKUPS)
     return await planning.find(question, limiter.asker)
 

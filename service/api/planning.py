@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import AsyncIterator
 from concurrent.futures import TimeoutError as TooLongError
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,7 +67,8 @@ class Planning:
         self._turns = Turns(self._processes, MOST_WAITING, MOST_OF_ONE)
         self._pool: ProcessPool | None = None
         self._kept: dict[type[KeptQuestion[Any]], LRU[str, Any]] = {}
-        self._flights: SingleFlight[str, Any] = SingleFlight()
+        self._waiting: SingleFlight[tuple[str, str], Any] = SingleFlight()
+        self._computing: SingleFlight[str, Any] = SingleFlight()
 
     async def check_model(self, path: Path, name: str, asker: str) -> None:
         """Check that a file is an ONNX model. Raises a problem with the reason if it is not."""
@@ -91,31 +93,56 @@ class Planning:
             )
             await self._ask(asked, f"model '{check.digest}'", asker)
 
-    def knows(self, question: KeptQuestion[Any]) -> bool:
-        """Whether the answer is cached or being computed."""
+    def knows(self, question: KeptQuestion[Any], asker: str) -> bool:
+        """Whether the answer is cached or being computed, or the asker waits for it already."""
         key = question.key()
-        return key in self._flights or key in self._cache(question)
+        return (
+            key in self._computing or (key, asker) in self._waiting or key in self._cache(question)
+        )
 
     async def find(self, question: KeptQuestion[T], asker: str) -> T:
-        """Return the answer, computed once per question. Raises ApiProblem if that fails."""
+        """Return the answer, computed once per question.
+
+        Each asker waits for its own turn, and the first turn computes the answer for all of them.
+
+        Raises:
+            ApiProblem: if the computation fails, or too many questions wait.
+        """
         key = question.key()
         kept: T | None = self._cache(question).get(key)
         if kept is not None:
             return kept
-        made: T = await self._flights.run(key, lambda: self._make(key, question, asker))
+        computed = self._computing.running(key)
+        if computed is None:
+            computed = self._waiting.start((key, asker), lambda: self._make(key, question, asker))
+        made: T = await asyncio.shield(computed)
         return made
 
     def _cache(self, question: KeptQuestion[T]) -> LRU[str, T]:
         return self._kept.setdefault(type(question), LRU(question.MOST_BYTES))
 
     async def _make(self, key: str, question: KeptQuestion[T], asker: str) -> T:
-        answer: T
-        if isinstance(question, ModelQuestion):
-            async with self._local(question.model) as path:
+        """Wait for the asker's turn; then return the answer of an earlier turn, or compute it."""
+        async with AsyncExitStack() as stack:
+            measured = Measured(question)
+            if isinstance(question, ModelQuestion):
+                path = await stack.enter_async_context(self._local(question.model))
                 measured = Measured(question.at(path))
-                answer, size_bytes = await self._ask(measured, question.subject, asker)
-        else:
-            answer, size_bytes = await self._ask(Measured(question), question.subject, asker)
+            async with self._turn(asker):
+                kept: T | None = self._cache(question).get(key)
+                if kept is not None:
+                    return kept
+                other = self._computing.running(key)
+                if other is None:
+                    return await self._computing.run(
+                        key, lambda: self._compute(key, question, measured)
+                    )
+            answer: T = await asyncio.shield(other)  # the place is free for other questions
+            return answer
+
+    async def _compute(self, key: str, question: KeptQuestion[T], measured: Measured[T]) -> T:
+        answer: T
+        answer, size_bytes = await self._answered(measured, question.subject)
         self._cache(question).put(key, answer, size_bytes)
         return answer
 
@@ -128,19 +155,31 @@ class Planning:
             _end(self._pool)
 
     async def _ask(self, question: Question, what: str, asker: str) -> Any:
+        async with self._turn(asker):
+            return await self._answered(question, what)
+
+    @asynccontextmanager
+    async def _turn(self, asker: str) -> AsyncIterator[None]:
+        """Occupy a place for a child inside the context. Raises a 503 problem if too many wait."""
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._turns.turn(asker))
+            except TooManyError as error:
+                raise ApiProblem(
+                    503,
+                    "planning-busy",
+                    f"{error.waiting} models wait to be read already",
+                    headers={"Retry-After": "5"},
+                ) from None
+            yield
+
+    async def _answered(self, question: Question, what: str) -> Any:
+        """Return a child's answer. Raises ApiProblem if there is none."""
         try:
-            async with self._turns.turn(asker):
-                try:
-                    answer = await self._answer(question)
-                except BrokenProcessPool:  # an idle child was killed, not by this question
-                    answer = await self._answer(question)
-        except TooManyError as error:
-            raise ApiProblem(
-                503,
-                "planning-busy",
-                f"{error.waiting} models wait to be read already",
-                headers={"Retry-After": "5"},
-            ) from None
+            try:
+                answer = await self._answer(question)
+            except BrokenProcessPool:  # an idle child was killed, not by this question
+                answer = await self._answer(question)
         except TooLongError:
             limit = f"{self._seconds:g} s (TILEWRIGHT_PLANNING_SECONDS)"
             raise ApiProblem(

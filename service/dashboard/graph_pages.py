@@ -36,7 +36,7 @@ async def graph(
     """Show the page immediately. It includes the drawing if that is cached."""
     question = await run_in_threadpool(graphs.graph_question, job_id, storage, token)
     found = None
-    if wait or planning.knows(question):
+    if wait or planning.knows(question, limiter.asker):
         found = await counted_answer(question, planning, limiter)
 
     def shown() -> Response:

@@ -164,7 +164,8 @@ def test_what_is_asked_for_at_once_is_planned_once(
     question = WorkloadsQuestion(digest, Mode(TARGET), {"batch": 2}, None)
 
     async def run() -> None:
-        found = await asyncio.gather(*(planning.find(question, "me") for _ in range(8)))
+        askers = [f"asker {number % 3}" for number in range(8)]
+        found = await asyncio.gather(*(planning.find(question, asker) for asker in askers))
         assert len({tuple(each) for each in found}) == 1
         assert found[0][0].name.startswith("matmul")
         await planning.find(replace(question, dims={"batch": 3}), "me")
@@ -172,6 +173,58 @@ def test_what_is_asked_for_at_once_is_planned_once(
 
     asyncio.run(run())
     assert asked == [1, 1, 1], "once for each question: sizes and threads are others"
+
+
+def test_a_question_of_two_askers_does_not_wait_in_the_turns_of_the_first(
+    limited: Callable[..., Planning], storage: Storage
+) -> None:
+    """The first asker's lookup waits behind that asker's other questions."""
+    question = WorkloadsQuestion(storage.blobs.put(model_bytes()), Mode(TARGET), {"batch": 2}, None)
+    planning = limited()
+    asked = count_questions(planning)
+
+    async def run() -> None:
+        slow = [
+            asyncio.ensure_future(planning._ask(doing(time.sleep, 3600), "slow", "greedy"))
+            for _ in range(planning._processes + api_planning.MOST_OF_ONE - 2)
+        ]
+        await asyncio.sleep(0.1)
+        early = asyncio.ensure_future(planning.find(question, "greedy"))
+        while ("greedy" not in planning._turns._waiting) or not planning.knows(question, "greedy"):
+            await asyncio.sleep(0.01)
+        begun = len(asked)
+        found = await asyncio.wait_for(planning.find(question, "other"), 60)
+        assert not early.done(), "it waits for its own turn"
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert await asyncio.wait_for(early, 60) == found
+        assert len(asked) == begun + 1, "planned once for both"
+
+    asyncio.run(run())
+
+
+def test_a_refusal_of_one_asker_is_not_that_of_another(
+    limited: Callable[..., Planning], storage: Storage
+) -> None:
+    question = WorkloadsQuestion(storage.blobs.put(model_bytes()), Mode(TARGET), {"batch": 2}, None)
+    planning = limited()
+
+    async def run() -> None:
+        slow = [
+            asyncio.ensure_future(planning._ask(doing(time.sleep, 3600), "slow", "greedy"))
+            for _ in range(64)
+        ]
+        await asyncio.sleep(0.1)
+        both = (planning.find(question, asker) for asker in ("greedy", "other"))
+        refused, found = await asyncio.gather(*both, return_exceptions=True)
+        assert isinstance(refused, ApiProblem) and refused.status == 503
+        assert isinstance(found, list | tuple), found
+        for each in slow:
+            each.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
@@ -188,13 +241,13 @@ def test_a_model_that_is_damaged_on_the_disk_is_no_mistake_of_the_user(
 
 def count_questions(planning: Planning) -> list[int]:
     asked: list[int] = []
-    ask = planning._ask
+    answered = planning._answered
 
-    async def counting(question: Any, what: str, asker: str) -> Any:
+    async def counting(question: Any, what: str) -> Any:
         asked.append(1)
-        return await ask(question, what, asker)
+        return await answered(question, what)
 
-    planning._ask = counting  # type: ignore[method-assign]
+    planning._answered = counting  # type: ignore[method-assign]
     return asked
 
 
