@@ -227,16 +227,18 @@ def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> No
     """Delete the jobs with the rows that are theirs alone.
 
     The served verdict of a race stays, because other jobs may use it. So does a verdict that
-    another job uses.
+    another job uses. Verdicts that stayed behind are deleted with a later job, if they are neither
+    served nor used by then.
     """
     for table in (_events, _tasks, _uses):
         connection.execute(sa.delete(table).where(table.c.job_id.in_(gone)))
-    used = sa.exists().where(_uses.c.claim_id == claims.c.id)  # by jobs that stay
-    theirs = sa.and_(is_race, claims.c.job_id.in_(gone), sa.not_(is_confirmed), sa.not_(used))
-    connection.execute(sa.delete(claims).where(theirs))
     # the runs of a job are JOB, JOB.2 and so on
     names = set(gone)
     runs = connection.execute(sa.select(_runs.c.id)).scalars().all()
     for some in chunks([run for run in runs if run.partition(".")[0] in names]):
         connection.execute(sa.delete(_runs).where(_runs.c.id.in_(some)))
     _delete(connection, key, gone)
+    used = sa.exists().where(_uses.c.claim_id == claims.c.id)
+    requested = sa.exists().where(_jobs.c.id == claims.c.job_id)
+    left = sa.and_(is_race, sa.not_(is_confirmed), sa.not_(used), sa.not_(requested))
+    connection.execute(sa.delete(claims).where(left))

@@ -16,6 +16,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.engine import reading
 from tilewright.db.job_states import JobState
 from tilewright.db.models import EventRow, TaskRow
+from tilewright.db.review_state import ReviewState
 from tilewright.db.stores import retention as module
 from tilewright.db.stores.audit import Action, AuditStore
 from tilewright.db.stores.blobs import BlobStore
@@ -168,6 +169,31 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     blobs.sweep(60)
     artifacts = {jobs.get(name).artifact_digest for name in new}
     assert set(blobs.digests()) == {model_digest, *artifacts}
+
+
+def test_a_verdict_whose_job_was_deleted_before_goes_once_it_is_neither_served_nor_used(
+    keep: RetentionStore, ledger: ClaimLedger, jobs: JobStore, model_digest: str, clock: Any
+) -> None:
+    def delete_a_job(*races: str) -> list[str]:
+        """The ids of its races."""
+        job = jobs.create(model_digest, "host").id
+        jobs.cancel(job)
+        made = [add(ledger, name, job, "tuned", {}).id for name in races]
+        clock.advance(2 * DAY_SECONDS)
+        assert keep.apply(Retention(jobs=1)) == {**NOTHING, "jobs": 1}
+        return made
+
+    plain, used = delete_a_job("plain", "used")
+    stays = jobs.create(model_digest, "host").id
+    assert ledger.use([used], stays)
+    own, *_ = (add(ledger, name, stays, "default", {}).id for name in ("own", "own", "plain"))
+    add(ledger, "used", stays, "default", {})
+    for claim_id in (plain, used, own):
+        race = ledger.race_by_id(claim_id)
+        assert race is not None and race.state is ReviewState.SUPERSEDED
+    delete_a_job()
+    left = [ledger.race_by_id(claim_id) is not None for claim_id in (plain, used, own)]
+    assert left == [False, True, True]
 
 
 def test_jobs_that_were_built_with_a_served_record_stay_until_it_is_superseded(
