@@ -253,7 +253,12 @@ def _usable(
     kept = {key: schedule for key, schedule in schedules.items() if key not in dropped}
     outcome = verdict.outcome
     review_race(
-        known, storage, device, lambda other: programs.race(other, kept), [Outcome(outcome)]
+        known,
+        storage,
+        device,
+        lambda other: programs.race(other, kept),
+        [Outcome(outcome)],
+        job_id=job_id,
     )
     known = storage.ledger.race_by_id(known.id) or known
     if known.state in (ReviewState.WITHDRAWN, ReviewState.DISPUTED):

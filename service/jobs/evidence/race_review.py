@@ -63,6 +63,8 @@ def review_race(
     device: Device,
     race: Callable[[Device], Race],
     first: Sequence[Outcome],
+    *,
+    job_id: str = "",
 ) -> Reviewed:
     """Race again if that could raise the attestation of a verdict, and judge the verdict.
 
@@ -72,10 +74,11 @@ def review_race(
         device: the device of the job that relies on the verdict.
         race: runs the programs of the verdict on a device.
         first: the outcome of each challenger in the first race.
+        job_id: that job; "" without one.
 
     Raises:
         CompilerError: if a program does not compile.
         DatabaseError: if the database fails.
     """
-    review = Review(storage, device, RaceAgain(race, first), rounds=1)
+    review = Review(storage, device, RaceAgain(race, first), rounds=1, job_id=job_id)
     return review.repeat(review.doubtful([claim]))

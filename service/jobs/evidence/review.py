@@ -95,6 +95,7 @@ class Review(Generic[C]):
         repetition: repeats the measurements.
         stopped: whether to begin no more attempts.
         rounds: attempts per claim.
+        job_id: the reviewing job, which gets no event; "" without one.
     """
 
     storage: Storage
@@ -102,6 +103,7 @@ class Review(Generic[C]):
     repetition: Repetition[C]
     stopped: Callable[[], bool] = lambda: False
     rounds: int = ROUNDS
+    job_id: str = ""
 
     def doubtful(self, claims: Sequence[C]) -> Sequence[C]:
         """The weakly attested claims whose attestation a repetition could raise now."""
@@ -112,7 +114,7 @@ class Review(Generic[C]):
     def repeat(self, claims: Sequence[C]) -> Reviewed:
         """Repeat the measurements of claims, and confirm or dispute each in the ledger.
 
-        The jobs that were built on a disputed claim get an event.
+        The other jobs that were built on a disputed claim get an event.
 
         Raises:
             CompilerError: if the programs to measure cannot be made.
@@ -144,7 +146,8 @@ class Review(Generic[C]):
         ledger, reason = self.storage.ledger, second.contradiction
         if reason:
             if ledger.dispute(claim.id, second.report, reason):
-                tell(self.storage, ledger.uses(claim.id), reason, [claim.id])
+                users = [user for user in ledger.uses(claim.id) if user != self.job_id]
+                tell(self.storage, users, reason, [claim.id])
             return Reviewed(disputed=(f"'{self.repetition.name(claim)}': {reason}",))
         ours = self.device.trusted
         held = second.agrees and ledger.confirm(claim.id, second.report, second.worker, ours=ours)

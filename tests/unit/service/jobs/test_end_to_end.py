@@ -319,10 +319,17 @@ def test_a_verdict_that_goes_between_look_up_and_use_is_not_used(
 def test_a_job_does_not_use_a_verdict_that_its_own_review_disputes(
     storage: Storage, planned: Planned
 ) -> None:
+    """The jobs that used it before get an event. This one does not: it serves the defaults."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
+    model = storage.models.add(b"model", "m").digest
+    before, reviewer = (storage.jobs.create(model, "host").id for _ in range(2))
     settle([planned], storage, board(0.9, 0.9), job_id="first")
-    settle([planned], storage, board(other=honest(1.2)), job_id="second")
-    assert storage.ledger.race_counts() == {"tuned": 1}
+    settle([planned], storage, board(), job_id=before)
+    settle([planned], storage, board(other=honest(1.2)), job_id=reviewer)
+    assert storage.ledger.race_counts() == {"tuned": 2}, "of the first job and the one after it"
+    for job, told in ((before, 1), (reviewer, 0)):
+        kinds = [event.kind for event in storage.events.since(job)]
+        assert kinds.count("withdrawn") == told
 
 
 class Turns(FakeDevice):
