@@ -7,7 +7,9 @@ import logging
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from tests.unit.service.kernel_code import library_of
 from tests.unit.tuner.test_local_runner import EXPECTED, _measured, _request, _result
-from tilewright.tuner.measure.harness.build import harness_folder
+from tilewright.tuner.measure.harness.build import harness_folder, local_harness
 from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
 from tilewright.tuner.measure.harness.local import HERE
@@ -160,6 +162,44 @@ def test_the_guards_of_this_machine_are_logged(
     wanted = {"limits", "no privileges", "few system calls"}
     wanted |= {"own user"} if os.geteuid() == 0 else set()
     assert wanted <= set(line.partition(": ")[2].split(", "))
+
+
+def children_of(process: int) -> list[int]:
+    """Processes that it started."""
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root takes another user"
+)
+@pytest.mark.parametrize("user", [0, 65534])
+def test_candidates_end_first_where_memory_runs_out(user: int, tmp_path: Path) -> None:
+    """Also where the harness is not root, to whom its own files of /proc are closed."""
+    code = library_of(
+        f'#define KEEPER 1L\n{SOURCE}KERNEL(hangs) {{ for (;;) __asm__ volatile(""); }}', tmp_path
+    )
+    blobs = {digest_bytes(data): data for data in (code, EXPECTED)}
+    found: list[str] = []
+
+    def looks() -> bool:
+        with suppress(OSError):  # one ends meanwhile
+            for child in [each for one in children_of(os.getpid()) for each in children_of(one)]:
+                found.append(Path(f"/proc/{child}/oom_score_adj").read_text().strip())
+        return False
+
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are closed to other users
+        shutil.copy(local_harness(harness_folder(os.environ)), folder)
+        os.chown(folder, user, user)
+        via = f"setpriv --reuid {user} --clear-groups {{}}"
+        command = DeviceCommand(via, Path(folder), print, None, Path(folder) / "blobs")
+        harness = Harness(command, HarnessLimits(), print)
+        request = _request(code, "hangs", limit_seconds=1.0)
+        (result,) = harness.work([request], blobs.__getitem__, looks)
+        harness.close()
+    assert isinstance(result, MeasureResult)
+    assert result.measurements[0][1].status is Status.RUN_TIMEOUT
+    assert found[-1] == "1000"
 
 
 def test_the_memory_of_candidates_is_limited(library: bytes, tmp_path: Path) -> None:

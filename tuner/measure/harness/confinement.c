@@ -240,13 +240,19 @@ static void name(char *guards, size_t room, const char *guard) {
     snprintf(guards + used, room - used, "%s%s", used ? ", " : "", guard);
 }
 
-void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
+/* Where memory runs out, this process ends and not the worker. */
+static void end_first(void) {
+    /* the harness is not dumpable: to other users than root, files of such a process are closed */
+    prctl(PR_SET_DUMPABLE, 1);
     int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (score >= 0) { /* where memory runs out, this process ends and not the worker */
-        if (write(score, "1000", 4) < 0) errno = 0;
-        close(score);
-    }
+    if (score >= 0 && write(score, "1000", 4) < 0) errno = 0;
+    if (score >= 0) close(score);
+    prctl(PR_SET_DUMPABLE, 0);
+}
+
+void tw_confine(const tw_job *job, int events, char *guards, size_t room) {
     guards[0] = 0;
+    end_first();
     close_files(events);
     if (job->cores) sched_setaffinity(0, sizeof *job->cores, job->cores);
     if (job->folder && chdir(job->folder) != 0) errno = 0; /* only root reads it from here on */
