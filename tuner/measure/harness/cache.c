@@ -51,7 +51,6 @@ bool tw_cache_open(tw_cache *cache, const char *base, tw_error *error) {
     if (strlen(base) > sizeof cache->folder - 64) return tw_fail(error, "its name is too long");
     for (int number = 0; number < MOST_PROCESSES; number++) {
         snprintf(cache->folder, sizeof cache->folder, "%.440s/%d", base, number);
-        cache->number = number;
         snprintf(cache->empty, sizeof cache->empty, "%.500s/empty", cache->folder);
         path_of(cache, "blobs", path);
         if (!make_folders(path) || !make_folders(cache->empty))

@@ -36,7 +36,6 @@ double tw_reading_excess(const tw_reading *reading);
 /* cache.c */
 typedef struct {
     char folder[512], empty[520];
-    int number;     /* number of the folder, unique among the processes of this device */
     uint64_t bytes; /* most that it holds */
     int lock;
     struct tw_verified *verified; /* files whose bytes were compared with their names */
@@ -62,12 +61,17 @@ typedef struct {
     char worker[65];  /* in whose name it measures */
     uint64_t sandbox_bytes;
     unsigned first_user, last_user; /* that candidates run as where this is root; 0: none */
+    uid_t user;                     /* the one of them that this process has; 0: none */
     tw_facts facts;
     tw_cache cache;
     tw_speed speed;
     tw_heat heat;
     char guards[200];
 } tw_harness;
+
+/* users.c: take a user of a range that no other harness of this machine has, until this process ends.
+ * Where all are taken, one is shared. */
+uid_t tw_take_user(unsigned first, unsigned last);
 
 /* serve.c: do the work that an agent requests on standard input, until the input ends. */
 int tw_serve(tw_harness *harness);

@@ -134,6 +134,8 @@ int main(int count, char **arguments) {
         printf("%s\n", harness.facts.registration.data);
         return 0;
     }
+    if (harness.first_user && geteuid() == 0)
+        harness.user = tw_take_user(harness.first_user, harness.last_user);
     if (given.check) return tw_check(&harness, given.json);
     if (!given.folder) usage("%s is needed", "--serve");
     if (!tw_cache_open(&harness.cache, given.folder, &error)) {

@@ -189,12 +189,6 @@ static uint64_t address_bytes(const tw_task *task) {
     return bytes;
 }
 
-/* The user of this process's sandboxes. */
-static uid_t user_of(const tw_harness *harness) {
-    unsigned users = harness->last_user - harness->first_user + 1;
-    return harness->first_user ? harness->first_user + (unsigned)harness->cache.number % users : 0;
-}
-
 static tw_job job_of(const tw_task *task) {
     const tw_harness *harness = task->harness;
     return (tw_job){.requests = task->requests,
@@ -203,7 +197,7 @@ static tw_job job_of(const tw_task *task) {
                     .blob_count = task->count,
                     .threads = task->threads,
                     .memory = address_bytes(task),
-                    .user = user_of(harness),
+                    .user = harness->user,
                     .folder = harness->cache.empty,
                     .cores = harness->facts.some_cores ? &harness->facts.cores : NULL};
 }

@@ -10,6 +10,7 @@
  *                 One with THREADS wants more than can be started
  *   heat ROOT     what slows the device of a folder down
  *   cools ROOT N  what is said while work waits for that, which is over after N seconds
+ *   users FIRST LAST  users that three harnesses of one machine take
  *   judge         what ratios say, and whether the challenger may still be faster of 16
  *   speed         which readings of the reference kernel are disturbed: a list of seconds of
  *                 arithmetic and memory, and threads
@@ -341,6 +342,11 @@ static int cools_part(const char *root, int seconds) {
     return 0;
 }
 
+static int users_part(unsigned first, unsigned last) {
+    for (int i = 0; i < 3; i++) printf("%u ", (unsigned)tw_take_user(first, last));
+    return 0;
+}
+
 int main(int count, char **arguments) {
     const char *part = count > 1 ? arguments[1] : "", *first = count > 2 ? arguments[2] : "";
     char data[1 << 16], hex[65];
@@ -350,6 +356,8 @@ int main(int count, char **arguments) {
     int status = 2;
     if (strcmp(part, "talk") == 0) return talk_part(first);
     if (strcmp(part, "heat") == 0) return heat_part(first);
+    if (strcmp(part, "users") == 0 && count == 4)
+        return users_part((unsigned)atoi(first), (unsigned)atoi(arguments[3]));
     if (strcmp(part, "cools") == 0 && count == 4) return cools_part(first, atoi(arguments[3]));
     tw_text_clear(&text);
     while ((got = read(0, data, sizeof data)) > 0) tw_text_add(&text, data, (size_t)got);

@@ -21,6 +21,7 @@ PARTS = (
     "batch",
     "race",
     "results",
+    "users",
 )
 HELD_BYTES = 4 << 20
 """Most packed buffers at a time in the test program, in place of 1 GiB."""

@@ -6,10 +6,12 @@ import hashlib
 import io
 import json
 import math
+import os
 import random
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -278,3 +280,18 @@ def test_a_slow_reference_kernel_shows_a_disturbance(parts: Path) -> None:
     later = [[1.05, 1.3, 1], [1.2, 1.0, 1], [1.0, 2.0, 1], [9.0, 9.0, 2], [1.0, 1.0, 1]]
     status, said = ask(parts, json.dumps([*quiet, *later]).encode(), "speed")
     assert (status, said.decode()) == (0, "0" * 20 + "01100")
+
+
+def test_each_harness_of_a_machine_has_a_user_until_it_ends(parts: Path) -> None:
+    """If a range has fewer users than there are harnesses, they share."""
+    first = 1_000_000 + 2 * os.getpid()  # no other test takes it
+    try:
+        for _ in range(2):
+            status, said = ask(parts, b"", "users", str(first), str(first + 1))
+            *own, shared = (int(user) for user in said.split())
+            assert (status, own) == (0, [first, first + 1]) and shared in own
+    finally:
+        for folder in ("/run", "/data/local/tmp", "/tmp"):
+            for user in (first, first + 1):
+                with suppress(OSError):
+                    Path(folder, "tilewright-users", str(user)).unlink()
