@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import shutil
 import signal
 import time
@@ -14,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.service.kernel_code import library_of
+from tilewright.tuner.measure.harness import local
+from tilewright.tuner.measure.harness.build import harness, harness_folder, harness_path
+from tilewright.tuner.measure.harness.local import cache_room, sweep
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status
 from tilewright.tuner.measure.statistics import Outcome
@@ -472,3 +476,39 @@ def test_batches_that_wait_when_a_runner_is_closed_are_cancelled(library: bytes)
     assert found.keys() == {request.request_id for request in (*requests, finals[2])}
     statuses = {m.status for result in found.values() for _, m in result.measurements}
     assert statuses == {Status.CANCELLED}
+
+
+def test_blobs_of_a_runner_go_with_it(
+    library: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a harness that was killed go with the next runner."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = harness_path(platform.machine(), harness_folder(dict(os.environ)))
+    shutil.copy(harness(platform.machine(), harness_folder({})), made)
+
+    def blobs() -> list[Path]:
+        return [*tmp_path.glob("tilewright/harness/local/*/blobs/*")]
+
+    runner = LocalRunner("w1")
+    assert _statuses(runner, library, "good") == {"good": Status.OK}
+    (kept,) = {path.parent for path in blobs()}
+    sweep(kept.parent.parent)
+    assert blobs()  # its harness runs
+    runner.close()
+    assert not blobs()
+    (kept / digest_bytes(b"left")).write_bytes(b"left")
+    LocalRunner("w1").close()
+    assert not blobs()
+
+
+@pytest.mark.parametrize(
+    ("free", "memory", "room"),
+    [(100, 64, 64), (100, None, 99), (33, 64, 32), (1, 64, 1), (0, None, 1)],
+)
+def test_the_cache_of_blobs_fits_the_disk_and_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, memory: int | None, room: int
+) -> None:
+    bytes_of = None if memory is None else memory << 30
+    monkeypatch.setattr(local, "total_bytes", lambda: bytes_of)
+    monkeypatch.setattr(local, "free_bytes", lambda _: free << 30)
+    assert cache_room(tmp_path) == room << 30

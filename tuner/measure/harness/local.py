@@ -1,21 +1,26 @@
-"""The harness of this machine, in a folder of its own that goes with it."""
+"""The harness of this machine, whose blobs are removed when it ends."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tilewright.compiler.runtime.memory import total_bytes
 from tilewright.tuner.measure.harness.build import harness_folder, local_harness
 from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits, Log
 from tilewright.tuner.measure.speed import Speed
 
-CACHE_BYTES = 16 << 30
-"""Most of the blobs that a harness keeps while it runs."""
+SPARE_BYTES = 1 << 30
+"""Free bytes of the disk that blobs never take."""
+
+LEAST_CACHE_BYTES = 1 << 30
+"""The size of the cache of blobs on a disk that is almost full."""
 
 HERE = "{}"
 """The command that starts the harness of this machine."""
@@ -34,13 +39,42 @@ def harness_here(log: Log, device: Mapping[str, Any] | None = None) -> Iterator[
     """
     built = harness_folder(os.environ)
     local_harness(built)
-    with tempfile.TemporaryDirectory(prefix="tilewright-runner-", ignore_cleanup_errors=True) as at:
-        command = DeviceCommand(HERE, built, log, {}, Path(at))
-        harness = Harness(command, HarnessLimits(CACHE_BYTES, all_cores=True), log, device=device)
-        try:
-            yield harness
-        finally:
-            harness.close()
+    blobs = built / "local"
+    blobs.mkdir(exist_ok=True)
+    sweep(blobs)
+    command = DeviceCommand(HERE, built, log, {}, blobs)
+    limits = HarnessLimits(cache_room(blobs), all_cores=True)
+    harness = Harness(command, limits, log, device=device)
+    try:
+        yield harness
+    finally:
+        harness.close()
+        sweep(blobs)
+
+
+def cache_room(folder: Path) -> int:
+    """The size of the cache of blobs: the free part of the disk, but at most this machine's memory,
+    because no larger run fits."""
+    free = free_bytes(folder) - SPARE_BYTES
+    memory = total_bytes()
+    return max(free if memory is None else min(free, memory), LEAST_CACHE_BYTES)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes of the folder's disk that this user may fill."""
+    return shutil.disk_usage(folder).free
+
+
+def sweep(folder: Path) -> None:
+    """Remove the blobs of harnesses that have ended, even by a kill.
+
+    Each harness locks the file `lock` of its numbered folder while it runs (`cache.c`).
+    """
+    for lock in folder.glob("*/lock"):
+        with suppress(OSError), lock.open("rb") as held:  # a harness runs, or another user's file
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for blob in (*lock.parent.glob("blobs/*"), lock.with_name("arriving")):
+                blob.unlink(missing_ok=True)
 
 
 def local_readings(count: int) -> Sequence[Speed]:
