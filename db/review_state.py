@@ -31,18 +31,24 @@ class ReviewState(StrEnum):
     CONFIRMED = "confirmed"
     """Measured again, or by our own device. The newest claim of a subject is served."""
     SUPERSEDED = "superseded"
-    """A later claim of the subject is served."""
+    """A later or faster claim of the subject is served."""
     DISPUTED = "disputed"
     """The second measurement contradicts the first."""
     WITHDRAWN = "withdrawn"
     """An operator took it back."""
 
 
+# provisional -> superseded: it is confirmed after a newer, faster claim of its subject.
 # confirmed -> provisional: the reviewer is no longer believed, and one report is left.
 # superseded -> confirmed: the claim that took its place is disputed or withdrawn.
 TRANSITIONS: dict[ReviewState, frozenset[ReviewState]] = {
     ReviewState.PROVISIONAL: frozenset(
-        {ReviewState.CONFIRMED, ReviewState.DISPUTED, ReviewState.WITHDRAWN}
+        {
+            ReviewState.CONFIRMED,
+            ReviewState.SUPERSEDED,
+            ReviewState.DISPUTED,
+            ReviewState.WITHDRAWN,
+        }
     ),
     ReviewState.CONFIRMED: frozenset(
         {

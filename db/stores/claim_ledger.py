@@ -19,6 +19,7 @@ from tilewright.db.engine import reading, together, writing
 from tilewright.db.models import ClaimUseRow, TrialRow, WorkloadShapeRow
 from tilewright.db.review_state import (
     Attestation,
+    ClaimKind,
     ClaimReporter,
     ReviewState,
     reviewable,
@@ -34,7 +35,9 @@ from tilewright.db.stores.claim_rows import (
     is_race,
     is_schedule,
     race_values,
+    record_of,
     record_values,
+    same_subject,
     serve,
     served_rows,
     stored_race,
@@ -172,6 +175,9 @@ class ClaimLedger:
     ) -> bool:
         """Serve a provisional claim, or raise the attestation of a served one.
 
+        A provisional schedule is superseded at once if a newer and faster one is served whose
+        attestation is not below its own. It takes over when that one is taken back.
+
         Args:
             claim_id: the claim.
             review: the second report as JSON.
@@ -189,16 +195,20 @@ class ClaimLedger:
             attestation = Attestation.OWN if ours else first.second(second)
             if attestation.rank <= Attestation(row.attestation).rank:
                 return False
-            values = dict(row._mapping)
-            del values["serial"]  # it becomes the newest
-            confirmed = {
-                "state": ReviewState.CONFIRMED.value,
+            reviewed = {
                 "review": dict(review),
                 "reviewer": worker,
                 "attestation": attestation.value,
-                "stored_at": self._clock(),
             }
-            serve(connection, {**values, **confirmed})
+            if _beaten(connection, row, attestation):
+                update = sa.update(claims).where(claims.c.serial == row.serial)
+                superseded = ReviewState.SUPERSEDED.value
+                connection.execute(update.values(state=superseded, **reviewed))
+                return True
+            values = dict(row._mapping)
+            del values["serial"]  # it becomes the newest
+            served = {"state": ReviewState.CONFIRMED.value, "stored_at": self._clock()}
+            serve(connection, {**values, **reviewed, **served})
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
@@ -433,3 +443,23 @@ def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
     """The row of a claim; None if retention has deleted it."""
     query = sa.select(claims).where(claims.c.id == claim_id).with_for_update()
     return connection.execute(query).first()
+
+
+def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
+    """Whether a newer schedule is served that is faster than a provisional one, in code of the same
+    generation and at the same sizes, and attested as well as that one would be."""
+    if row.kind != ClaimKind.SCHEDULE.value or row.state != ReviewState.PROVISIONAL.value:
+        return False
+    query = sa.select(claims).where(
+        same_subject(row._mapping),
+        is_confirmed,
+        claims.c.serial > row.serial,
+        claims.c.codegen_version == row.codegen_version,
+    )
+    found = connection.execute(query.order_by(claims.c.serial.desc()).limit(1)).first()
+    if found is None or Attestation(found.attestation).rank < attestation.rank:
+        return False
+    served, other = record_of(found).measurement, record_of(row).measurement
+    if served.run_seconds is None or other.run_seconds is None:
+        return False
+    return served.distribution == other.distribution and served.run_seconds < other.run_seconds

@@ -173,6 +173,47 @@ def test_what_two_owners_say_is_not_measured_again_until_one_is_not_believed(
     assert records.best_record(KEY) == made
 
 
+def test_a_review_of_an_older_slower_record_does_not_replace_a_faster_one(
+    records: SqlRecordStore, ledger: ClaimLedger
+) -> None:
+    """The older record is superseded with its review. It takes over when the other is withdrawn."""
+    slow, fast = record(2e-3), record(1e-3, worker="liar", tile=2)
+    for one in (slow, fast):
+        ledger.propose(one, "job")
+    assert confirm(ledger, id_of(fast), measured(1e-3, "liar"))
+    assert confirm(ledger, id_of(slow), measured(2.1e-3))
+    assert records.best_record(KEY) == fast
+    found = ledger.get(id_of(slow))
+    assert found.state is ReviewState.SUPERSEDED and found.confirmation == measured(2.1e-3)
+    assert found.attestation is Attestation.ONE_WORKER
+    ledger.withdraw("faulty", workers=["liar"])
+    assert records.best_record(KEY) == slow
+
+
+@pytest.mark.parametrize("seconds", [5e-4, 2e-3])
+def test_a_review_of_an_older_record_replaces_one_that_is_slower_or_less_attested(
+    records: SqlRecordStore, ledger: ClaimLedger, seconds: float
+) -> None:
+    older, newer = record(seconds), record(1e-3, worker="alone", tile=2)
+    for one in (older, newer):
+        ledger.propose(one, "job")
+    assert confirm(ledger, id_of(newer), measured(1e-3, "alone"))
+    second = "board" if seconds < 1e-3 else "another"
+    assert confirm(ledger, id_of(older), measured(seconds, second))
+    assert records.best_record(KEY) == older
+
+
+def test_a_review_of_an_older_record_replaces_one_of_other_code(
+    records: SqlRecordStore, ledger: ClaimLedger
+) -> None:
+    older, newer = record(2e-3), replace(record(1e-3, tile=2), codegen_version="cg0")
+    for one in (older, newer):
+        ledger.propose(one, "job")
+    assert confirm(ledger, id_of(newer), measured(1e-3))
+    assert confirm(ledger, id_of(older), measured(2e-3))
+    assert records.best_record(KEY) == older
+
+
 def test_a_disputed_record_is_never_served(records: SqlRecordStore, ledger: ClaimLedger) -> None:
     old, lie = record(2e-3), record(1e-12, tile=2)
     records.add_record(old)

@@ -21,6 +21,7 @@ def test_every_state_has_its_steps_and_withdrawn_is_final() -> None:
     assert set(TRANSITIONS) == set(ReviewState)
     assert TRANSITIONS[ReviewState.WITHDRAWN] == frozenset()
     assert before(ReviewState.DISPUTED) == ["provisional", "confirmed"]
+    assert before(ReviewState.SUPERSEDED) == ["provisional", "confirmed"]
     assert set(before(ReviewState.WITHDRAWN)) == set(ReviewState) - {ReviewState.WITHDRAWN}
 
 
