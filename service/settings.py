@@ -142,6 +142,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Lookups by one token of models that need planning; 0: no limit.",
     )
+    explanations_per_minute: int = Field(
+        default=600,
+        ge=0,
+        description="Questions by one token for the schedule of a workload; 0: no limit.",
+    )
     spellings_per_minute: int = Field(
         default=600,
         ge=0,

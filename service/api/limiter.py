@@ -28,6 +28,7 @@ class Limited(StrEnum):
     UPLOADS = "uploads"
     JOBS = "jobs"
     MODEL_LOOKUPS = "lookups by model"
+    EXPLANATIONS = "explanations of schedules"
     SPELLINGS = "requests spelled out"
 
 
@@ -39,6 +40,8 @@ def _per_minute(what: Limited, settings: Settings) -> int:
             return settings.jobs_per_minute
         case Limited.MODEL_LOOKUPS:
             return settings.model_lookups_per_minute
+        case Limited.EXPLANATIONS:
+            return settings.explanations_per_minute
         case Limited.SPELLINGS:
             return settings.spellings_per_minute
 

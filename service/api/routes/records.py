@@ -21,6 +21,7 @@ from tilewright.service.api.conditional import NOT_MODIFIED, tagged
 from tilewright.service.api.deps import Admin, JobTargetQuery, Reader, SettingsDep, StorageDep
 from tilewright.service.api.errors import invalid
 from tilewright.service.api.gate import GatedRoute
+from tilewright.service.api.limiter import Limited, LimiterDep
 from tilewright.service.api.pages import PagesDep
 from tilewright.service.api.record_views import (
     answer_view,
@@ -202,17 +203,16 @@ def taken_in(lines: bytes, storage: Storage, settings: Settings, audit: Auditor)
 @refuses(404)
 def explain_schedule(
     storage: StorageDep,
+    limiter: LimiterDep,
     token: Reader,
     workload: Annotated[Digest, Query(description="Workload key")],
     target: JobTargetQuery,
     threads: Threads = 1,
     numerics: Numerics = "fast",
 ) -> AnswerView:
-    """The schedule to use for a workload, and its certainty.
-
-    It comes from the workload's own record, a record of a target with the same instructions, the
-    record of the nearest shape, or the default schedule.
-    """
+    """The schedule to use, tuned or not, and how sure it is: the workload's own record, that of a
+    target with the same instructions, that of the nearest shape, or the default."""
+    limiter.take(Limited.EXPLANATIONS)
     key = RecordKey(workload, target_key_of(target, storage), threads, numerics)
     mode = Mode(target_of_key(key.target_key, storage), threads, numerics)
     answer = best_answer(storage, workload, mode)

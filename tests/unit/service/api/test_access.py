@@ -286,6 +286,18 @@ def test_jobs_and_lookups_by_model_have_limits(
             assert client.post("/v1/schedules/lookup", json=by_key).status_code == 200
 
 
+def test_explanations_of_schedules_have_a_limit(
+    settings: Settings, storage: Storage, owner: str
+) -> None:
+    """The answer for a workload without a record compares it with many others."""
+    with TestClient(create_app(limited(settings, explanations_per_minute=1), storage)) as client:
+        client.headers["Authorization"] = f"Bearer {owner}"
+        asked = {"workload": "0" * 64, "target": "host"}
+        ask = lambda: problem(client.get("/v1/schedules:explain", params=asked))[:2]  # noqa: E731
+        assert ask() == (404, "not-found")
+        assert ask() == (429, "too-many-requests")
+
+
 def test_leases_are_spelled_out_within_a_limit(settings: Settings, storage: Storage) -> None:
     """Generating arrays costs the service more than asking for them costs a worker."""
     with TestClient(create_app(limited(settings, spellings_per_minute=1), storage)) as client:
