@@ -72,7 +72,7 @@ def test_outputs_are_those_of_this_process(
     runner: LocalRunner, model: Loadable, threads: int
 ) -> None:
     executable = model.load(threads)
-    (expected,) = executable.run(draw_inputs(executable.inputs, 3))
+    (expected,) = executable.run(draw_inputs(executable.program.inputs, 3))
     file = array_to_bytes(expected)
     work = CheckWork(0, 3, {"y": digest_bytes(file)}, ("y",))
     found = runner.run(*ask([model], work, {digest_bytes(file): memoryview(file)}, threads))

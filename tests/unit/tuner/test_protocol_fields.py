@@ -46,7 +46,7 @@ REQUESTS = (
 )
 RESULTS = (MeasureResult, Measurement, TimesAt, Comparison, Speed, RunResult, Speeds)
 
-AGENT = {"do", "worker", "request", "blob", "bytes", "cancel", "plain"}
+AGENT = {"do", "worker", "request", "requests", "times", "blob", "bytes", "cancel", "plain"}
 """Fields of the lines that an agent writes to a harness, around requests and blobs."""
 
 
