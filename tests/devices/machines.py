@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tilewright.compiler.targets.device import Cache
 
+MOST_CACHES = 16
+"""The number of caches of a core that the harness reads at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -55,6 +58,9 @@ class Machine:
             }
             for name, value in entries.items():
                 files[cpu / f"cache/index{number}" / name] = f"{value}\n"
+        # qemu reads the host's file if the root has none, so that the host's caches would follow
+        for number in range(len(self.caches), MOST_CACHES):
+            files[cpu / f"cache/index{number}/size"] = ""
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
