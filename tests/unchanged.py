@@ -47,6 +47,8 @@ class Group:
 GROUPS: Mapping[str, Group] = {
     "conformance": Group(("tests/conformance",), ("compiler",)),
     "devices": Group(("tests/devices",), PACKAGES),
+    "differential": Group(("tests/differential",), PACKAGES),
+    "integration": Group(("tests/integration",), (*PACKAGES, "benchmarks", "examples")),
     "processes": Group(
         ("tests/acceptance",), (*PACKAGES, "examples", "benchmarks/shifted_clock.py")
     ),
