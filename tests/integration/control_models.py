@@ -68,7 +68,7 @@ def runtime(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.
 
 
 def agree(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> None:
-    """Integers are equal; floats differ by the rounding of sums of a few products, of Winograd's too."""
+    """Integers are equal; floats differ by the rounding of sums and of Winograd's tiles."""
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=4e-6)
