@@ -204,6 +204,10 @@ class DeviceCommand:
 
     def _relay(self, errors: IO[bytes]) -> None:
         relayed = 0
+        with errors:
+            self._relay_all(errors, relayed)
+
+    def _relay_all(self, errors: IO[bytes], relayed: int) -> None:
         while line := errors.readline(LINE_BYTES):
             text = line.decode(errors="replace").strip()[:500]
             if text:
