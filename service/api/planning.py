@@ -134,9 +134,10 @@ class Planning:
                     return kept
                 other = self._computing.running(key)
                 if other is None:
-                    return await self._computing.run(
+                    computed: T = await self._computing.run(
                         key, lambda: self._compute(key, question, measured)
                     )
+                    return computed
             answer: T = await asyncio.shield(other)  # the place is free for other questions
             return answer
 

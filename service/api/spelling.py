@@ -35,7 +35,7 @@ class Spelling:
         Raises:
             NotFoundError: if the lease does not belong to the worker.
             StaleLeaseError: if the lease has ended.
-            ApiProblem: 422, for a request that only a device with NumPy can execute.
+            ApiProblem: 422, for a request that cannot be expanded.
         """
         return await to_thread.run_sync(self._of_lease, lease_id, worker_id, limiter=self._turn)
 

@@ -69,10 +69,11 @@ class Measuring:
                 results = self._harness.work(requests, _bytes_in(hand.cache), cancelled)
             except DeviceLost:
                 raise
-            except (OSError, RuntimeError, ValueError) as error:
+            except (MemoryError, OSError, RuntimeError, ValueError) as error:
+                # random inputs are generated in this process, which may lack the memory
                 cause = SERVICE if isinstance(error, ProtocolError) else WORKER
                 for work in together:
-                    self._fail(work, cause, str(error))
+                    self._fail(work, cause, str(error) or type(error).__name__)
                 return
             for work, result in zip(together, results, strict=True):
                 if result is not None and is_complete(result):

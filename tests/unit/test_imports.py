@@ -252,11 +252,11 @@ HANDLES_QUESTIONS = {
     "compiler.ops.builder",
     "compiler.sizes.ranges",
 }
-"""What handles an `DynamicSizeError`: the import, and what chooses ranges."""
+"""Modules that handle a `DynamicSizeError`: the import, and those that choose ranges."""
 
 
 def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
-    """They let an `DynamicSizeError` pass, and call `always_less` and its like."""
+    """They let a `DynamicSizeError` pass, and call `always_less` and its like."""
     handlers = {
         name: [
             ast.unparse(caught)

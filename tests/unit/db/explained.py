@@ -11,8 +11,8 @@ import sqlalchemy as sa
 def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
     """The plans of all statements of `ask` that read a table, as text. They are the store's own.
 
-    PostgreSQL scans a small table rather than look into an index, so sequential scans are switched
-    off.
+    PostgreSQL scans and sorts a small table rather than read it by an index, so that sequential
+    scans and sorts are switched off.
     """
     asked: list[tuple[str, Any]] = []
 
@@ -30,6 +30,7 @@ def plan_of(engine: sa.Engine, ask: Callable[[], object], table: str) -> str:
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection.exec_driver_sql("SET enable_seqscan = off")
+            connection.exec_driver_sql("SET enable_sort = off")
         plans = [connection.exec_driver_sql(f"{explain} {one}", values) for one, values in asked]
         return "\n".join(str(row) for plan in plans for row in plan)
 

@@ -25,8 +25,10 @@ const tw_blob *tw_blob_of(const tw_child *child, const char *digest);
 /* Send a line, which becomes empty. */
 void tw_emit(const tw_child *child, tw_text *line);
 
-/* Say that a step begins: of the candidate with this number, or of a run (-1). */
+/* Report that the candidate with this number begins. */
 void tw_begin(const tw_child *child, int64_t candidate);
+/* Report that a step of a run begins; its name is part of the reason if the step fails. */
+void tw_begin_step(const tw_child *child, const char *name);
 
 /* Time the reference kernel, a measure of this machine's present speed. */
 void tw_probe(const tw_child *child, int threads);

@@ -205,16 +205,13 @@ class DeviceCommand:
     def _relay(self, errors: IO[bytes]) -> None:
         relayed = 0
         with errors:
-            self._relay_all(errors, relayed)
-
-    def _relay_all(self, errors: IO[bytes], relayed: int) -> None:
-        while line := errors.readline(LINE_BYTES):
-            text = line.decode(errors="replace").strip()[:500]
-            if text:
-                self._last = [*self._last, text][-LAST_LINES:]
-                relayed += 1
-                if relayed <= MOST_RELAYED:
-                    self._log(text)
+            while line := errors.readline(LINE_BYTES):
+                text = line.decode(errors="replace").strip()[:500]
+                if text:
+                    self._last = [*self._last, text][-LAST_LINES:]
+                    relayed += 1
+                    if relayed <= MOST_RELAYED:
+                        self._log(text)
 
     def _ask(
         self,

@@ -484,8 +484,10 @@ class Harness:
 
     def _listen(self, connection: _Connection) -> None:
         """The body of a thread: note the harness's messages, until one is malformed."""
+        assert connection.process.stdout is not None
         try:
-            self._note_all(connection)
+            with connection.process.stdout:
+                self._note_all(connection)
         finally:
             connection.ended.set()
 

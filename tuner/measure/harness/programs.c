@@ -231,7 +231,7 @@ static bool load_pointers(run *all, program *made, const json *plan, int64_t blo
 
 /* A program with its code, weights and inputs; NULL with the reason. */
 static program *load(run *all, int64_t number) {
-    tw_begin(all->child, -1);
+    tw_begin_step(all->child, "load");
     if (number < 0 || number >= MOST_PROGRAMS) {
         senseless(all);
         return NULL;
@@ -338,7 +338,7 @@ static bool check(run *all, const json *work) {
         return tw_fail(all->error, "the request makes no sense");
     program *one = load(all, number);
     if (!one) return false;
-    tw_begin(all->child, -1);
+    tw_begin_step(all->child, "run");
     if (!run_once(all, one)) return false;
     tw_text_format(&all->line, ",\"errors\":{");
     for (const json *each = expected->first; each; each = each->next) {
@@ -391,13 +391,13 @@ static bool compare(run *all, const variant *challenger, const variant *incumben
     size_t found = 0;
     const variant *const both[] = {challenger, incumbent};
     for (int i = 0; i < 2; i++) {
-        tw_begin(all->child, -1);
+        tw_begin_step(all->child, "run");
         if (timed(all, both[i], 1) < 0) return false;
     }
     double once = fmax(1e-9, timed(all, incumbent, 1)), ends = wall() + RACE_SECONDS;
     int64_t count = (int64_t)fmax(1, round(SAMPLE_SECONDS / once));
     while (found < PAIRS && !(found >= LEAST_PAIRS && wall() >= ends)) {
-        tw_begin(all->child, -1);
+        tw_begin_step(all->child, "run");
         double before = timed(all, incumbent, count), first = timed(all, challenger, count);
         double second = timed(all, challenger, count), after = timed(all, incumbent, count);
         if (before > 0 && first > 0) ratios[found++] = first / before;
@@ -421,7 +421,7 @@ static bool race(run *all, const json *work) {
         if (each != variants->first->next) tw_text_add(&all->line, ",", 1);
         if (!load_variant(all, &other, each) || !compare(all, &other, &incumbent)) return false;
     }
-    tw_begin(all->child, -1);
+    tw_begin_step(all->child, "run");
     double least = INFINITY, ends = wall() + RACE_SECONDS;
     for (int i = 0; i < RUNS && (i == 0 || wall() < ends); i++) {
         double seconds = timed(all, &incumbent, 1);
@@ -445,12 +445,12 @@ static bool profile(run *all, const json *work) {
     double *seconds = tw_allocate(words * sizeof *seconds),
            *best = tw_allocate(words * sizeof *best);
     for (size_t i = 0; i < words; i++) best[i] = INFINITY;
-    tw_begin(all->child, -1);
+    tw_begin_step(all->child, "run");
     double said = wall();
     bool right = run_once(all, one);
     for (int64_t sample = 0; right && sample < samples; sample++) {
         if (wall() - said > PROFILE_SECONDS) {
-            tw_begin(all->child, -1);
+            tw_begin_step(all->child, "run");
             said = wall();
         }
         right = ran(all, one, tw_profile_program(seconds, &one->bound));

@@ -64,6 +64,13 @@ void tw_begin(const tw_child *child, int64_t candidate) {
     tw_text_free(&line);
 }
 
+void tw_begin_step(const tw_child *child, const char *name) {
+    tw_text line = {0};
+    tw_text_format(&line, "{\"event\":\"begin\",\"trial\":-1,\"step\":\"%s\"}", name);
+    tw_emit(child, &line);
+    tw_text_free(&line);
+}
+
 void tw_probe(const tw_child *child, int threads) {
     static char *zeros;
     double best[2] = {1e9, 1e9}, seconds[2];
@@ -149,6 +156,7 @@ typedef struct {
     tw_text pending;
     tw_ended ended;
     bool over, failed;
+    char step[40]; /* " in the step 'NAME'" of a run; empty for batches */
 } keeper;
 
 static bool say(keeper *self, tw_ended ended) {
@@ -177,6 +185,8 @@ static bool take_line(keeper *self, const char *line, size_t length) {
         tw_fail(self->error, "%.390s", json_get_text(event, "error"));
     } else {
         if (strcmp(what, "begin") == 0) {
+            const char *step = json_get_text(event, "step");
+            snprintf(self->step, sizeof self->step, *step ? " in the step '%.16s'" : "%s", step);
             self->deadline = tw_now() + self->job->limit;
             if (self->deadline > self->started + self->job->budget)
                 self->deadline = self->started + self->job->budget;
@@ -232,7 +242,7 @@ static const char *signal_name(int number) {
 /* How a process ended after its last event. */
 static void judge(keeper *self, int status) {
     if (WIFSIGNALED(status)) {
-        tw_fail(self->error, "killed by %s", signal_name(WTERMSIG(status)));
+        tw_fail(self->error, "killed by %s%s", signal_name(WTERMSIG(status)), self->step);
         say(self, WTERMSIG(status) == SIGKILL ? TW_NO_MEMORY : TW_CRASHED);
     } else if (WIFEXITED(status) && WEXITSTATUS(status) == TW_NO_MEMORY_STATUS) {
         tw_fail(self->error, "there is not enough memory");
@@ -260,7 +270,7 @@ static void watch_child(keeper *self) {
             self->pid = 0;
             judge(self, status);
         } else if (now >= self->deadline) { /* its earlier output is read */
-            tw_fail(self->error, "no answer within %g seconds", self->job->limit);
+            tw_fail(self->error, "no answer within %g seconds%s", self->job->limit, self->step);
             say(self, TW_TIMED_OUT);
         } else if (ready <= 0 || now >= looked + 1e-3 * LOOK_MILLISECONDS) {
             looked = now; /* also while one event follows the other: heartbeats hang on this */

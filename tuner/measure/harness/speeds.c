@@ -85,7 +85,7 @@ bool tw_speeds(const tw_child *child, const json *work, tw_text *line, tw_error 
                *dots = json_get(work, "dots");
     const tw_blob *code = tw_blob_of(all->child, json_get_text(work, "library"));
     int64_t vector_bytes, memory_bytes, smaller = 1 << 12, largest = 0;
-    tw_begin(all->child, -1);
+    tw_begin_step(all->child, "run");
     if (!code || !caches ||
         !json_integer(json_get(work, "vector_bytes"), 4, 1 << 12, &vector_bytes) ||
         !json_integer(json_get(work, "memory_bytes"), 0, INT64_C(1) << 46, &memory_bytes))

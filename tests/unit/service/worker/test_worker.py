@@ -235,6 +235,28 @@ def test_a_request_of_another_protocol_fails_with_its_reason(
     assert "protocol version 99" in (storage.leases.status(["old"])["old"].error or "")
 
 
+def test_a_request_that_needs_too_much_memory_fails_alone(
+    storage: Storage,
+    start: Callable[[], Running],
+    harness: type[FakeHarness],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker generates the inputs of a request, and works on the next one after a failure."""
+    work = harness.work
+
+    def lacking(self: FakeHarness, requests: Any, *more: Any) -> Any:
+        if requests[0].request_id == "large":
+            raise MemoryError
+        return work(self, requests, *more)
+
+    monkeypatch.setattr(harness, "work", lacking)
+    queue(storage, "large")
+    running = start()
+    until(lambda: "request large: MemoryError" in running.log)
+    queue(storage, "b")
+    until(lambda: state(storage, "b") is RequestState.DONE)
+
+
 def test_a_wrong_token_ends_the_worker(options: WorkerOptions) -> None:
     running = Running(replace(options, token="wrong")).ended()
     assert isinstance(running.error, Refused)
