@@ -1,7 +1,6 @@
 """One side of `benchmarks.harnesses`: a process that measures what its parent sends.
 
-It runs with the sources of either checkout, so it imports what both have. Messages are pickles from
-the parent process.
+Each checkout runs its own copy. Messages are pickles from the parent process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether two checkouts measure the same: kernels and programs, interleaved A B B A.
 
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
-and with this one's (B), each in a process of its own. The kernels are workloads of several models,
+and with this one's (B), each in a process of its own, which is that checkout's `benchmarks/harness_side.py`. The kernels are workloads of several models,
 half of them with default and half with random schedules. A verdict is that of finalists
 (`tuner.measure.statistics.Comparison`): a tie, unless the interval of the median ratio excludes 1
 and the median is beyond the tie margin. The two readings of one side in a pair are the control: the
@@ -60,7 +60,7 @@ class SideProcess:
 
     def __init__(self, checkout: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(ROOT / "benchmarks" / "harness_side.py")],
+            [sys.executable, "-P", str(checkout / "benchmarks" / "harness_side.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(checkout)},

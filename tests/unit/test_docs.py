@@ -169,6 +169,32 @@ def test_no_entry_of_the_changelog_was_torn_by_a_merge() -> None:
     assert sorted(set(long)) == sorted(long), "a line stands there twice"
 
 
+ELSEWHERE = {
+    *("NAME.py", "NAME_analysis.py", "NAME_lowering.py", "FAMILY.py"),  # patterns
+    *("NAME.h", "CMakeLists.txt", "manifest.json", "model.mjs", "vit.mjs", "vit-thread.mjs"),
+    *("client.py", "run.json", "openapi.json"),
+    "v0036_sample_uploads.py",  # of the history
+}
+"""Names in pages that are not those of tracked files: patterns, and files that commands write."""
+
+
+def test_files_that_pages_name_exist() -> None:
+    """A path is the end of a tracked file's path."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+    files = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.splitlines()
+    ends = {"/".join(parts[i:]) for parts in (f.split("/") for f in files) for i in range(9)}
+    pages = [
+        page for page in PAGES if page.name != "CHANGELOG.md" and "reference" not in page.parts
+    ]
+    gone = [
+        f"{page.name}: {name}"
+        for page in pages
+        for name in re.findall(r"`/?([\w/.-]+\.(?:py|c|h|mjs|md|toml|json|txt))`", page.read_text())
+        if name not in ends and name.rsplit("/", 1)[-1] not in ELSEWHERE
+    ]
+    assert sorted(set(gone)) == []
+
+
 def test_make_targets_are_described() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
