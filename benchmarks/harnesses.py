@@ -1,8 +1,9 @@
 """Whether two checkouts measure the same: kernels and programs, interleaved A B B A.
 
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
-and with this one's (B), each in a process of its own, which is that checkout's `benchmarks/harness_side.py`. The kernels are workloads of several models,
-half of them with default and half with random schedules. A verdict is that of finalists
+and with this one's (B). Each is a process of its own, that checkout's `benchmarks/harness_side.py`.
+The kernels are workloads of several models, half of them with default and half with random
+schedules. A verdict is that of finalists
 (`tuner.measure.statistics.Comparison`): a tie, unless the interval of the median ratio excludes 1
 and the median is beyond the tie margin. The two readings of one side in a pair are the control: the
 ratio of a harness to itself. Results go to benchmarks/results/harnesses.md.

@@ -133,6 +133,7 @@ def _typed(line: str) -> str:
 BEFORE = f"""
 set -eu -o pipefail
 leave() {{
+  : > left.log  # what the one before printed would be taken for this one's
   bash -c "exec $1" > left.log 2>&1 &
   for _ in $(seq 300); do
     if grep -qE {shlex.quote(READY)} left.log; then return; fi

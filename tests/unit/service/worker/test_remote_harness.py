@@ -358,7 +358,7 @@ def test_a_device_that_is_lost_gives_its_work_back_and_is_found_again(
     for child in children_of(worker.pid):
         os.kill(child, signal.SIGKILL)
     until(lambda: "the device is lost" in (tmp_path / "log").read_text())
-    until(lambda: len(storage.leases.in_hand()) > 0)  # taken again, by the device that is back
+    until(lambda: len(storage.leases.history("r1")) == 2)  # taken again, by the device that is back
     assert storage.leases.status(["r1"])["r1"].state is RequestState.LEASED
     ends = time.monotonic() + 60
     while not (results := device.runner.poll(1.0)):
