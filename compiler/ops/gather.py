@@ -71,7 +71,7 @@ def _onnx(node: OnnxNode) -> str:
     extent = node.shape(data)[axis]
     if known is not None and known.size and not (-extent <= known.min() and known.max() < extent):
         raise node.invalid(f"an index is out of range for {extent} elements")
-    for count in counts_within(node.builder, indices, extent):
+    for count in counts_within(node, indices, extent):
         indices = at_most(node, indices, count, extent, "elements of a table")
     if node.type(indices).dtype is not DType.INT32:
         indices = cast_to(node, indices, DType.INT64)

@@ -8,6 +8,7 @@ from itertools import product
 
 from tilewright.compiler.ops.attributes import axis_of, integer, ints
 from tilewright.compiler.ops.builder import GraphBuilder
+from tilewright.compiler.ops.onnx_node import OnnxNode
 from tilewright.compiler.sizes import (
     Asking,
     Dimension,
@@ -30,7 +31,7 @@ _ENDS = 64
 """Sums of more end points are not analysed."""
 
 
-def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int, ...]:
+def counts_within(node: OnnxNode, indices: str, extent: int) -> tuple[int, ...]:
     """Sizes that must be at most `extent` in a run, so that no index is out of range. Only sizes
     are returned for which the ranges do not prove it.
 
@@ -40,19 +41,23 @@ def counts_within(builder: GraphBuilder, indices: str, extent: int) -> tuple[int
     they are in range.
 
     Raises:
+        InvalidModelError: if an index is out of range for every size of the ranges.
         DynamicSizeError: if a single dimension makes an index exceed the extent, or if it
             depends on the run whether an index is before the first element.
     """
+    builder = node.builder
     before_end = _Question(builder, extent, lambda item: always_less(item, extent), "min")
     beyond = _holds(before_end, indices, _DEPTH)
     if isinstance(beyond, tuple):
         for item in beyond:
+            if always_at_most(extent, item):
+                raise node.invalid(_out_of_range(item, extent))
             check_alone(item, extent)
         return tuple(dict.fromkeys(item + 1 for item in beyond))
     from_start = _Question(builder, extent, lambda item: always_at_most(-extent, item), "max")
     below = _holds(from_start, indices, _DEPTH)
     if isinstance(below, tuple) and not -extent <= below[0]:
-        raise _out_of_range(below[0], extent)
+        raise node.invalid(_out_of_range(below[0], extent))
     return ()
 
 
@@ -67,11 +72,11 @@ def check_alone(item: int, extent: int) -> None:
         alone, end = (substituted(size, smallest) for size in (item, extent))
         with Asking(never_above=True):
             if not alone < end:
-                raise _out_of_range(alone, end)
+                raise DynamicSizeError(_out_of_range(alone, end))
 
 
-def _out_of_range(item: int, extent: int) -> DynamicSizeError:
-    return DynamicSizeError(f"position {item} is out of range for {extent} elements")
+def _out_of_range(item: int, extent: int) -> str:
+    return f"position {item} is out of range for {extent} elements"
 
 
 _Answer = bool | tuple[int, ...] | None

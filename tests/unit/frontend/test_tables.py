@@ -9,7 +9,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from tilewright.compiler.errors import InvalidInputError
+from tilewright.compiler.errors import InvalidInputError, InvalidModelError
 from tilewright.compiler.frontend.dimensions import cache_lengths
 from tilewright.compiler.frontend.onnx_import import import_model
 from tilewright.compiler.graph.ir import Graph
@@ -96,6 +96,16 @@ def test_a_range_that_reaches_beyond_by_itself_is_an_error(
 ) -> None:
     with pytest.raises(DynamicSizeError):
         imported(BODIES[body], *ranges)
+
+
+@pytest.mark.parametrize(("past", "tokens"), [("16..20", "1..4"), ("8..9", "9..10"), (16, 1)])
+def test_a_gather_beyond_its_table_for_every_size_is_an_invalid_model(
+    past: str | int, tokens: str | int
+) -> None:
+    read = model(BODIES["gather"])
+    read.graph.node[-2].name = "positions"
+    with pytest.raises(InvalidModelError, match=r"Gather 'positions': .* out of range for 16"):
+        import_model(read, {"past": past, "tokens": tokens})
 
 
 @pytest.mark.parametrize("body", BODIES)
