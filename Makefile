@@ -27,7 +27,6 @@
 #                 benchmarks/data/digests.txt says (ARGS=--update writes that, ARGS="--models bert" compares one)
 #   bench         race the models against ONNX Runtime (ARGS="--models resnet50 vgg19")
 #   mutants       put small mistakes into a package and see which no test notices (ARGS=compiler/passes)
-#   models        export MobileNetV2 and BERT-base from transformers into benchmarks/models/
 #   clean         remove everything that a target here has made
 
 SHELL := /bin/bash
@@ -39,8 +38,8 @@ STAMPS := $(VENV)/stamps
 # Twice as many as there are cores: many tests wait for a process, a lease or a browser.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) * 2))')
 ARGS ?=
-EXPORT_VENV := .venv-export
-NATIVE := $(wildcard compiler/runtime/native/*.c compiler/runtime/native/*.h)
+# what setup.py compiles
+NATIVE := $(wildcard compiler/runtime/native/*.[ch] tuner/measure/harness/*.[ch])
 # of which setup.py generates service/client/blocking
 COROUTINES := $(wildcard service/client/asynchronous/*.py) service/client/generate.py
 
@@ -50,7 +49,7 @@ define install
 	else $(PY) -m pip install --quiet --disable-pip-version-check $(1); fi
 endef
 
-.PHONY: setup setup-test demo test test-all test-devices check prose fuzz format digests bench collection collection-commands collection-service mutants models wheels docs reference typescript release clean
+.PHONY: setup setup-test demo test test-all test-devices check prose fuzz format digests bench collection collection-commands collection-service mutants wheels docs reference typescript release clean
 
 setup: $(STAMPS)/run
 setup-test: $(STAMPS)/test
@@ -148,15 +147,6 @@ release: $(STAMPS)/run
 mutants: $(STAMPS)/mutants
 	$(PY) -m benchmarks.mutants $(ARGS)
 
-$(EXPORT_VENV)/stamp:
-	$(PYTHON) -m venv $(EXPORT_VENV)
-	$(EXPORT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  'torch>=2.9' 'transformers>=4.50' 'onnx>=1.16' 'onnxscript>=0.5'
-	@touch $@
-
-models: $(EXPORT_VENV)/stamp
-	$(EXPORT_VENV)/bin/python benchmarks/export_models.py $(ARGS)
-
 clean:
-	rm -rf $(VENV) $(EXPORT_VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf compiler/runtime/*.so service/client/blocking clients/typescript/schema.d.ts
+	rm -rf $(VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf compiler/runtime/*.so tuner/measure/harness/harness-* service/client/blocking clients/typescript/schema.d.ts

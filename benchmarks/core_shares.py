@@ -221,12 +221,11 @@ def page(origin: Origin, shares: Sequence[Share]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core_shares", description=__doc__)
-    parser.add_argument("--cores", nargs="+", default=[*ASKED], choices=[*ASKED])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--name", default=NAME, help="of the result files")
     options = parser.parse_args(arguments)
     simulator, shares = Simulator(), list[Share]()
-    for core in options.cores:
+    for core in ASKED:
         for model in options.models:
             shares += measure(model, core, simulator)
     origin = Origin.of(options)

@@ -31,6 +31,7 @@ from tilewright.tuner.tasks import Task
 
 NAME = "dask-builders"
 TARGET = "x86-64-v3"
+BUILDS = 28
 
 
 def product() -> Task:
@@ -54,10 +55,10 @@ def check_built(built: Sequence[Built]) -> None:
         raise RuntimeError(f"{len(failed)} of {len(built)} builds failed: {failed[0]}")
 
 
-def measure(workers: int, builds: int) -> float:
+def measure(workers: int) -> float:
     """Builds a second, from the first request to the last result."""
     task = product()
-    schedules = list(islice(iter(task.space), builds))
+    schedules = list(islice(iter(task.space), BUILDS))
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder))
         builder: DaskBuilder | None = None
@@ -105,13 +106,12 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--builds", type=int, default=28)
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
     options = parser.parse_args()
     origin = Origin.of(options)
     rows = []
     for workers in options.workers:
-        rows.append({"workers": workers, "builds_per_second": measure(workers, options.builds)})
+        rows.append({"workers": workers, "builds_per_second": measure(workers)})
         print(rows[-1], flush=True)
     results = {"origin": asdict(origin), "rows": rows}
     write_data(options.output / f"{NAME}.json.gz", json.dumps(results, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """Sizes never seen before: `python -m benchmarks.dynamic_sizes --models minilm resnet50`.
 
-Each model with open dimensions is compiled once for its ranges, then run at random sizes, each of
-them new, in turns with ONNX Runtime on one thread. The total is a user's waiting time: all runs,
+Each model with dynamic dimensions is compiled once for its ranges, then run at random sizes, each
+of them new, in turns with ONNX Runtime on one thread. The total is a user's waiting time: all runs,
 including code and memory that an engine prepares for a new size. In addition, at a few sizes, the
 program of the ranges is timed against Tilewright's own code for that size alone. The clock is the
 process's CPU time, to which other processes do not add.
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--count", type=int, default=100, help="sizes of each model, at most")
     parser.add_argument("--samples", type=int, default=10, help="turns at compared sizes")
-    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "open-sizes")
+    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "dynamic-sizes")
     asked = parser.parse_args(arguments)
     results = []
     for name in asked.models:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.models import MODELS, build
+from benchmarks.models import build
 from benchmarks.race import RESULTS_FOLDER
 from benchmarks.report import Origin, markdown_table
 from tilewright.compiler.loops.nest import LoopNest
@@ -40,7 +40,7 @@ ALIKE = 3
 """Workloads of a network that offer the same algorithms, at most."""
 
 WANTED = 2000
-"""Candidates that should have their rows in a second."""
+"""Candidates of each workload, at most, which should have their rows in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Line:
     lower_seconds: float
 
 
-def workloads(networks: Sequence[str]) -> Iterator[Workload]:
-    """Kernels of networks, up to ALIKE of each that offer the same algorithms."""
+def workloads() -> Iterator[Workload]:
+    """Kernels of NETWORKS, up to ALIKE of each that offer the same algorithms."""
     target = resolve_target("host")
-    for name in networks:
+    for name in NETWORKS:
         taken: Counter[frozenset[str]] = Counter()
         for workload, _ in plan_model(ModelRequest(build(name).SerializeToString())).workloads:
             offered = frozenset(
@@ -92,7 +92,7 @@ class _Clock:
         return nest
 
 
-def measure(texts: Sequence[str], candidates: int) -> list[Line]:
+def measure(texts: Sequence[str]) -> list[Line]:
     """One round over workloads, given as their texts: a line a kind and algorithm."""
     settle_process()
     counts: Counter[tuple[str, str]] = Counter()
@@ -104,7 +104,7 @@ def measure(texts: Sequence[str], candidates: int) -> list[Line]:
         clock = _Clock(workload)
         task = clock.task
         points = list(task.space.points)
-        chosen = random.Random(text).sample(points, min(candidates, len(points)))
+        chosen = random.Random(text).sample(points, min(WANTED, len(points)))
         features = FeatureExtractor(
             clock.lower, task.space.default(), target_facts(task.mode.target, device=this_device())
         )
@@ -122,7 +122,7 @@ def measure(texts: Sequence[str], candidates: int) -> list[Line]:
     ]
 
 
-def report(lines: Sequence[Line], origin: Origin, candidates: int) -> str:
+def report(lines: Sequence[Line], origin: Origin) -> str:
     """Markdown: a line a kind and algorithm, and what all of them take together."""
     rows = sum(line.rows for line in lines)
     whole = Line(
@@ -152,7 +152,7 @@ def report(lines: Sequence[Line], origin: Origin, candidates: int) -> str:
             "",
             origin.sentence(),
             "",
-            f"Up to {candidates} random candidates of each workload, on one core, a row from its "
+            f"Up to {WANTED} random candidates of each workload, on one core, a row from its "
             "schedule on: lowering, statements, estimate and columns. CPU time, the fastest round.",
             "",
             markdown_table([*header, f"s for {WANTED}"], cells, text=2),
@@ -164,18 +164,14 @@ def report(lines: Sequence[Line], origin: Origin, candidates: int) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=sorted(MODELS), default=NETWORKS)
-    parser.add_argument("--candidates", type=int, default=WANTED, help="of each workload, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS_FOLDER)
     arguments = parser.parse_args()
-    texts = [workload.text() for workload in workloads(arguments.networks)]
+    texts = [workload.text() for workload in workloads()]
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        rounds = [
-            pool.apply(measure, (texts, arguments.candidates)) for _ in range(arguments.rounds)
-        ]
+        rounds = [pool.apply(measure, (texts,)) for _ in range(arguments.rounds)]
     best = min(rounds, key=lambda lines: sum(line.seconds for line in lines))
-    text = report(best, Origin.of(arguments), arguments.candidates)
+    text = report(best, Origin.of(arguments))
     (arguments.output / f"{NAME}.md").write_text(text)
     print(text)
 

@@ -1,12 +1,12 @@
 """Whether two checkouts measure the same: kernels and programs, interleaved A B B A.
 
 `python -m benchmarks.harnesses --other CHECKOUT` measures with the harness of another checkout (A)
-and with this one's (B). Each is a process of its own, that checkout's `benchmarks/harness_side.py`.
-The kernels are workloads of several models, half of them with default and half with random
-schedules. A verdict is that of finalists
-(`tuner.measure.statistics.Comparison`): a tie, unless the interval of the median ratio excludes 1
-and the median is beyond the tie margin. The two readings of one side in a pair are the control: the
-ratio of a harness to itself. Results go to benchmarks/results/harnesses.md.
+and with this one's (B). Each has its own process, which runs `benchmarks/harness_side.py` of
+its checkout. The kernels are workloads of several models, half of them with default and half with
+random schedules. A verdict is that of finalists (`tuner.measure.statistics.Comparison`): a tie,
+unless the interval of the median ratio excludes 1 and the median is beyond the tie margin. The two
+readings of one side in a pair are the control: the ratio of a harness to itself. Results go to
+benchmarks/results/harnesses.md.
 """
 
 from __future__ import annotations
@@ -234,7 +234,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of A B B A, for each kernel")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=KERNEL_MODELS)
-    parser.add_argument("--programs", nargs="*", default=PROGRAMS)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     origin = Origin.of(options)
@@ -253,7 +252,7 @@ def main() -> None:
             if (each := pairs(name, kernel, sides, options.rounds)) is not None:
                 found["kernels"].append(each)
                 print(f"{name}: {each.ratio:.4f} {each.outcome}", flush=True)
-        for name in options.programs:
+        for name in PROGRAMS:
             program = partial(measured_program, name)
             for side in sides:
                 program(side)  # compiles it

@@ -180,9 +180,9 @@ def _line(run: Run) -> str:
     return f"{run.model} {run.engine} seed {run.seed}: {end} {run.failure}".rstrip()
 
 
-def write(rows: Sequence[Comparison], folder: Path, note: str, origin: Origin) -> str:
-    """Write tables, summary, trials and curves; gives the tables."""
-    text = markdown(rows, AT_TRIALS, AT_SECONDS, origin, note)
+def write(rows: Sequence[Comparison], folder: Path, origin: Origin) -> str:
+    """Write tables, summary, trials and curves; return the tables."""
+    text = markdown(rows, AT_TRIALS, AT_SECONDS, origin)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "metaschedule"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
@@ -211,7 +211,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, help="wall time of a run")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept")
     parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
-    parser.add_argument("--note", default="", help="a sentence for the report")
     chosen = parser.parse_args(arguments)
     given = {
         name: value
@@ -220,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     budgets = {name: replace(BUDGETS[name], **given) for name in chosen.models}
     rows = compare(Bench(chosen.folder.absolute(), chosen.tvm), budgets)
-    print(write(rows, chosen.results, chosen.note, Origin.of(chosen)))
+    print(write(rows, chosen.results, Origin.of(chosen)))
 
 
 if __name__ == "__main__":

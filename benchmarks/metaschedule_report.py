@@ -137,13 +137,12 @@ def markdown(
     at_trials: Sequence[int],
     at_seconds: Sequence[float],
     origin: Origin,
-    note: str,
 ) -> str:
-    """The tables, and the texts of failures. `note` has further remarks."""
+    """The tables, and the texts of failures."""
     commits = ", ".join(sorted({run.commit for row in rows for run in row.runs}))
     parts = [
         "# Beside TVM's MetaSchedule",
-        f"{origin.sentence()} Runs of commit {commits}. {note}".rstrip(),
+        f"{origin.sentence()} Runs of commit {commits}.",
         "Both tuners have the same trials and the same wall time, counted from when their imports "
         "are done; a time is the sum over a model's kernels of the best known, median over the "
         "seeds, by the CPU time of one thread. Factors are TVM's time over ours (ours / TVM's in "

@@ -1,8 +1,7 @@
 """The models that are raced and tested, by name, with seeded parameters and inputs.
 
 `build(name)` gives a ModelProto, and `feeds(name, model)` its inputs. `check_spread` refuses
-outputs that would make a comparison worthless. Models from the transformers library are read from
-benchmarks/models/, which `make models` fills; all others need no file and no network.
+outputs that would make a comparison worthless. No model needs a file or the network.
 
 `python -m benchmarks.models mobilenetv2 -o model.onnx` writes one.
 """
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
@@ -43,8 +41,6 @@ from benchmarks.transformer import (
     whisper_encoder,
 )
 from benchmarks.vision import convnext, pvt, segformer
-
-EXPORTED_FOLDER = Path(__file__).parent / "models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +130,6 @@ def _cases() -> dict[str, ModelCase]:
         ModelCase("vgg16-features-126x224", partial(vgg16_features, height=126)),
     ]
     cases += [case for each in cases for case in _quantized(each)]
-    for path in sorted(EXPORTED_FOLDER.glob("*.onnx")):
-        cases.append(ModelCase(path.stem, partial(onnx.load, path), {"input_ids": BERT_VOCABULARY}))
     return {case.name: case for case in cases}
 
 

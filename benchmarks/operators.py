@@ -1,7 +1,7 @@
-"""Models of one operator each (or a chain of equal ones), with seeded weights.
+"""Models of one operator each, with seeded weights.
 
-Every builder takes the extents and gives a ModelProto. Weights are scaled so that the values of a
-chain stay near 1.
+Every builder takes the extents and returns a ModelProto. Weights are scaled so that the values stay
+near 1.
 """
 
 from __future__ import annotations
@@ -26,34 +26,30 @@ def conv(
     dilation: Pair = (1, 1),
     group: int = 1,
     batch: int = 1,
-    chain: int = 1,
 ) -> Any:
-    """Convolutions with bias, one after the other.
+    """A convolution with bias.
 
-    `pads` is (top, left, bottom, right), by default what keeps the size at stride 1. A chain needs
-    as many filters as channels.
+    `pads` is (top, left, bottom, right); the default keeps the size at stride 1.
     """
     writer = OnnxWriter("conv", 0)
     pads = pads or (kernel[0] // 2, kernel[1] // 2) * 2
     x = writer.input("x", (batch, channels, *size))
     fan_in = channels // group * kernel[0] * kernel[1]
-    height, width = size
-    for _ in range(chain):
-        weight = writer.normal((filters, channels // group, *kernel), fan_in**-0.5)
-        x = writer.node(
-            "Conv",
-            x,
-            writer.constant(weight, "weight"),
-            writer.constant(writer.normal((filters,), 0.05), "bias"),
-            kernel_shape=kernel,
-            strides=stride,
-            dilations=dilation,
-            pads=pads,
-            group=group,
-        )
-        height = extent(height, kernel[0], stride[0], pads[0] + pads[2], dilation[0])
-        width = extent(width, kernel[1], stride[1], pads[1] + pads[3], dilation[1])
-    return writer.finish([(x, (batch, filters, height, width))])
+    weight = writer.normal((filters, channels // group, *kernel), fan_in**-0.5)
+    y = writer.node(
+        "Conv",
+        x,
+        writer.constant(weight, "weight"),
+        writer.constant(writer.normal((filters,), 0.05), "bias"),
+        kernel_shape=kernel,
+        strides=stride,
+        dilations=dilation,
+        pads=pads,
+        group=group,
+    )
+    height = extent(size[0], kernel[0], stride[0], pads[0] + pads[2], dilation[0])
+    width = extent(size[1], kernel[1], stride[1], pads[1] + pads[3], dilation[1])
+    return writer.finish([(y, (batch, filters, height, width))])
 
 
 def extent(size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:

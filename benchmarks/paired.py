@@ -1,16 +1,15 @@
-"""Small models on several engines in one process: the same arrays, interleaved runs, minima.
+"""Single operators on two engines in one process: the same arrays, interleaved runs, minima.
 
-It is for single operators, whose kernels take microseconds to milliseconds. Every engine is called
-as Python users call it, and allocates its outputs itself. The clock is the process's CPU time on
-one thread, to which other processes do not add. The fastest of many short samples is the time of an
+Kernels of single operators take microseconds to milliseconds. Both engines are called as Python
+users call them, and allocate their outputs themselves. The clock is the process's CPU time on one
+thread, to which other processes do not add. The fastest of many short samples is the time of an
 undisturbed kernel.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -19,26 +18,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from benchmarks.engines import load_openvino
 from benchmarks.peers import Arrays, Run
 from benchmarks.race import LARGEST_ERROR, REFERENCE
-from tilewright.compiler import driver
 from tilewright.compiler.api import compile_model
-from tilewright.compiler.mode import Mode
-from tilewright.compiler.program.build import CODEGEN_VERSION
-from tilewright.compiler.program.kernels import ScheduleSource
 from tilewright.compiler.runtime.packing import aligned_empty
 from tilewright.compiler.runtime.verify import compare
-from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.compiler.targets.detection import this_device
-from tilewright.compiler.targets.host import host_target
-from tilewright.tuner.loop import tune
-from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import RecordKey
-from tilewright.tuner.options import TuneOptions
-from tilewright.tuner.store import MemoryStore
-from tilewright.tuner.tasks import make_task
+
+OURS = "untuned"
+"""The name of the engine that is compared with the reference."""
 
 
 @dataclass(slots=True)
@@ -64,57 +51,6 @@ class Sampling:
     sample_seconds: float = 0.002
 
 
-class Tuner:
-    """Tunes small models on this machine; use it as a context manager."""
-
-    def __init__(self, trials: int) -> None:
-        """`trials` is for each workload."""
-        self.trials = trials
-        self._builder = ProcessBuilder()
-        self._runner = LocalRunner()
-        self._store = MemoryStore()
-        self._runs = 0
-
-    def schedules(self, model: Any) -> ScheduleSource:
-        """The best schedules of the model's workloads after `trials` trials each."""
-        target = host_target()
-        plan = driver.make_plan(
-            driver.optimise(driver.load_graph(model), Mode(target)), Mode(target)
-        )
-        tasks = [make_task(workload, Mode(target), count=count) for workload, count in plan.tasks()]
-        # models share workloads: changes of layout above all
-        unknown = [task for task in tasks if self._store.best_record(task.key) is None]
-        self._runs += 1
-        options = TuneOptions(
-            trials=self.trials * len(unknown),
-            batch_size=min(8, self.trials),
-            device=this_device().brief(),
-            codegen_version=CODEGEN_VERSION,
-            job_id=f"run {self._runs}",  # requests are known by it: the runner takes each once
-        )
-        if unknown:
-            tune(unknown, self._builder, self._runner, self._store, options)
-        return _Found(self._store)
-
-    def __enter__(self) -> Tuner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
-        self._builder.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The records of a store as a source of schedules."""
-
-    store: MemoryStore
-
-    def best(self, workload_key: str, mode: Mode) -> Schedule | None:
-        record = self.store.best_record(RecordKey(workload_key, *mode.key))
-        return None if record is None else record.schedule
-
-
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
     """A copy that no engine has to copy again: aligned to 64 bytes."""
     copy: NDArray[Any] = np.ndarray(array.shape, array.dtype, aligned_empty(array.nbytes))
@@ -135,31 +71,20 @@ def random_feeds(model: Any, seed: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def compare_engines(
-    model: Any,
-    feeds: Arrays,
-    sampling: Sampling,
-    *,
-    tuner: Tuner | None = None,
-    openvino: bool = False,
-) -> PairedResult:
-    """The reference, Tilewright untuned, and those of the others that are asked for."""
+def compare_engines(model: Any, feeds: Arrays, sampling: Sampling) -> PairedResult:
+    """The reference and untuned Tilewright, in turns."""
     result = PairedResult()
     runs: dict[str, Run] = {REFERENCE: onnxruntime_run(model, feeds)}
-    if openvino:
-        runs["openvino"] = load_openvino(model, feeds, 1, "")
-    with _failure_in(result, "untuned"):
-        runs["untuned"] = tilewright_run(model, feeds, None)
-    if tuner is not None:
-        with _failure_in(result, "tuned"):
-            runs["tuned"] = tilewright_run(model, feeds, tuner.schedules(model))
-    expected = runs[REFERENCE]()
-    for name in [name for name in runs if name != REFERENCE]:
-        error = max(map(compare, runs[name](), expected))
-        result.errors[name] = error
-        if not error <= LARGEST_ERROR:
-            result.failures[name] = f"its output differs by {error:.1e} of the largest"
-            del runs[name]
+    try:
+        runs[OURS] = tilewright_run(model, feeds)
+    except Exception as error:  # noqa: BLE001 - hundreds of other shapes are yet to be measured
+        result.failures[OURS] = f"{type(error).__name__}: {error}"
+    else:
+        difference = max(map(compare, runs[OURS](), runs[REFERENCE]()))
+        result.errors[OURS] = difference
+        if not difference <= LARGEST_ERROR:
+            result.failures[OURS] = f"its output differs by {difference:.1e} of the largest"
+            del runs[OURS]
     result.seconds = fastest_seconds(runs, sampling)
     return result
 
@@ -204,17 +129,8 @@ def onnxruntime_run(model: Any, feeds: Arrays) -> Run:
     return lambda: list(session.run(None, inputs))
 
 
-def tilewright_run(model: Any, feeds: Arrays, schedules: ScheduleSource | None) -> Run:
-    """Tilewright on one thread, called as Python users call it."""
-    executable = compile_model(model, schedules=schedules)
+def tilewright_run(model: Any, feeds: Arrays) -> Run:
+    """Untuned Tilewright on one thread, called as Python users call it."""
+    executable = compile_model(model)
     inputs = dict(feeds)
     return lambda: executable.run(inputs)
-
-
-@contextmanager
-def _failure_in(result: PairedResult, engine: str) -> Iterator[None]:
-    """Record a refusal or a bug of an engine as its result."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - hundreds of other shapes are yet to be measured
-        result.failures[engine] = f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """The models that people download, as a list: where each comes from, and what it is run on.
 
 benchmarks/data/real_models/shipped.json names files that packages ship, with their checksums, and
-exported.json models that exporters make from libraries (`benchmarks.real_exports` has a maker for
+exported.json models that exporters make from libraries (`benchmarks.exporters` has a maker for
 each, by name). Nothing of the models themselves is in the repository.
 """
 

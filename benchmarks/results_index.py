@@ -1,7 +1,8 @@
 """The index of benchmarks/results: `python -m benchmarks.results_index` writes its README.md.
 
 Each report answers a question of QUESTIONS. Date, commit, CPU and command are read from the report.
-OLDER has the commands of reports that were written before commands were part of them.
+OLDER has the commands of reports that were written before commands were part of them. A command
+whose code was deleted is shown with the commit that has it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "web-page": "WebAssembly in a page of Chromium",
     },
     "Dynamic sizes and other ways to run": {
-        "open-sizes": "programs of a range of lengths beside programs of one length",
-        "open-sizes-images": "programs of a range of batches and image sizes",
+        "dynamic-sizes": "programs of a range of lengths beside programs of one length",
+        "dynamic-sizes-images": "programs of a range of batches and image sizes",
         "c-latency": "one program called from C and from Python",
         "harnesses": "kernels and programs measured by two harnesses",
     },
@@ -60,7 +61,7 @@ QUESTIONS: Mapping[str, Mapping[str, str]] = {
         "search-unconstrained": "search strategies in spaces without constraints",
         "cost_model": "how cost models rank candidates of tasks they have not seen",
         "features": "processor time of a candidate's features",
-        "plan-search": "what other graph plans gain",
+        "plan-search": "what other graph plans gain: why no job searches among them",
     },
     "Correctness": {
         "accuracy": "errors against float64",
@@ -109,19 +110,22 @@ OLDER: Mapping[str, str] = {
     "cost_model": "python -m benchmarks.cost_model report FOLDER",
     "features": "python -m benchmarks.features",
     "metaschedule": "python -m benchmarks.metaschedule --tvm .peers/tvm/bin/python",
-    "plan-search": "",
+    "plan-search": "python -m benchmarks.plans mobilenetv2-qdq minilm-l6-128-qdq resnet50-qdq "
+    "--target x86-64-v3",
     "race-1-thread": "python -m benchmarks.race --models all --name race-1-thread",
     "race-other-peers": "python -m benchmarks.race --models all --name race-other-peers",
-    "search": "python -m benchmarks.search compare",
+    "search": "python -m benchmarks.search compare --trials 24 --warm FOLDER --methods "
+    "portfolio+xgboost bayesian+xgboost random+none",
     "search-unconstrained": "python -m benchmarks.search compare --unconstrained",
-    "unseen-shapes": "python -m benchmarks.unseen_shapes",
+    "unseen-shapes": "python -m benchmarks.unseen_shapes --count 60",
 }
-"""Commands by stem; empty if the code is gone."""
+"""Commands by stem."""
 
 _ORIGIN = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:T\S+?)?, ([^,\n]+?)(?: \([^)]*\))?, commit ([0-9a-f]{7,})"
 )
 _COMMAND = re.compile(r"`(python [^`\n]*-m benchmarks\.[^`]*)`")
+_MODULE = re.compile(r"-m benchmarks\.(\w+)")
 _DATE_AND_CPU = re.compile(r"(\d{4}-\d\d-\d\d), ([^,(\n]+)")
 
 
@@ -137,9 +141,15 @@ class Entry:
     command: str
 
     def cells(self) -> list[str]:
-        command = f"`{self.command}`" if self.command else "not repeatable: its code is gone"
+        there = f"`{self.command}`" if self.is_current else f"at that commit: `{self.command}`"
         report = f"[{self.stem}]({self.stem}.md)"
-        return [report, self.question, self.date, self.commit or "not stated", self.cpu, command]
+        return [report, self.question, self.date, self.commit or "not stated", self.cpu, there]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the code of the command is in this checkout."""
+        module = _MODULE.search(self.command)
+        return module is not None and (RESULTS.parent / f"{module[1]}.py").exists()
 
 
 def entry(stem: str, question: str, text: str) -> Entry:

@@ -68,7 +68,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--batch-seconds", type=float, default=1.4, help="that a worker measures a batch of 8"
     )
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--tuners", type=int, default=1)
     parser.add_argument("--at-a-time", type=int, default=4, help="jobs of a tuner")
     parser.add_argument("--batches", type=int, default=BATCHES, help="of 8 trials, of a job")
     parser.add_argument(
@@ -146,8 +145,7 @@ async def _watch(
 ) -> Seen:
     """The results of the crowds after all workers have registered."""
     tasks = [task for each in crowds for task in await each.enter()]
-    for _ in range(asked.tuners):
-        stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
+    stack.enter_context(tuning(url, folder, asked.at_a_time, asked.batches))
     try:
         async with asyncio.timeout(START_SECONDS):
             while not any(each.told.claims for each in crowds):  # the tuner starts

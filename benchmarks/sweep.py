@@ -99,7 +99,7 @@ def measured(case: SweepCase, at: str) -> SweepRow:
     except Exception as error:  # noqa: BLE001 - what the reference lacks is no reason to stop
         return _problem(row, REFERENCE, error)
     try:
-        ours = tilewright_run(model, feeds, None)
+        ours = tilewright_run(model, feeds)
         found = ours()
     except Exception as error:  # noqa: BLE001 - hundreds of other cases are yet to be measured
         return _problem(row, "tilewright", error)

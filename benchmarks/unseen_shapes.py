@@ -1,18 +1,15 @@
 """Unseen shapes: `python -m benchmarks.unseen_shapes --family conv --count 200`.
 
-It samples shapes of an operator family with a seed, including odd sizes, and compares Tilewright
-with ONNX Runtime: untuned, and with `--trials` also tuned. It exposes default schedules that were
-fitted to well-known networks. Shapes are so large that the call of an engine is a small part of the
-time.
+It samples shapes of an operator family with a seed, including odd sizes, and compares untuned
+Tilewright with ONNX Runtime. It exposes default schedules that were fitted to well-known networks.
+Shapes are so large that the call of an engine is a small part of the time.
 
-Rows are written as they come. `--resume` goes on where a run of the same commit and seed ended, and
-`--first` starts at a later shape, so that a long run can be split.
+Rows are written as they are measured. `--resume` continues a run of the same commit and seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +20,7 @@ import numpy as np
 
 from benchmarks import operators
 from benchmarks.onnx_writer import OnnxWriter
-from benchmarks.paired import Sampling, Tuner, compare_engines, random_feeds, versions
+from benchmarks.paired import OURS, Sampling, compare_engines, random_feeds, versions
 from benchmarks.race import REFERENCE, RESULTS_FOLDER
 from benchmarks.report import (
     Origin,
@@ -110,9 +107,7 @@ def _depthwise(draw: Draw) -> Shape:
     name += f", stride {stride[0]}" if stride != (1, 1) else ""
     return Shape(
         name,
-        lambda: operators.conv(
-            channels, channels, size, kernel, stride, pads, group=channels, chain=1
-        ),
+        lambda: operators.conv(channels, channels, size, kernel, stride, pads, group=channels),
     )
 
 
@@ -218,96 +213,86 @@ def call_seconds() -> dict[str, float]:
     return compare_engines(model, random_feeds(model, 0), Sampling()).seconds
 
 
-def measure(
-    wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling, trials: int
-) -> Iterator[ShapeRow]:
-    """Rows as they come, in the order of `wanted`: family and number."""
+def measure(wanted: Sequence[tuple[str, int]], seed: int, sampling: Sampling) -> Iterator[ShapeRow]:
+    """Rows as they are measured, in the order of `wanted`: family and number."""
     calls = call_seconds()
-    with contextlib.ExitStack() as stack:
-        tuner = stack.enter_context(Tuner(trials)) if trials else None
-        for family, number in wanted:
-            shape = draw_shape(family, seed, number)
-            model = shape.build()
-            result = compare_engines(model, random_feeds(model, number), sampling, tuner=tuner)
-            yield ShapeRow(
-                family,
-                number,
-                shape.name,
-                {name: round(value * 1e6, 2) for name, value in result.seconds.items()},
-                {
-                    name: round(speed, 4)
-                    for name in result.seconds
-                    if name != REFERENCE and (speed := result.speed(name)) is not None
-                },
-                result.failures,
-                round(calls[REFERENCE] / result.seconds[REFERENCE], 4),
-            )
+    for family, number in wanted:
+        shape = draw_shape(family, seed, number)
+        model = shape.build()
+        result = compare_engines(model, random_feeds(model, number), sampling)
+        speed = result.speed(OURS)
+        yield ShapeRow(
+            family,
+            number,
+            shape.name,
+            {name: round(value * 1e6, 2) for name, value in result.seconds.items()},
+            {} if speed is None else {OURS: round(speed, 4)},
+            result.failures,
+            round(calls[REFERENCE] / result.seconds[REFERENCE], 4),
+        )
 
 
-def report(rows: Sequence[ShapeRow], engines: Sequence[str], origin: Origin, how: str) -> str:
+def report(rows: Sequence[ShapeRow], origin: Origin, how: str) -> str:
     """Per family the geometric mean, the spread and the worst shapes."""
     summary = []
     families = [family for family in FAMILIES if any(row.family == family for row in rows)]
     for family in families:
         of = [row for row in rows if row.family == family]
-        for engine in engines:
-            speeds = sorted(row.speed[engine] for row in of if engine in row.speed)
-            if not speeds:
-                continue
-            slower = sum(speed < 1 for speed in speeds)
-            tenth = speeds[len(speeds) // 10]
-            summary.append(
-                [
-                    family,
-                    engine,
-                    f"{len(speeds)} of {len(of)}",
-                    f"{geometric_mean(speeds):.3f}",
-                    f"{speeds[0]:.3f}",
-                    f"{tenth:.3f}",
-                    f"{speeds[-1]:.2f}",
-                    f"{100 * slower / len(speeds):.0f} %",
-                    f"{100 * max(row.call_share for row in of):.1f} %",
-                ]
-            )
-    header = ["family", "engine", "shapes", "geometric mean", "minimum", "10th percentile"]
-    header += ["maximum", "slower", "calls at most"]
+        speeds = sorted(row.speed[OURS] for row in of if OURS in row.speed)
+        if not speeds:
+            continue
+        slower = sum(speed < 1 for speed in speeds)
+        summary.append(
+            [
+                family,
+                f"{len(speeds)} of {len(of)}",
+                f"{geometric_mean(speeds):.3f}",
+                f"{speeds[0]:.3f}",
+                f"{speeds[len(speeds) // 10]:.3f}",
+                f"{speeds[-1]:.2f}",
+                f"{100 * slower / len(speeds):.0f} %",
+                f"{100 * max(row.call_share for row in of):.1f} %",
+            ]
+        )
+    header = ["family", "shapes", "geometric mean", "minimum", "10th percentile", "maximum"]
+    header += ["slower", "calls at most"]
     lines = [
         "# Unseen shapes, 1 thread, float32",
         "",
         f"{origin.sentence()} {how}.",
         "",
-        "Speeds are ONNX Runtime's time over Tilewright's: above 1 Tilewright is faster. Calls at "
-        "most: the largest part of ONNX Runtime's time that goes into calling it.",
+        "Speeds are ONNX Runtime's time over that of untuned Tilewright: above 1 Tilewright is "
+        "faster. Calls at most: the largest part of ONNX Runtime's time that goes into calling it.",
         "",
-        markdown_table(header, summary, text=2),
+        markdown_table(header, summary, text=1),
         "",
     ]
     for family in families:
-        of = [row for row in rows if row.family == family and "untuned" in row.speed]
-        worst = sorted(of, key=lambda row: row.speed["untuned"])[:WORST]
+        of = [row for row in rows if row.family == family and OURS in row.speed]
+        worst = sorted(of, key=lambda row: row.speed[OURS])[:WORST]
         cells = [
             [
                 f"{row.number}",
                 row.name,
                 f"{row.microseconds[REFERENCE]:.0f}",
-                *(f"{row.speed[engine]:.2f}" if engine in row.speed else "" for engine in engines),
+                f"{row.speed[OURS]:.2f}",
             ]
             for row in worst
         ]
         lines += [f"## The worst of {family}", ""]
-        header = ["number", "shape", "ONNX Runtime us", *engines]
+        header = ["number", "shape", "ONNX Runtime us", "speed"]
         lines += [markdown_table(header, cells, text=2), ""]
     failed = [
-        f"- {row.family} {row.number}, {row.name}: {engine}: {text}"
+        f"- {row.family} {row.number}, {row.name}: {text}"
         for row in rows
-        for engine, text in row.failures.items()
+        for text in row.failures.values()
     ]
     lines += ["## Not run", "", *failed] if failed else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _earlier(path: Path, seed: int, trials: int, parser: argparse.ArgumentParser) -> list[ShapeRow]:
-    """The rows of an earlier run, which must be of the same seed, trials, commit and CPU."""
+def _earlier(path: Path, seed: int, parser: argparse.ArgumentParser) -> list[ShapeRow]:
+    """The rows of an earlier run, which must be of the same seed, commit and CPU."""
     if not path.exists():
         return []
     document = read_data(path)
@@ -315,8 +300,8 @@ def _earlier(path: Path, seed: int, trials: int, parser: argparse.ArgumentParser
     for what in ("commit", "cpu"):
         if now[what] != then[what]:
             parser.error(f"--resume: {path} is of {what} {then[what]}, this is {now[what]}")
-    if (document["seed"], document["trials"]) != (seed, trials):
-        parser.error(f"--resume: {path} has another seed or other trials")
+    if document["seed"] != seed:
+        parser.error(f"--resume: {path} has another seed")
     return [ShapeRow(**row) for row in document["rows"]]
 
 
@@ -324,40 +309,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--count", type=int, default=200, help="shapes of each family")
-    parser.add_argument("--first", type=int, default=0, help="number of the first shape")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trials", type=int, default=0, help="tune each shape with so many")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run measured")
     parser.add_argument("--name", default="unseen-shapes", help="of the files in the results")
     parser.add_argument("--results", type=Path, default=RESULTS_FOLDER)
     options = parser.parse_args(arguments)
-    engines = ["untuned", "tuned"] if options.trials else ["untuned"]
     options.results.mkdir(parents=True, exist_ok=True)
     stem = options.results / options.name
     path = stem.with_suffix(".json.gz")
-    rows = _earlier(path, options.seed, options.trials, parser) if options.resume else []
+    rows = _earlier(path, options.seed, parser) if options.resume else []
     done = {(row.family, row.number) for row in rows}
-    numbers = range(options.first, options.first + options.count)
-    wanted = [(f, n) for f in options.family for n in numbers if (f, n) not in done]
+    wanted = [(f, n) for f in options.family for n in range(options.count) if (f, n) not in done]
     origin = Origin.of(options)
     how = f"{versions(['onnxruntime', 'tilewright'])}. Seed {options.seed}; fastest of "
     how += f"{options.samples} samples, taken in turns"
-    how += f"; {options.trials} trials a workload" if options.trials else ""
     sampling = Sampling(options.samples)
-    for row in measure(wanted, options.seed, sampling, options.trials):
+    for row in measure(wanted, options.seed, sampling):
         rows.append(row)
         speeds = " ".join(f"{name} {speed:.2f}" for name, speed in row.speed.items())
         print(f"{row.family} {row.number}: {row.name}: {speeds} {row.failures or ''}", flush=True)
-        head = {
-            "origin": asdict(origin),
-            "how": how,
-            "seed": options.seed,
-            "trials": options.trials,
-        }
+        head = {"origin": asdict(origin), "how": how, "seed": options.seed}
         write_data(path, rows_json(head, [asdict(row) for row in rows]))
-        stem.with_suffix(".md").write_text(report(rows, engines, origin, how))
-    print("\n" + report(rows, engines, origin, how))
+        stem.with_suffix(".md").write_text(report(rows, origin, how))
+    print("\n" + report(rows, origin, how))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,14 @@ def test_every_file_belongs_to_a_report() -> None:
     assert set(OLDER) <= stems
 
 
+def test_only_the_search_among_plans_needs_code_of_an_earlier_commit() -> None:
+    asked = {stem: text for questions in QUESTIONS.values() for stem, text in questions.items()}
+    entries = [entry(s, text, (RESULTS / f"{s}.md").read_text()) for s, text in asked.items()]
+    earlier = [each for each in entries if not each.is_current]
+    assert [each.stem for each in earlier] == ["plan-search"]
+    assert earlier[0].cells()[-1].startswith("at that commit: `python -m benchmarks.plans")
+
+
 def test_no_question_is_asked_twice() -> None:
     asked = [text for questions in QUESTIONS.values() for text in questions.values()]
     own = [text for text in asked if not text.startswith("the same")]

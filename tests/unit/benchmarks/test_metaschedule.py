@@ -109,7 +109,7 @@ def test_factors_are_of_medians_over_the_seeds(row: Comparison) -> None:
 def test_the_report_has_factors_times_and_texts(row: Comparison, tmp_path: Path) -> None:
     broken = replace(row.runs[-1], failure="exit status 1: no memory")
     row = replace(row, runs=(*row.runs[:-1], broken))
-    text = markdown([row], (1, 4), (2.0, 60.0), Origin(), "A note.")
+    text = markdown([row], (1, 4), (2.0, 60.0), Origin())
     cells = "| m | 3 / 3 | 4 / 4 | 4 / 4 | 1.25 at 1 | 1.25 at 1 | 1 | 1 | 2.00 (1.90) |"
     assert cells in text
     assert "| m | 1.25 (2e+03° / 2.5e+03°) | - |" in text

@@ -9,13 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks import operators, single_ops, unseen_shapes
-from benchmarks.paired import Sampling, Tuner, compare_engines, fastest_seconds, random_feeds
+from benchmarks import operators, unseen_shapes
+from benchmarks.paired import Sampling, compare_engines, fastest_seconds, random_feeds
 from benchmarks.report import Origin, read_data
 from benchmarks.unseen_shapes import FAMILIES, ShapeRow, draw_shape
-from tilewright.compiler import driver
-from tilewright.compiler.mode import Mode
-from tilewright.compiler.targets.host import host_target
 
 QUICK = Sampling(samples=1, sample_seconds=1e-6)
 
@@ -46,12 +43,6 @@ def test_shapes_depend_on_seed_and_number_alone(family: str) -> None:
     assert not set(names) & {draw_shape(family, 1, number).name for number in range(50)}
 
 
-def test_a_chain_is_as_many_layers() -> None:
-    model = operators.conv(8, 8, (5, 6), chain=3)
-    assert [node.op_type for node in model.graph.node] == ["Conv"] * 3
-    assert _run(model).shape == (1, 8, 5, 6)
-
-
 def test_engines_are_compared_on_one_model() -> None:
     model = operators.matmul(7, 9, 11)
     result = compare_engines(model, random_feeds(model, 0), QUICK)
@@ -59,7 +50,6 @@ def test_engines_are_compared_on_one_model() -> None:
     assert result.errors["untuned"] < 1e-5
     speed = result.speed("untuned")
     assert speed == result.seconds["onnxruntime"] / result.seconds["untuned"]
-    assert result.speed("tuned") is None
 
 
 def test_what_does_not_compile_has_its_reason() -> None:
@@ -81,56 +71,6 @@ def test_the_engines_take_turns() -> None:
     assert "".join(calls) == "aabb" + "ab" + "ba"
 
 
-def test_tuned_schedules_are_found_by_the_compiler() -> None:
-    model = operators.matmul(16, 32, 24)
-    target = host_target()
-    plan = driver.make_plan(driver.optimise(driver.load_graph(model), Mode(target)), Mode(target))
-    with Tuner(trials=1) as tuner:
-        schedules = tuner.schedules(model)
-    workloads = [workload for workload, _ in plan.tasks()]
-    assert workloads
-    for workload in workloads:
-        assert schedules.best(workload.key, Mode(target)) is not None
-        assert schedules.best(workload.key, Mode(target, 2)) is None
-
-
-def test_models_that_share_a_workload_are_tuned_one_after_the_other() -> None:
-    # both end with 16 channels of 12 x 12 going back to row-major order
-    first = operators.conv(16, 16, (12, 12), (1, 1))
-    second = operators.conv(32, 16, (12, 12), (1, 1))
-    target = host_target()
-    with Tuner(trials=1) as tuner:
-        for model in (first, second, first):
-            schedules = tuner.schedules(model)
-            plan = driver.make_plan(
-                driver.optimise(driver.load_graph(model), Mode(target)), Mode(target)
-            )
-            for workload, _ in plan.tasks():
-                assert schedules.best(workload.key, Mode(target)) is not None
-
-
-def test_every_case_counts_what_it_does() -> None:
-    cases = single_ops.cases()
-    assert len({(case.family, case.name) for case in cases}) == len(cases)
-    assert all((case.operations > 0) != (case.bytes > 0) for case in cases)
-    stem = next(case for case in cases if case.name == "3-64 at 224, stride 2")
-    assert stem.operations == 2 * 64 * 112 * 112 * 3 * 49
-    assert _declared(stem.build(1)) == (1, 64, 112, 112)
-
-
-def test_single_operators_are_reported(tmp_path: Path) -> None:
-    single_ops.main(
-        ["--family", "depthwise", "--samples", "1", "--chain", "2", "--results", str(tmp_path)]
-    )
-    document = read_data(tmp_path / "single-ops.json.gz")
-    assert [row["name"] for row in document["rows"]][-1] == "960 at 7"
-    assert all(row["chain"] == 2 and "untuned" in row["speed"] for row in document["rows"])
-    text = (tmp_path / "single-ops.md").read_text()
-    assert "| depthwise | 960 at 7 x2 |" in text
-    assert "| 3.20 |" in text  # the prototype's
-    assert "geometric mean" in text
-
-
 def _row(number: int, speed: float | None) -> ShapeRow:
     speeds = {} if speed is None else {"untuned": speed}
     failures = {"untuned": "no such kernel"} if speed is None else {}
@@ -139,12 +79,12 @@ def _row(number: int, speed: float | None) -> ShapeRow:
 
 def test_a_report_lists_the_worst_first() -> None:
     rows = [_row(0, 2.0), _row(1, 0.5), *(_row(n, 1.0) for n in range(2, 14)), _row(14, None)]
-    text = unseen_shapes.report(rows, ["untuned"], Origin(), "how")
-    assert "| rows | untuned | 14 of 15 | 1.000 | 0.500 | 1.000 | 2.00 | 7 % | 1.0 % |" in text
+    text = unseen_shapes.report(rows, Origin(), "how")
+    assert "| rows | 14 of 15 | 1.000 | 0.500 | 1.000 | 2.00 | 7 % | 1.0 % |" in text
     worst = [line for line in text.splitlines() if line.startswith("| ") and "shape" in line][2:]
     assert worst[0] == "| 1 | shape 1 | 50 | 0.50 |"
     assert len(worst) == unseen_shapes.WORST
-    assert "- rows 14, shape 14: untuned: no such kernel" in text
+    assert "- rows 14, shape 14: no such kernel" in text
 
 
 def test_a_run_is_resumed_where_it_ended(
