@@ -10,9 +10,9 @@ from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
-from tilewright.tuner.measure.measurement import Phase
-from tilewright.tuner.measure.run_wire import is_run, read_request
-from tilewright.tuner.measure.wire import LEAST_SECONDS, MeasureRequest
+from tilewright.tuner.protocol.batches import LEAST_SECONDS, MeasureRequest
+from tilewright.tuner.protocol.measurement import Phase
+from tilewright.tuner.protocol.messages import is_run, read_request
 
 _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 

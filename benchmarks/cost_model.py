@@ -45,7 +45,7 @@ from tilewright.tuner.cost_model.metrics import (
 )
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import DEFAULT_OBJECTIVE, Objective, XGBoostModel
-from tilewright.tuner.measure.measurement import RecordKey, Trial
+from tilewright.tuner.protocol.measurement import RecordKey, Trial
 
 RESULTS_FOLDER = Path(__file__).parent / "results"
 

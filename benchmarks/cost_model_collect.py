@@ -30,10 +30,10 @@ from tilewright.service.worker.facts import device_facts
 from tilewright.tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request, trials_of
 from tilewright.tuner.measure.builder import ProcessBuilder, Ticket
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.measure.references import NoReference, ReferenceCache
 from tilewright.tuner.measure.runner import Runner
-from tilewright.tuner.measure.wire import RepeatSettings
+from tilewright.tuner.protocol.batches import RepeatSettings
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.search.memory import Memory
 from tilewright.tuner.tasks import Task, make_task
 

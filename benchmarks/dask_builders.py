@@ -26,7 +26,7 @@ from tilewright.compiler.targets.host import resolve_target
 from tilewright.service.jobs.plan.model_tasks import task_of
 from tilewright.tuner.measure.builder import Built, ProcessBuilder
 from tilewright.tuner.measure.dask_builder import DaskBuilder
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.tasks import Task
 
 NAME = "dask-builders"

@@ -17,7 +17,7 @@ from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.targets.host import host_target
 from tilewright.service.jobs.device.loadables import of_compiled
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
 
 
 class Side:

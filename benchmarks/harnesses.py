@@ -32,10 +32,10 @@ from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import host_target
 from tilewright.tuner.measure.batch import BuiltCandidate, link_to_bytes, make_request
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.oracle import make_reference
 from tilewright.tuner.measure.statistics import TIE_MARGIN, Comparison
-from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
+from tilewright.tuner.protocol.batches import MeasureRequest, RepeatSettings
+from tilewright.tuner.protocol.measurement import Phase, Status
 from tilewright.tuner.tasks import Task, make_task
 
 ROOT = Path(__file__).parents[1]

@@ -20,18 +20,12 @@ import httpx2
 from tests.measured import honest
 from tilewright.compiler.runtime.speeds import Level, Speeds
 from tilewright.service.worker.facts import registration_facts
-from tilewright.tuner.measure.model_runs import Race
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
-    CheckWork,
-    ProfileWork,
-    RaceWork,
-    RunRequest,
-    SpeedsWork,
-    read_request,
-)
 from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import LEAST_SECONDS, PROTOCOL, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import LEAST_SECONDS, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.messages import read_request
+from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
+from tilewright.tuner.protocol.runs import CheckWork, ProfileWork, RaceWork, RunRequest, SpeedsWork
+from tilewright.tuner.protocol.version import PROTOCOL
 
 BODY = Mapping[str, Any]
 

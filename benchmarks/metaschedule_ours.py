@@ -27,8 +27,8 @@ from tilewright.tuner.events import Ended
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Phase, Trial
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Phase, Trial
 from tilewright.tuner.tasks import make_task
 
 

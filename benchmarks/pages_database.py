@@ -48,8 +48,8 @@ from tilewright.db.stores.tokens import Scope
 from tilewright.service.jobs.knowledge.families import shape_of
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.storage import open_storage
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.protocol.version import PROTOCOL
 
 MODELS = 40
 WORKLOADS = 25

@@ -42,8 +42,8 @@ from tilewright.service.worker.facts import device_facts
 from tilewright.tuner.forecast import ForecastError
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Phase
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Phase
 from tilewright.tuner.replay import TableAnswers, restricted, tune_from
 from tilewright.tuner.store import MemoryStore
 

@@ -25,7 +25,9 @@ from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Builder
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -33,8 +35,6 @@ from tilewright.tuner.measure.measurement import (
     Trial,
     trial_id,
 )
-from tilewright.tuner.measure.runner import Runner
-from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.store import MemoryStore
 from tilewright.tuner.tasks import Task, make_task
 

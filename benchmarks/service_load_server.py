@@ -29,8 +29,8 @@ from tilewright.service.api.listening import listen
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.version import PROTOCOL
 
 COMMITS = 20
 """Commits a second of the process that commits."""

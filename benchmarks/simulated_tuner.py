@@ -29,8 +29,8 @@ from tilewright.service.jobs.device.waiting import match_jobs
 from tilewright.service.jobs.pipeline.job_run import PROGRESS_SECONDS
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import RecordKey, Trial
-from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.protocol.batches import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.protocol.measurement import RecordKey, Trial
 
 BATCH = 8
 """Candidates of a batch, as a tuning run has them."""

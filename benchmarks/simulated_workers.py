@@ -24,8 +24,9 @@ from benchmarks.service_load_server import TARGET
 from tilewright.service.worker.facts import registration_facts
 from tilewright.service.worker.held_lease import PREFETCHED
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
-from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.measurement import Measurement, Status
+from tilewright.tuner.protocol.version import PROTOCOL
 
 POLL_SECONDS, SHORT_POLL_SECONDS = 20.0, 1.0
 """How long a claim waits with nothing in hand, and while something is measured."""

@@ -26,8 +26,8 @@ from tilewright.db.stores.claim_rows import record_values, serve
 from tilewright.db.stores.requests import NewRequest
 from tilewright.db.stores.statements import table_of
 from tilewright.service.storage import open_storage
-from tilewright.tuner.measure.measurement import RecordKey, Trial
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.measurement import RecordKey, Trial
+from tilewright.tuner.protocol.version import PROTOCOL
 
 FEW = 100
 """Records of the empty database: what is looked up is there."""

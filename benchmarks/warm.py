@@ -22,7 +22,7 @@ from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.replay import restricted
 
 SAME_WORK = 0.02

@@ -34,7 +34,8 @@ from tilewright.service.jobs.evidence.observation import Observation
 from tilewright.service.jobs.evidence.ties import jumps
 from tilewright.service.jobs.evidence.verification import MODEL_TOLERANCE
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
-from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs, largest_error
+from tilewright.tuner.measure.model_runs import draw_inputs, largest_error
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 UNCHANGED = {DType.FLOAT32: 2e-6, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1.6e-2}
 """A change that moves no output by more, as a share of its largest element, is none: rounding does

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.compiler.runtime.speeds import Level, Speeds
-from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.measurement import Measurement, Status
 
 SPEEDS = Speeds(1e9, (Level("memory", 0, 1e9),))
 

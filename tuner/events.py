@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tilewright.tuner.forecast import Forecast, ForecastError
-from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
-from tilewright.tuner.measure.wire import MeasureRequest
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 
 
 class Ended(StrEnum):

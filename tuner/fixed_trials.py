@@ -19,11 +19,11 @@ from tilewright.tuner.measure.batch import (
     trials_of,
 )
 from tilewright.tuner.measure.builder import Builder, Built, Ticket
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.measure.references import NoReference, Prepared, ReferenceCache
 from tilewright.tuner.measure.runner import Runner
-from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import MeasureRequest, RepeatSettings
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
-from tilewright.tuner.measure.wire import LEAST_SECONDS
+from tilewright.tuner.protocol.batches import LEAST_SECONDS
 
 OPERATIONS_PER_SECOND = 1e13
 """Bound for one thread: 25 times the float32 rate of the fastest cores of 2026, and more than that

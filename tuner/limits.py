@@ -13,8 +13,8 @@ from tilewright.tuner.forecast import (
     forecast,
     seconds_of,
 )
-from tilewright.tuner.measure.measurement import Status, Trial
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Status, Trial
 
 FINALS_SHARE = 0.2
 """Share of the time budget kept for comparing finalists."""

@@ -18,13 +18,13 @@ from tilewright.tuner.forecast import Curve, gain_alone
 from tilewright.tuner.limits import FINALS_SECONDS_PER_TASK, RunLimits
 from tilewright.tuner.measure.batch import Link, link_to_bytes
 from tilewright.tuner.measure.builder import Builder
-from tilewright.tuner.measure.measurement import Phase, RecordKey, Status, Trial, TuningRecord
 from tilewright.tuner.measure.references import ReferenceCache
 from tilewright.tuner.measure.runner import Runner
 from tilewright.tuner.measure.verdict import winner_of
-from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
 from tilewright.tuner.options import TuneOptions, TuningError
 from tilewright.tuner.pipeline import Batch, Pipeline
+from tilewright.tuner.protocol.batches import MeasureRequest, RepeatSettings
+from tilewright.tuner.protocol.measurement import Phase, RecordKey, Status, Trial, TuningRecord
 from tilewright.tuner.store import RecordStore
 from tilewright.tuner.task_board import TaskBoard
 from tilewright.tuner.task_state import TaskState

@@ -18,12 +18,12 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.timings import Timings, timed
 from tilewright.tuner.measure.batch import BuiltCandidate, Link, make_request, trials_of
 from tilewright.tuner.measure.builder import Builder, Built, Ticket
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.measure.oracle import ExpectedOutput
 from tilewright.tuner.measure.references import NoReference, Prepared, ReferenceCache
 from tilewright.tuner.measure.runner import Runner
-from tilewright.tuner.measure.wire import MeasureRequest, RepeatSettings
 from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.protocol.batches import MeasureRequest, RepeatSettings
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.task_state import TaskState
 
 SCREEN_SENT, FINAL_SENT = -1, -2

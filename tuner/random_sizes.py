@@ -24,9 +24,9 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, check_values
 from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.tuner.floor import least_seconds
-from tilewright.tuner.measure.measurement import Sizes, SizeWeights
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
+from tilewright.tuner.protocol.measurement import Sizes, SizeWeights
 
 DRAWN = 4
 """Number of sizes of a dimension without stated sizes, if its range is not cut."""

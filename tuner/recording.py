@@ -12,10 +12,10 @@ from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.tuner.events import TaskInputs
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Trial, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
-from tilewright.tuner.measure.wire import MeasureRequest
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Trial, TuningRecord
 
 _STORED = {"estimates": "draft"}
 """Options stored under another name, so that recordings of earlier releases can be read."""

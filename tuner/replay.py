@@ -22,11 +22,17 @@ from tilewright.compiler.schedule.space import ScheduleSpace, anything
 from tilewright.tuner.events import Event, Finished
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Built
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
 from tilewright.tuner.measure.oracle import ExpectedOutput
 from tilewright.tuner.measure.references import NoReference, ReferenceCache
-from tilewright.tuner.measure.wire import Candidate, MeasureRequest, MeasureResult
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import Candidate, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.measurement import (
+    Measurement,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+)
 from tilewright.tuner.recording import RecordedRun, ReplayError
 from tilewright.tuner.store import MemoryStore, RecordStore
 from tilewright.tuner.tasks import Task

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from tilewright.tuner.measure.measurement import RecordKey, Trial, TuningRecord
+from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 
 class RecordStore(Protocol):

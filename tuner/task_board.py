@@ -10,8 +10,8 @@ from tilewright.tuner.cost_model.protocol import CostModel, Sample
 from tilewright.tuner.events import TaskSnapshot
 from tilewright.tuner.forecast import Curve
 from tilewright.tuner.limits import search_effort
-from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
 from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.task_scheduler import TaskScheduler
 from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task

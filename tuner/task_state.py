@@ -13,7 +13,9 @@ from tilewright.tuner.analysis.compute_costs import compute_costs
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import CostModel, Sample, point_samples
 from tilewright.tuner.events import TaskInputs, TaskSnapshot
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     Status,
@@ -21,8 +23,6 @@ from tilewright.tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tilewright.tuner.measure.wire import MeasureRequest
-from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.search import (
     Observed,
     SearchContext,

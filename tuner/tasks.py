@@ -12,8 +12,8 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import lower_schedule, schedule_space
 from tilewright.compiler.schedule.space import ScheduleSpace
-from tilewright.tuner.measure.measurement import RecordKey, SizeWeights, TuningRecord
 from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.protocol.measurement import RecordKey, SizeWeights, TuningRecord
 from tilewright.tuner.random_sizes import points_at, points_of
 
 

@@ -17,7 +17,7 @@ from tilewright.db.stores.claim_rows import (
     served_rows,
 )
 from tilewright.db.stores.statements import chunks
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TuningRecord
 
 Foreign = tuple[TuningRecord, Measurement | None]
 """A record, and the second measurement of its schedule if there was one."""

@@ -51,7 +51,7 @@ from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.reporters import reporter_of
 from tilewright.db.stores.statements import chunks, insert_new, table_of
 from tilewright.db.stores.weak_claims import weak_schedules
-from tilewright.tuner.measure.measurement import RecordKey, Trial, TuningRecord
+from tilewright.tuner.protocol.measurement import RecordKey, Trial, TuningRecord
 
 _newest_first = PageOrder((claims.c.serial,))
 _trials = table_of(TrialRow)

@@ -22,7 +22,7 @@ from tilewright.db.engine import writing
 from tilewright.db.models import ClaimRow
 from tilewright.db.review_state import Attestation, ClaimKind, ClaimReporter, ReviewState, initial
 from tilewright.db.stores.statements import chunks, one_at_a_time, table_of
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TuningRecord
 
 claims = table_of(ClaimRow)
 

@@ -27,7 +27,7 @@ from tilewright.db.stores.claim_rows import (
 )
 from tilewright.db.stores.statements import insert_and_tell, table_of
 from tilewright.db.stores.worker_outcomes import count_outcomes
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

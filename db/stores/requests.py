@@ -60,7 +60,7 @@ class NewRequest:
 
     request_id: str
     target_key: str
-    payload: JsonObject  # a tuner.measure.run_wire.Request as JSON
+    payload: JsonObject  # a tuner.protocol.messages.Request as JSON
     blob_digests: tuple[str, ...] = ()  # what the worker fetches
     job_id: str | None = None
     worker_id: str | None = None  # only this worker may take it

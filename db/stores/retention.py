@@ -31,7 +31,7 @@ from tilewright.db.models import (
 from tilewright.db.stores.claim_rows import claims, is_confirmed, is_race, is_schedule
 from tilewright.db.stores.records import KEY
 from tilewright.db.stores.statements import chunks, table_of, upsert
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 BATCH = 400
 """Rows of one transaction, few enough that others do not wait long."""

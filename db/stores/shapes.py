@@ -15,7 +15,7 @@ from tilewright.db.engine import reading, writing
 from tilewright.db.models import TrialRow, WorkloadRow, WorkloadShapeRow
 from tilewright.db.stores.claim_rows import claims, is_confirmed
 from tilewright.db.stores.statements import chunks, insert_new, table_of
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 _shapes = table_of(WorkloadShapeRow)
 _workloads = table_of(WorkloadRow)

@@ -12,7 +12,7 @@ from tilewright.db.models import TrialRow
 from tilewright.db.stores.pages import Page, PageOrder, Position
 from tilewright.db.stores.records import trial_of
 from tilewright.db.stores.statements import table_of
-from tilewright.tuner.measure.measurement import RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import RecordKey, Status, Trial
 
 _trials = table_of(TrialRow)
 _newest_first = PageOrder((_trials.c.serial,))

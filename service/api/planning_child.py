@@ -31,7 +31,7 @@ from tilewright.service.jobs.report.model_graph import ModelGraph, model_graph
 from tilewright.service.jobs.report.predicted import Predicted, predicted
 from tilewright.service.jobs.report.shown_code import ShownCode, shown_code
 from tilewright.service.jobs.report.workload_facts import workload_name
-from tilewright.tuner.measure.measurement import Trial
+from tilewright.tuner.protocol.measurement import Trial
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.service.api.cache import LRU, Invalidation
 from tilewright.service.api.concurrency import Batcher, in_thread
 from tilewright.service.api.views import record_view
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 MOST_KEPT = 16_384
 """Cached workloads: records of 2 to 4 KB each, and workloads without a record."""

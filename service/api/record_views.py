@@ -14,7 +14,7 @@ from tilewright.service.api.views import record_view
 from tilewright.service.jobs.evidence.withdrawal import Withdrawal
 from tilewright.service.jobs.knowledge.nearest import Answer
 from tilewright.service.jobs.knowledge.record_exchange import Imported
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def stored_record_view(stored: StoredRecord, name: str = "") -> StoredRecordView:

@@ -1,7 +1,7 @@
 """Validation of the results that workers report, before they are stored.
 
 A result must have exactly the fields, types and sizes of the protocol. It must also be plausible
-for the request that the worker has leased (`tuner.measure.plausible`). It is stored under the
+for the request that the worker has leased (`tuner.protocol.judge`). It is stored under the
 lease's worker, even if the result names another one.
 """
 
@@ -16,14 +16,11 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.requests import Held, JsonObject
 from tilewright.service.api.schemas.workers import check_device_facts
 from tilewright.service.sentences import one_sentence
-from tilewright.tuner.measure.plausible import (
-    ImplausibleError,
-    check_result,
-    most_result_bytes,
-)
-from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.run_wire import read_request
-from tilewright.tuner.measure.wire import MeasureResult, ProtocolError
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.judge import ImplausibleError, check_result, most_result_bytes
+from tilewright.tuner.protocol.messages import read_request
+from tilewright.tuner.protocol.run_results import RunResult
+from tilewright.tuner.protocol.version import ProtocolError
 
 
 class ResultRefused(Exception):

@@ -14,8 +14,8 @@ from anyio import CapacityLimiter, to_thread
 from tilewright.db.storage import Storage
 from tilewright.service.api.errors import invalid
 from tilewright.tuner.measure.plain_form import PlainForms
-from tilewright.tuner.measure.run_wire import read_request
-from tilewright.tuner.measure.wire import ProtocolError
+from tilewright.tuner.protocol.messages import read_request
+from tilewright.tuner.protocol.version import ProtocolError
 
 KEPT_BYTES = 64 << 20
 """Limit of the arrays that are cached for further batches of the same workloads, in bytes."""

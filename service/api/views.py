@@ -35,8 +35,8 @@ from tilewright.service.api.schemas.workers import (
     WorkerView,
 )
 from tilewright.service.signing import SigningKey
-from tilewright.tuner.measure.measurement import Status, TuningRecord
-from tilewright.tuner.measure.wire import signed_lease
+from tilewright.tuner.protocol.measurement import Status, TuningRecord
+from tilewright.tuner.protocol.signing import signed_lease
 
 
 def model_view(model: UploadedModel) -> ModelView:

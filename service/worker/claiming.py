@@ -11,12 +11,10 @@ from tilewright.service.worker.held_lease import PREFETCHED, Hand, HeldLease, Lo
 from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import SERVICE, Reporter
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
-    RunRequest,
-    read_request,
-)
-from tilewright.tuner.measure.wire import ProtocolError
+from tilewright.tuner.protocol.messages import read_request
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
+from tilewright.tuner.protocol.version import ProtocolError
 
 _REQUEST_ID = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.state import StateFolder
 from tilewright.tuner.measure.job_queue import JobQueue
-from tilewright.tuner.measure.run_wire import Request
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.messages import Request
 
 PREFETCHED = 4
 """The most in-flight leases: some are measured, interleaved, and the next ones are ready."""

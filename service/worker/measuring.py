@@ -10,7 +10,7 @@ from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost
 from tilewright.tuner.measure.harness.driver import Blob, Harness, is_complete
-from tilewright.tuner.measure.wire import ProtocolError
+from tilewright.tuner.protocol.version import ProtocolError
 
 
 class Measuring:

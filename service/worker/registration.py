@@ -20,8 +20,8 @@ from tilewright.service.worker.http import (
 )
 from tilewright.service.worker.options import KEY_BYTES, WorkerOptions, of_base64
 from tilewright.service.worker.state import StateFolder
-from tilewright.tuner.measure.ed25519 import is_signature
-from tilewright.tuner.measure.wire import PROTOCOL, signed_lease
+from tilewright.tuner.protocol.signing import is_signature, signed_lease
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 class Registration:

@@ -12,8 +12,8 @@ from tilewright.service.worker.held_lease import Hand, HeldLease, Log
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.state import Spooled
-from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.wire import MeasureResult
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.run_results import RunResult
 
 KILLED, WORKER, SERVICE = "killed", "worker", "service"
 """Why a lease failed: the worker died with it, this device cannot run it, or no device could."""

@@ -28,7 +28,7 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Progress
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.dask_builder import DaskBuilder
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")

@@ -28,8 +28,8 @@ from tilewright.service.embedded import read_token
 from tilewright.service.jobs.report.replaying import repeat
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
-from tilewright.tuner.measure.measurement import Phase
-from tilewright.tuner.measure.run_wire import is_run, read_request
+from tilewright.tuner.protocol.measurement import Phase
+from tilewright.tuner.protocol.messages import is_run, read_request
 
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""

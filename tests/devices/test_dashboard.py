@@ -23,7 +23,7 @@ from tests.devices.everybody import DESK, all_wrong, axe, findings
 from tests.devices.packages import UnavailableError
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")

@@ -20,7 +20,7 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

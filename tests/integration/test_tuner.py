@@ -23,8 +23,8 @@ from tilewright.compiler.targets.target import Target
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import ProcessBuilder, compile_with_compiler
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Phase, Status, Trial
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Phase, Status, Trial
 from tilewright.tuner.store import MemoryStore
 from tilewright.tuner.tasks import Task, make_task
 

@@ -125,7 +125,7 @@ FREE = {
 # Modules that run on a device. They may need only the standard library and NumPy.
 DEVICE_SIDE = (
     "compiler.runtime",
-    "tuner.measure.wire",
+    "tuner.protocol",
     "tuner.measure.job_queue",
     "tuner.measure.harness",
     "service.worker",

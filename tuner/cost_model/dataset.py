@@ -15,7 +15,7 @@ from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
 from tilewright.tuner.analysis.features import FeatureExtractor, TargetFacts, target_facts
 from tilewright.tuner.cost_model.protocol import Sample, point_samples
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, SizeWeights, Trial
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, SizeWeights, Trial
 from tilewright.tuner.random_sizes import points_at, points_of
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.tuner.measure.measurement import Measurement
 from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.protocol.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)

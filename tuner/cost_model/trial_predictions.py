@@ -12,7 +12,7 @@ from tilewright.compiler.targets.target import Target
 from tilewright.tuner.cost_model.dataset import CandidateFeatures
 from tilewright.tuner.cost_model.metrics import LEAST_SAMPLES, Scores, task_scores
 from tilewright.tuner.cost_model.protocol import CostModel
-from tilewright.tuner.measure.measurement import Trial
+from tilewright.tuner.protocol.measurement import Trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.tuner.measure.builder import Built
-from tilewright.tuner.measure.measurement import Phase, RecordKey, Trial
 from tilewright.tuner.measure.oracle import ExpectedOutput
-from tilewright.tuner.measure.wire import (
+from tilewright.tuner.protocol.batches import (
     LEAST_SECONDS,
     Candidate,
     MeasureRequest,
     MeasureResult,
     RepeatSettings,
-    digest_bytes,
 )
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import Phase, RecordKey, Trial
 
 Link = Callable[[Sequence[bytes]], bytes]
 """Links objects; gives the bytes of one shared object."""

@@ -26,7 +26,7 @@ from tilewright.compiler.errors import CompilerError, memory_text
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.timings import Timings
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 from tilewright.tuner.tasks import Task
 
 CACHE_ENTRIES = 4096

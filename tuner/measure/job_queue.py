@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from tilewright.tuner.measure.run_wire import Request, RunRequest
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.runs import RunRequest
 
 MOST_TOGETHER = 4
 """Requests of one job: the first waits for the last one's results."""

@@ -17,10 +17,11 @@ from tilewright.tuner.measure.harness.command import DeviceLost
 from tilewright.tuner.measure.harness.driver import Blob, Bytes, WorkResult
 from tilewright.tuner.measure.harness.local import harness_here
 from tilewright.tuner.measure.job_queue import JobQueue
-from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import Request, RunRequest
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.measurement import Measurement, Status
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -18,38 +17,16 @@ import numpy as np
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.program import Port
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import Distribution, InputSpec
+from tilewright.tuner.protocol.batches import Distribution, InputSpec
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 RACE_SECONDS = 4.0
 """After so long no further run is begun: large models need no more."""
 
-RACE_PAIRS = 16
-"""The most pairs in which a challenger is raced."""
-
 RUNS = 5
 """Runs of a program; the fastest one is its time."""
 
-INPUT_SEED = 7
-"""Seed of the inputs that models are raced and timed on, and of the first that they are verified
-on."""
-
 Run = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """A comparison of programs with the first of them, the incumbent.
-
-    Attributes:
-        incumbent_seconds: the time of the incumbent's fastest run.
-        comparisons: the comparisons of the other programs, in order.
-        worker: the id of the worker that ran all of them; "" for no or several workers.
-    """
-
-    incumbent_seconds: float
-    comparisons: tuple[Comparison, ...]
-    worker: str = ""
 
 
 def input_spec(

@@ -23,15 +23,10 @@ from tilewright.compiler.ops.products import BYTES, HALVES, WORDS
 from tilewright.compiler.ops.registry import OpKind
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.verify import tolerance_for
-from tilewright.tuner.measure.measurement import Sizes
 from tilewright.tuner.measure.points import SizePoint
-from tilewright.tuner.measure.wire import (
-    Case,
-    Distribution,
-    InputSpec,
-    array_to_bytes,
-    digest_bytes,
-)
+from tilewright.tuner.protocol.batches import Case, Distribution, InputSpec
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.measurement import Sizes
 
 BASE_SEED = 20_240_229
 """Inputs are the same in every job, so that errors of different jobs can be compared."""

@@ -26,15 +26,10 @@ from tilewright.compiler.runtime.program_check import check_program
 from tilewright.compiler.runtime.program_encoding import encode
 from tilewright.compiler.runtime.program_json import program_from_json
 from tilewright.tuner.measure.model_runs import draw_inputs
-from tilewright.tuner.measure.run_wire import Request, SpeedsWork
-from tilewright.tuner.measure.wire import (
-    Candidate,
-    Case,
-    InputSpec,
-    MeasureRequest,
-    array_of_bytes,
-    digest_bytes,
-)
+from tilewright.tuner.protocol.batches import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.protocol.blobs import array_of_bytes, digest_bytes
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.runs import SpeedsWork
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.tuner.measure.measurement import Sizes
-from tilewright.tuner.measure.wire import LEAST_SECONDS
+from tilewright.tuner.protocol.batches import LEAST_SECONDS
+from tilewright.tuner.protocol.measurement import Sizes
 
 
 @dataclass(frozen=True, slots=True)

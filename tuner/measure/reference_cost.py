@@ -16,7 +16,7 @@ from tilewright.compiler.plan import costs
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.memory import total_bytes
 from tilewright.compiler.sizes import Dimension
-from tilewright.tuner.measure.measurement import Sizes
+from tilewright.tuner.protocol.measurement import Sizes
 
 FLOAT64_BYTES = 8
 """References compute in float64."""

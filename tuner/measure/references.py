@@ -25,10 +25,10 @@ from tilewright.compiler.process.bounded import (
     Stop,
 )
 from tilewright.compiler.timings import Timings, timed
-from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, Status
 from tilewright.tuner.measure.oracle import DRAWS, ExpectedOutput, make_reference
 from tilewright.tuner.measure.points import ITSELF, SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, is_quick
+from tilewright.tuner.protocol.measurement import MOST_ERROR, Measurement, Phase, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from tilewright.compiler.runtime.packing import Bytes
 from tilewright.compiler.runtime.program import Program
 from tilewright.compiler.runtime.program_json import program_to_json
 from tilewright.compiler.runtime.weight_ranges import weight_ranges
-from tilewright.tuner.measure.run_wire import Part, ProgramParts, RunRequest, Work
-from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.runs import Part, ProgramParts, RunRequest, Work
 
 PART_BYTES = 8 << 20
 """Larger weights are split, from their own start on, into blobs of this size."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 
 
 class Runner(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.tuner.measure.measurement import Trial
 from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.protocol.measurement import Trial
 
 
 def winner_of(trials: Sequence[Trial]) -> Trial | None:

@@ -32,7 +32,7 @@ from tilewright.service.jobs.device.waiting import Workforce, match_jobs
 from tilewright.service.jobs.pipeline.job_spec import tune_options
 from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.jobs.report.nests import stored_nest
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

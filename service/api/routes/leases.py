@@ -34,7 +34,7 @@ from tilewright.service.api.schemas.leases import (
 )
 from tilewright.service.api.views import lease_view
 from tilewright.service.api.worker_traffic import Sent
-from tilewright.tuner.measure.wire import signed_lease
+from tilewright.tuner.protocol.signing import signed_lease
 
 router = APIRouter(tags=["leases"], route_class=GatedRoute)
 

@@ -52,7 +52,7 @@ from tilewright.service.jobs.knowledge.record_exchange import (
 )
 from tilewright.service.settings import Settings
 from tilewright.service.signing import signing_key
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 router = APIRouter(tags=["records"], route_class=GatedRoute)
 

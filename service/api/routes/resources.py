@@ -32,7 +32,7 @@ from tilewright.service.api.schemas.resources import (
 )
 from tilewright.service.api.views import task_view
 from tilewright.service.jobs.device.job_target import target_key_of
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 router = APIRouter(tags=["resources"], route_class=GatedRoute)
 

@@ -28,7 +28,7 @@ from tilewright.service.jobs.device.job_target import mode_of
 from tilewright.service.jobs.report.predicted import Predicted
 from tilewright.service.jobs.report.shown_code import ShownCode
 from tilewright.tuner.cost_model.metrics import Scores
-from tilewright.tuner.measure.measurement import RecordKey, Status
+from tilewright.tuner.protocol.measurement import RecordKey, Status
 
 router = APIRouter(tags=["jobs"], route_class=GatedRoute)
 

@@ -30,7 +30,7 @@ from tilewright.service.api.worker_traffic import Beat, check_own
 from tilewright.service.jobs.device.job_target import target_names
 from tilewright.service.jobs.device.targets import recognised_as, runnable_targets
 from tilewright.service.jobs.device.waiting import match_jobs
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 router = APIRouter(tags=["workers"], route_class=GatedRoute)
 

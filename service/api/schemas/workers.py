@@ -24,7 +24,7 @@ from tilewright.service.api.schemas.fields import (
     Name,
     Time,
 )
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 MOST_FACTS_BYTES = 64 << 10
 """Of a device's facts as JSON."""

@@ -20,9 +20,9 @@ from tilewright.compiler.runtime.program import Program
 from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
 from tilewright.db.review_state import Attestation, ClaimReporter
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.roofline import Speeds
 from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.protocol.run_results import Race
 
 
 class DeviceError(CompilerError):

@@ -20,8 +20,8 @@ from tilewright.service.jobs.device.run_queue import RunQueue
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.run_packing import Blobs
-from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.protocol.run_results import RunResult
+from tilewright.tuner.protocol.runs import RunRequest
 
 ABSENT_SECONDS = 300.0
 """How long a run waits while no worker can take it."""

@@ -16,9 +16,9 @@ from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs
 from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.run_packing import Blobs, request_name
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest
 from tilewright.tuner.measure.runner import Runner
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
 
 LIMIT_SECONDS = 300.0
 """The limit of one step of a run: loading a program, or one run of it."""

@@ -1,4 +1,4 @@
-"""Runs of whole programs, the same on every device: builds requests of `tuner.measure.run_wire`
+"""Runs of whole programs, the same on every device: builds requests of `tuner.protocol.runs`
 and interprets their results. A subclass decides how a request reaches the device.
 """
 
@@ -15,7 +15,6 @@ from tilewright.compiler.targets.device import DeviceFacts
 from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.device.device import Checked, DeviceError, Loadable, Variant
 from tilewright.service.jobs.inputs.given_inputs import GivenInputs
-from tilewright.tuner.measure.model_runs import INPUT_SEED, Race
 from tilewright.tuner.measure.plain_form import plain_programs
 from tilewright.tuner.measure.roofline import Speeds, cache_sizes, dots, probe_library, vector_bytes
 from tilewright.tuner.measure.run_packing import (
@@ -24,8 +23,10 @@ from tilewright.tuner.measure.run_packing import (
     make_request,
     pack_program,
 )
-from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.run_results import FETCH_BYTES, Race, RunResult
+from tilewright.tuner.protocol.runs import (
+    INPUT_SEED,
     CheckWork,
     ProfileWork,
     RaceWork,
@@ -33,7 +34,6 @@ from tilewright.tuner.measure.run_wire import (
     SpeedsWork,
     Work,
 )
-from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 
 class ProgramRuns(ABC):

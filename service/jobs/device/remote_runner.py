@@ -19,11 +19,12 @@ from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
 from tilewright.db.stores.workers import Health
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import Measurement, Status
 from tilewright.tuner.measure.plain_form import PlainForms
-from tilewright.tuner.measure.plausible import ImplausibleError, check_measured
-from tilewright.tuner.measure.run_wire import is_run
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult, ProtocolError
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.judge import ImplausibleError, check_measured
+from tilewright.tuner.protocol.measurement import Measurement, Status
+from tilewright.tuner.protocol.messages import is_run
+from tilewright.tuner.protocol.version import ProtocolError
 
 POLL_SECONDS = 0.02
 

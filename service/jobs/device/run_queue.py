@@ -17,11 +17,11 @@ from tilewright.db.stores.workers import Health, RegisteredWorker
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.plausible import ImplausibleError, check_run
 from tilewright.tuner.measure.run_packing import Blobs, request_name
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RaceWork, RunRequest
-from tilewright.tuner.measure.wire import ProtocolError
+from tilewright.tuner.protocol.judge import ImplausibleError, check_run
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RaceWork, RunRequest
+from tilewright.tuner.protocol.version import ProtocolError
 
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 1.0

@@ -39,9 +39,9 @@ from tilewright.service.jobs.evidence.race_review import review_race
 from tilewright.service.jobs.knowledge.ladder import Match, find
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.units import finite, speedup
-from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Comparison, Outcome
+from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
+from tilewright.tuner.protocol.run_results import Race
 
 PROGRAMS = 3
 """Most programs of one race: untuned, tuned and partly tuned."""

@@ -9,8 +9,8 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import StoredRace
 from tilewright.service.jobs.device.device import Device, DeviceError
 from tilewright.service.jobs.evidence.review import Review, Reviewed, SecondReport
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Outcome
+from tilewright.tuner.protocol.run_results import Race
 
 
 @dataclass(frozen=True, slots=True)

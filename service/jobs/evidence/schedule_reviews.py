@@ -21,10 +21,10 @@ from tilewright.service.version import version
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.fixed_trials import FixedTrials, Wanted
 from tilewright.tuner.measure.builder import Builder
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.measure.references import ReferenceCache
 from tilewright.tuner.measure.statistics import Outcome
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.store import RecordStore
 from tilewright.tuner.tasks import Task
 

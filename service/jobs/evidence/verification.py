@@ -44,7 +44,8 @@ from tilewright.service.jobs.evidence.observation import Observation
 from tilewright.service.jobs.evidence.ties import jumps
 from tilewright.service.jobs.evidence.verified_sizes import at_hints, at_other_sizes, costs_little
 from tilewright.service.jobs.plan.planning import Planned
-from tilewright.tuner.measure.model_runs import INPUT_SEED, largest_error
+from tilewright.tuner.measure.model_runs import largest_error
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 ATTEMPTS = 3
 """Most draws of the inputs, if a value cannot be verified on the first."""

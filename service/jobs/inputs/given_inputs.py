@@ -17,7 +17,8 @@ from tilewright.compiler.runtime.ports import Dims
 from tilewright.compiler.runtime.program import Port
 from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.hinted_ranges import MOST_STATED, Shares
-from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 Arrays = Mapping[str, np.ndarray]
 

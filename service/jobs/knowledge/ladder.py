@@ -23,7 +23,7 @@ from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.shapes import Relative
 from tilewright.service.jobs.device.job_target import target_names, target_of_key
 from tilewright.service.jobs.knowledge.families import shape_of
-from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.tasks import Task
 
 MEMBERS_AT_ONCE = 50

@@ -29,7 +29,7 @@ from tilewright.service.jobs.knowledge.ladder import (
     near_shapes,
     step_to,
 )
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 LIKE = 1.5
 """A pair of shapes gives evidence for a distance if its own is at most this multiple of it."""

@@ -22,7 +22,7 @@ from tilewright.service.jobs.knowledge.record_lines import (
     write_line,
 )
 from tilewright.service.signing import SigningKey
-from tilewright.tuner.measure.measurement import Phase, Trial, TuningRecord
+from tilewright.tuner.protocol.measurement import Phase, Trial, TuningRecord
 
 PAGE = 500
 

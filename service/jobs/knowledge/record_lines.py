@@ -21,7 +21,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import Target
 from tilewright.db.types import canonical_json
 from tilewright.service.signing import SigningKey, is_public_key, is_signed
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TuningRecord
 from tilewright.tuner.random_sizes import points_at
 
 FORMAT = 1

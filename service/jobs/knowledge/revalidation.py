@@ -14,7 +14,7 @@ from tilewright.service.jobs.plan.model_tasks import task_of
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.version import version
 from tilewright.tuner.measure.builder import Builder
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def revalidate(plans: Sequence[Planned], storage: Storage, builder: Builder) -> int:

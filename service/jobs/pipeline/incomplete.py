@@ -9,7 +9,7 @@ from tilewright.db.storage import Storage
 from tilewright.service.jobs.pipeline.run_job import JobOutcome
 from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Ended
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 
 @dataclass(frozen=True, slots=True)

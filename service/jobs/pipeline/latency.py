@@ -14,8 +14,8 @@ from tilewright.service.jobs.device.device import Device, DeviceError, Variant
 from tilewright.service.jobs.device.loadables import of_compiled
 from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled
 from tilewright.service.jobs.plan.planning import Planned
-from tilewright.tuner.measure.measurement import Sizes
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.measurement import Sizes
 
 log = structlog.get_logger("tilewright.latency")
 

@@ -13,7 +13,7 @@ from tilewright.db.stores.tasks import JobTask, TaskStatus
 from tilewright.service.jobs.report.workload_facts import schedule_facts, task_facts
 from tilewright.tuner import events
 from tilewright.tuner.forecast import Forecast
-from tilewright.tuner.measure.measurement import RecordKey, TuningRecord
+from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.tasks import Task
 
 

@@ -6,8 +6,9 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.remote_runner import result_of
 from tilewright.tuner.measure.batch import trials_of
-from tilewright.tuner.measure.run_wire import is_run
-from tilewright.tuner.measure.wire import MeasureRequest, ProtocolError
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.messages import is_run
+from tilewright.tuner.protocol.version import ProtocolError
 
 
 def store_orphaned_results(storage: Storage) -> int:

@@ -10,7 +10,7 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.targets.target import Target
 from tilewright.tuner.cost_model.trial_predictions import TaskPredictions, predict_trials
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
-from tilewright.tuner.measure.measurement import Trial
+from tilewright.tuner.protocol.measurement import Trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from tilewright.compiler.targets.target import Target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.runs import StoredRun
 from tilewright.tuner.events import Event, Finished, TaskInputs
-from tilewright.tuner.measure.measurement import Phase
-from tilewright.tuner.measure.wire import MeasureRequest, ProtocolError
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Phase
+from tilewright.tuner.protocol.version import ProtocolError
 from tilewright.tuner.recording import RecordedRun, ReplayError
 from tilewright.tuner.replay import replay
 from tilewright.tuner.tasks import Task, make_task

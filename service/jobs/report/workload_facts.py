@@ -14,7 +14,7 @@ from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import template_of
 from tilewright.tuner.analysis.compute_costs import compute_costs
-from tilewright.tuner.measure.measurement import Measurement
+from tilewright.tuner.protocol.measurement import Measurement
 from tilewright.tuner.tasks import Task
 
 

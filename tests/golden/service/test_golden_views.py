@@ -41,8 +41,8 @@ from tilewright.service.progress import progress_line
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
 from tilewright.tuner.forecast import Forecast
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.measure.roofline import Level, Speeds, TimeBound
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.tasks import make_task
 
 LOOP = InnerLoop("kernel_1", ".L2", ("vmovaps ymm0, [rax]", "vfmadd231ps ymm1, ymm0, ymm2"), 1, 2)

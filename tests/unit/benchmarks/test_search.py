@@ -14,7 +14,7 @@ from benchmarks.search_tables import JOB, WORKLOADS, TableFile, path_of, read_ta
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.program.build import CODEGEN_VERSION
 from tilewright.compiler.targets.host import resolve_target
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, trial_id
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial, trial_id
 from tilewright.tuner.tasks import Task, make_task
 
 NAME = "mean 384x1030"

@@ -19,7 +19,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.requests import Held
 from tilewright.db.stores.statements import table_of
 from tilewright.service.api.results import admit
-from tilewright.tuner.measure.measurement import RecordKey
+from tilewright.tuner.protocol.measurement import RecordKey
 
 
 def test_a_crowd_is_let_in_and_nothing_fails(tmp_path: Path) -> None:

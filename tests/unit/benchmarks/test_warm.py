@@ -14,8 +14,8 @@ from tilewright.compiler.mode import Mode
 from tilewright.tuner.analysis.features import FeatureExtractor, target_facts
 from tilewright.tuner.cost_model.protocol import Sample
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
-from tilewright.tuner.measure.measurement import Measurement, Status
 from tilewright.tuner.options import TuningError
+from tilewright.tuner.protocol.measurement import Measurement, Status
 from tilewright.tuner.tasks import make_task
 
 NAME = "matmul 97x131x65"

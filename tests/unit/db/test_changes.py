@@ -30,7 +30,7 @@ from tilewright.db.stores.retention import Retention, RetentionStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tokens import Scope, TokenStore
 from tilewright.db.stores.workers import WorkerStore
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 Heard = Collection[str] | None
 

@@ -32,7 +32,7 @@ from tilewright.db.stores.claim_rows import (
 from tilewright.db.stores.jobs import JobStore
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.workers import WorkerStore
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

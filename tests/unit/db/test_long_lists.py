@@ -20,7 +20,7 @@ from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import WorkloadStore
 from tilewright.db.stores.trials import TrialStore
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, Trial
 
 Ask = Callable[[sa.Engine], object]
 

@@ -25,7 +25,7 @@ from tilewright.db.review_state import Attestation, ClaimReporter, ReviewState
 from tilewright.db.stores.claim_ledger import ClaimLedger
 from tilewright.db.stores.claim_rows import claims, is_race, stored_race
 from tilewright.db.stores.tokens import TokenStore
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

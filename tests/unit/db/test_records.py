@@ -16,7 +16,7 @@ from tilewright.db.engine import open_engine, reading
 from tilewright.db.models import ClaimRow, TrialRow
 from tilewright.db.stores.records import SqlRecordStore
 from tilewright.db.stores.statements import table_of
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

@@ -28,7 +28,7 @@ from tilewright.db.stores.retention import DAY_SECONDS, Retention, RetentionStor
 from tilewright.db.stores.runs import RunStore
 from tilewright.db.stores.statements import table_of
 from tilewright.db.stores.tasks import JobTask, TaskStore
-from tilewright.tuner.measure.measurement import Phase, Trial
+from tilewright.tuner.protocol.measurement import Phase, Trial
 
 ALL = Retention(**{one.name: 1.0 for one in fields(Retention)})
 NOTHING = {one.name: 0 for one in fields(Retention)}

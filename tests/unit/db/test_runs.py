@@ -13,9 +13,9 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.stores.runs import RunStore
 from tilewright.tuner.events import Ended, Finished, Started, TaskInputs, TaskSnapshot
 from tilewright.tuner.forecast import Forecast, ForecastError
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 KEY = RecordKey("workload", "target", 2, "strict")
 RECORD = TuningRecord(

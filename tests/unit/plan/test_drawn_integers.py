@@ -16,7 +16,8 @@ from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.compiler.runtime.program_json import program_from_json, program_to_json
 from tilewright.service.jobs.evidence.verification import _draw
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_first_sizes
-from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 
 def model(nodes: list[Any], inputs: dict[str, int], **tables: np.ndarray) -> bytes:

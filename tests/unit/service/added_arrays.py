@@ -9,16 +9,15 @@ from typing import Any
 
 from tilewright.compiler.targets.target import Target
 from tilewright.service.jobs.device.leased_device import LeasedDevice
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey
-from tilewright.tuner.measure.wire import (
+from tilewright.tuner.protocol.batches import (
     Candidate,
     Case,
     InputSpec,
     MeasureRequest,
     RepeatSettings,
-    array_to_bytes,
-    digest_bytes,
 )
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey
 
 SIZE = 256
 

@@ -9,7 +9,7 @@ import numpy as np
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper, numpy_helper
 
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 PROBLEM = "urn:tilewright:problem:"
 

@@ -12,9 +12,9 @@ from tilewright.compiler.targets.device import find_device
 from tilewright.compiler.targets.target import Target
 from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.service.jobs.device.device import Checked, Device, DeviceError, Loadable, Variant
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.roofline import Level, Speeds
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.run_results import Race
 
 SPEEDS = Speeds(1e11, (Level("L1", 1 << 15, 1e11), Level("memory", 0, 1e10)))
 

@@ -10,8 +10,9 @@ from tests.measured import honest
 from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
-from tilewright.tuner.measure.measurement import RecordKey
-from tilewright.tuner.measure.wire import PROTOCOL, Candidate, Case, MeasureRequest
+from tilewright.tuner.protocol.batches import Candidate, Case, MeasureRequest
+from tilewright.tuner.protocol.measurement import RecordKey
+from tilewright.tuner.protocol.version import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key
 

@@ -28,9 +28,8 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import RequestState
 from tilewright.service.jobs.device.device import DeviceError, Loadable
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
-from tilewright.tuner.measure.model_runs import Race
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
 
 K, N = 300, 400
 """The weights have 480,000 and 16,000 bytes: one travels alone, one with others."""

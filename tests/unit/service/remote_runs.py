@@ -9,8 +9,9 @@ from tilewright.service.jobs.device.remote_runner import (
     RemoteRunner,
 )
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import RecordKey
-from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, digest_bytes
+from tilewright.tuner.protocol.batches import Candidate, Case, MeasureRequest
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import RecordKey
 
 TARGET = "t" * 64
 

@@ -36,7 +36,7 @@ from tilewright.service.client.generate import COROUTINES, write_blocking
 from tilewright.service.client.silence import Silence
 from tilewright.service.jobs.device.targets import target_key
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 ROOT = Path(__file__).parents[3]
 

@@ -17,7 +17,7 @@ from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.device.remote_runner import RemoteRunner
 from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.tuner.events import Ended, Finished, Started, TaskSnapshot
-from tilewright.tuner.measure.model_runs import Race
+from tilewright.tuner.protocol.run_results import Race
 
 
 def model_bytes() -> bytes:

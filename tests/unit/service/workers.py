@@ -17,11 +17,12 @@ from tilewright.service.worker.process import Worker
 from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import HarnessLimits, WorkResult
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.wire import Candidate, Case, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import Candidate, Case, MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
 
 TARGET = known_targets()["x86-64-v3"].key
 LIBRARY, REFERENCE = b"a shared object", b"an expected output"

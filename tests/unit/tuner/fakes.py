@@ -15,7 +15,19 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event, Finished
 from tilewright.tuner.loop import tune
 from tilewright.tuner.measure.builder import Built
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.measure.oracle import ExpectedOutput
+from tilewright.tuner.measure.points import ITSELF, SizePoint
+from tilewright.tuner.measure.references import NoReference
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import (
+    LEAST_SECONDS,
+    Candidate,
+    MeasureRequest,
+    MeasureResult,
+)
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import (
     CERTIFICATE_CHECKS,
     Measurement,
     Phase,
@@ -23,18 +35,6 @@ from tilewright.tuner.measure.measurement import (
     Status,
     TuningRecord,
 )
-from tilewright.tuner.measure.oracle import ExpectedOutput
-from tilewright.tuner.measure.points import ITSELF, SizePoint
-from tilewright.tuner.measure.references import NoReference
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import (
-    LEAST_SECONDS,
-    Candidate,
-    MeasureRequest,
-    MeasureResult,
-    digest_bytes,
-)
-from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.store import MemoryStore
 from tilewright.tuner.tasks import Task
 

@@ -23,7 +23,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.timings import StageTime, Timings
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import RecordKey, Status
+from tilewright.tuner.protocol.measurement import RecordKey, Status
 
 
 @dataclass(frozen=True)

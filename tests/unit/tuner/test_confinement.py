@@ -22,8 +22,9 @@ from tilewright.tuner.measure.harness.command import DeviceCommand
 from tilewright.tuner.measure.harness.driver import Harness, HarnessLimits
 from tilewright.tuner.measure.harness.local import HERE
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.wire import MeasureResult, digest_bytes
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import Measurement, Status
 
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls are in assembly"),

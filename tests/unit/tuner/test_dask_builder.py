@@ -22,7 +22,7 @@ from tilewright.tuner.measure import dask_build
 from tilewright.tuner.measure.build_child import BuildChild
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.dask_builder import BuilderError, DaskBuilder, dask_address, is_dask
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 distributed = pytest.importorskip("distributed")
 

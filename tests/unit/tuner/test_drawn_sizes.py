@@ -21,7 +21,10 @@ from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model
 from tilewright.tuner.cost_model.dataset import samples_of
 from tilewright.tuner.floor import least_seconds
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.measure.points import SizePoint
+from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     SizeWeights,
     Status,
@@ -29,9 +32,6 @@ from tilewright.tuner.measure.measurement import (
     Trial,
     TuningRecord,
 )
-from tilewright.tuner.measure.points import SizePoint
-from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
-from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.random_sizes import draw_sizes, points_at, points_of, points_within
 from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task, make_task

@@ -16,7 +16,7 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload, make_workload
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.tuner.events import Recorded
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, TuningRecord
 from tilewright.tuner.recording import inputs_from_json, inputs_to_json
 from tilewright.tuner.tasks import make_task
 

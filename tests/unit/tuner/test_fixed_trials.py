@@ -12,9 +12,9 @@ from tests.unit.tuner.fakes import FakeReferences, FakeTask, World
 from tilewright.compiler.errors import CompilerError
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.tuner.fixed_trials import AHEAD, WAITING, FixedTrials, Wanted
-from tilewright.tuner.measure.measurement import Phase, Status, Trial
-from tilewright.tuner.measure.wire import MeasureResult
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.measurement import Phase, Status, Trial
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -10,7 +10,7 @@ from tests.kernels import as_workload
 from tilewright.compiler.plan.costs import bytes_written, flops
 from tilewright.compiler.plan.workload import Workload
 from tilewright.tuner.floor import least_seconds
-from tilewright.tuner.measure.wire import LEAST_SECONDS
+from tilewright.tuner.protocol.batches import LEAST_SECONDS
 
 FASTEST_CORE_FLOPS, FASTEST_CORE_BYTES = 4e11, 8e11
 """Two 512-bit multiply-adds and two 64-byte stores a cycle, at 6 GHz."""

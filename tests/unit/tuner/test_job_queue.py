@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER, JobQueue
-from tilewright.tuner.measure.measurement import RecordKey
-from tilewright.tuner.measure.run_wire import ProfileWork, Request, RunRequest
-from tilewright.tuner.measure.wire import Candidate, MeasureRequest
+from tilewright.tuner.protocol.batches import Candidate, MeasureRequest
+from tilewright.tuner.protocol.measurement import RecordKey
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.runs import ProfileWork, RunRequest
 
 
 def _request(

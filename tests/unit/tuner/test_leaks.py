@@ -14,7 +14,7 @@ from tests.unit.tuner.test_local_runner import _result, _statuses, library
 from tilewright.tuner.measure import builder as builder_module
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 __all__ = ["library"]
 

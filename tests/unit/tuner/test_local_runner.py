@@ -19,9 +19,8 @@ from tilewright.tuner.measure.harness import local
 from tilewright.tuner.measure.harness.build import harness, harness_folder, harness_path
 from tilewright.tuner.measure.harness.local import cache_room, sweep
 from tilewright.tuner.measure.local_runner import LocalRunner
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status
 from tilewright.tuner.measure.statistics import Outcome
-from tilewright.tuner.measure.wire import (
+from tilewright.tuner.protocol.batches import (
     Candidate,
     Case,
     Distribution,
@@ -29,9 +28,9 @@ from tilewright.tuner.measure.wire import (
     MeasureRequest,
     MeasureResult,
     RepeatSettings,
-    array_to_bytes,
-    digest_bytes,
 )
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status
 
 SIZE = 256
 

@@ -27,8 +27,9 @@ from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.roofline import probe_library, vector_bytes
 from tilewright.tuner.measure.run_packing import Blobs, make_request, pack_program
-from tilewright.tuner.measure.run_result import RunStatus
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.protocol.blobs import array_to_bytes, digest_bytes
+from tilewright.tuner.protocol.run_results import RunStatus
+from tilewright.tuner.protocol.runs import (
     CheckWork,
     ProfileWork,
     RaceWork,
@@ -36,7 +37,6 @@ from tilewright.tuner.measure.run_wire import (
     SpeedsWork,
     Work,
 )
-from tilewright.tuner.measure.wire import array_to_bytes, digest_bytes
 
 
 @pytest.fixture(scope="module")

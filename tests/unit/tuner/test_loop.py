@@ -15,11 +15,9 @@ from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.analysis.features import FeatureExtractor
 from tilewright.tuner.events import Progress, Recorded, Started
-from tilewright.tuner.measure.measurement import (
-    Phase,
-)
-from tilewright.tuner.measure.wire import Candidate
 from tilewright.tuner.options import TuningError
+from tilewright.tuner.protocol.batches import Candidate
+from tilewright.tuner.protocol.measurement import Phase
 
 pytestmark = pytest.mark.filterwarnings("error")
 

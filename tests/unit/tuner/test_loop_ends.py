@@ -14,12 +14,9 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.space import ScheduleSpace, SubSpace
 from tilewright.tuner.events import Ended, Event, Progress
 from tilewright.tuner.limits import LOST_BATCHES
-from tilewright.tuner.measure.measurement import (
-    Phase,
-    Status,
-)
-from tilewright.tuner.measure.wire import MeasureRequest
 from tilewright.tuner.pipeline import AHEAD
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Phase, Status
 
 pytestmark = pytest.mark.filterwarnings("error")
 

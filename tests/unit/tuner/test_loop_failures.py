@@ -13,11 +13,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.tuner import pipeline
 from tilewright.tuner.events import Ended
 from tilewright.tuner.loop import LAST_SECONDS, LAST_SHARE
-from tilewright.tuner.measure.measurement import (
-    Phase,
-    Status,
-)
 from tilewright.tuner.measure.references import ENDED, NoReference
+from tilewright.tuner.protocol.measurement import Phase, Status
 from tilewright.tuner.task_scheduler import MOST_FAILURES
 
 pytestmark = pytest.mark.filterwarnings("error")

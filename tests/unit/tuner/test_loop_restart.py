@@ -10,13 +10,8 @@ import pytest
 
 from tests.unit.tuner.fakes import Killed, World
 from tilewright.tuner.events import Recorded, Started
-from tilewright.tuner.measure.measurement import (
-    Measurement,
-    Phase,
-    Status,
-    TuningRecord,
-)
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, TuningRecord
 from tilewright.tuner.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("error")

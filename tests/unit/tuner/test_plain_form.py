@@ -14,9 +14,10 @@ from tilewright.compiler.dtypes import DType
 from tilewright.compiler.loops.layout import strides
 from tilewright.compiler.runtime.kernel import BufferRole, BufferSpec
 from tilewright.compiler.runtime.packing import make_weight, pack
-from tilewright.tuner.measure.measurement import RecordKey
 from tilewright.tuner.measure.plain_form import PlainForms
-from tilewright.tuner.measure.wire import Candidate, Case, InputSpec, MeasureRequest, digest_bytes
+from tilewright.tuner.protocol.batches import Candidate, Case, InputSpec, MeasureRequest
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import RecordKey
 
 SHAPE = (4, 5, 6)
 LAYOUTS = ["row", "2 0 1", "1 0/3 2/4 0%3 2%4", "0+7 1 2", "0/2 1 2 0%2+3"]

@@ -24,18 +24,18 @@ from tilewright.compiler.runtime.kernel import (
 )
 from tilewright.compiler.sizes import Dimension, dynamic_size
 from tilewright.tuner.cost_model.protocol import point_samples
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TimesAt
 from tilewright.tuner.measure.plain_form import PlainForms
-from tilewright.tuner.measure.plausible import ImplausibleError, check_measured, most_result_bytes
 from tilewright.tuner.measure.points import SizePoint
-from tilewright.tuner.measure.wire import (
+from tilewright.tuner.protocol.batches import (
     Candidate,
     Case,
     InputSpec,
     MeasureRequest,
     MeasureResult,
-    ProtocolError,
 )
+from tilewright.tuner.protocol.judge import ImplausibleError, check_measured, most_result_bytes
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TimesAt
+from tilewright.tuner.protocol.version import ProtocolError
 
 SMALL, LARGE = (("s0", 4),), (("s0", 400),)
 

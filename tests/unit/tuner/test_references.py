@@ -22,10 +22,10 @@ from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.process.bounded import OWN_BYTES, BoundedChild, Limits, NoAnswer
 from tilewright.compiler.timings import Timings
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.measure.oracle import ExpectedOutput, make_reference
 from tilewright.tuner.measure.reference_cost import GIB, ReferenceLimit, most_bytes, reference_bytes
 from tilewright.tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
+from tilewright.tuner.protocol.measurement import Phase, Status
 
 SECONDS_MOST = 10.0
 """Time within which a reference that would take minutes has to end, on a busy machine."""

@@ -15,9 +15,9 @@ from tests.unit.tuner.fakes import Clock, FakeBuilder, FakeTicket, Killed, World
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.device import find_device
 from tilewright.tuner.events import Event, Finished, Progress, Started
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tilewright.tuner.measure.wire import MeasureRequest
 from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.recording import (
     RecordedRun,
     ReplayError,

@@ -20,7 +20,7 @@ from tilewright.compiler.targets.target import Target
 from tilewright.tuner.measure import run_packing
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.run_packing import pack_program, pack_weights
-from tilewright.tuner.measure.run_wire import Part
+from tilewright.tuner.protocol.runs import Part
 
 
 @pytest.fixture(scope="module")

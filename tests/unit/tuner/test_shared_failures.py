@@ -16,8 +16,8 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.engine import open_engine
 from tilewright.db.stores.records import SqlRecordStore
-from tilewright.tuner.measure.measurement import Phase, Status
 from tilewright.tuner.pipeline import AHEAD
+from tilewright.tuner.protocol.measurement import Phase, Status
 from tilewright.tuner.task_state import MAX_RETRIES
 
 pytestmark = pytest.mark.filterwarnings("error")

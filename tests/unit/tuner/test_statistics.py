@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.measure.statistics import (
     CONFIDENCE,
     MOST_SAMPLES,
@@ -19,6 +18,7 @@ from tilewright.tuner.measure.statistics import (
     undisturbed,
 )
 from tilewright.tuner.measure.verdict import winner_of
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 ROUNDS = 2000
 # Of 2000 rounds the share that is covered has a deviation of sqrt(0.95 * 0.05 / 2000) = 0.005.

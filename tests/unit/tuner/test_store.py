@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.tuner.fakes import World
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.tuner.cost_model import make_cost_model
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial
 from tilewright.tuner.task_state import TaskState
 
 STEADY = Speed(1.0, 1.0)

@@ -24,8 +24,8 @@ from tilewright.tuner.cost_model.xgboost import (
     XGBoostModel,
 )
 from tilewright.tuner.loop import tune
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.store import MemoryStore
 
 TARGET = "a-target"

@@ -28,12 +28,14 @@ from tilewright.tuner.measure.harness.command import (
     kill,
 )
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
-from tilewright.tuner.measure.measurement import Status
 from tilewright.tuner.measure.plain_form import MOST_ELEMENTS, PlainForms
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import Request, RunRequest
 from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.wire import PROTOCOL, MeasureResult, ProtocolError
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.measurement import Status
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 PROBE_SECONDS = 20.0
 """Longest time between two readings of a device's speed."""

@@ -18,8 +18,8 @@ from tilewright.service.api.app import create_app
 from tilewright.service.cli import run as run_cli
 from tilewright.service.embedded import owner_token, read_token
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from tests.unit.service.api_calls import onnx_bytes, upload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.storage import Storage
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 KEY = RecordKey("a" * 64, "b" * 64, 1, "fast")
 

@@ -20,7 +20,7 @@ from tilewright.service.cli import run as run_cli
 from tilewright.service.client import Client
 from tilewright.service.jobs.device.targets import target_key
 from tilewright.service.jobs.pipeline.tuning import store_artifact
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 PROGRESS = JobProgress("tuning", 1, 0, 40, 10, 2, 4e-3, 3e-3, 90.0, 0.05)
 DONE = JobProgress("verifying", 1, 1, 40, 40, 3, 4e-3, 2e-3, 0.0, 0.0)

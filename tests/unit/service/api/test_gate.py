@@ -27,7 +27,7 @@ from tilewright.service.api.gate import Body, GatedRoute, Pace, TokenCache
 from tilewright.service.api.schemas.bodies import plain_body
 from tilewright.service.api.server import HEAD_BYTES
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tilewright.service.api.app import create_app
 from tilewright.service.api.errors import MOST_FIELD_ERRORS
 from tilewright.service.settings import Settings
 from tilewright.service.worker.facts import registration_facts
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 def test_a_job_is_queued_listed_and_read(client: TestClient) -> None:

@@ -20,7 +20,7 @@ from tilewright.db.stores.leases import LeaseStore, NewRequest, RequestState
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.app import create_app
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 @pytest.fixture

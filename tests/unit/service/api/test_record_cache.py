@@ -25,7 +25,7 @@ from tilewright.service.api import record_cache
 from tilewright.service.api.cache import Invalidation
 from tilewright.service.api.record_cache import RecordCache
 from tilewright.service.api.schemas.lookups import LookupView, RecordView
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 TARGET = resolve_target("x86-64-v3").key
 KIND = (TARGET, 1, "fast")

@@ -10,7 +10,6 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +25,22 @@ from tilewright.service.api.gate import LARGE_BYTES
 from tilewright.service.api.results import ResultRefused, admit
 from tilewright.service.api.schemas.workers import MOST_FACTS_BYTES
 from tilewright.service.worker.facts import device_facts, registration_facts
-from tilewright.tuner.measure import plausible
-from tilewright.tuner.measure.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
-from tilewright.tuner.measure.model_runs import RACE_PAIRS, Race
-from tilewright.tuner.measure.plausible import ImplausibleError, check_result, most_result_bytes
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.measure.harness.build import FOLDER
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.batches import (
+    Candidate,
+    Case,
+    InputSpec,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+)
+from tilewright.tuner.protocol.judge import ImplausibleError, check_result, most_result_bytes
+from tilewright.tuner.protocol.measurement import MOST_ERROR, Measurement, Phase, RecordKey, Status
+from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
+from tilewright.tuner.protocol.runs import (
+    RACE_PAIRS,
     CheckWork,
     ProfileWork,
     ProgramParts,
@@ -40,17 +49,7 @@ from tilewright.tuner.measure.run_wire import (
     SpeedsWork,
     Work,
 )
-from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import (
-    PROTOCOL,
-    Candidate,
-    Case,
-    InputSpec,
-    MeasureRequest,
-    MeasureResult,
-    RepeatSettings,
-)
+from tilewright.tuner.protocol.version import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key
 
@@ -447,7 +446,7 @@ def test_what_is_stored_and_cannot_be_is_no_success() -> None:
 
 
 def test_as_many_ratios_of_a_race_are_accepted_as_the_harness_reports() -> None:
-    harness = (Path(plausible.__file__).parent / "harness" / "programs.c").read_text()
+    harness = (FOLDER / "programs.c").read_text()
     assert f"    PAIRS = {RACE_PAIRS},\n" in harness
     most = replace(HONEST["race"][1], race=Race(1e-3, (Comparison("1", (0.9,) * RACE_PAIRS),)))
     assert judge(RACE, most.to_json())["race"] == most.to_json()["race"]

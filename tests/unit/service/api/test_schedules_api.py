@@ -9,7 +9,7 @@ from tests.unit.service.api_calls import problem, upload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 
 def record(workload: str, seconds: float = 1e-5) -> TuningRecord:

@@ -34,7 +34,7 @@ from tilewright.service.jobs.report.shown_code import shown_code
 from tilewright.tuner.cost_model.dataset import samples_of
 from tilewright.tuner.cost_model.trial_predictions import predict_trials
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, Trial
 
 WORKLOAD = product(24)
 POINTS = random.Random(0).sample(list(schedule_space(WORKLOAD, Mode(TARGET)).points), 20)

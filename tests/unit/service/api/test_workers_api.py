@@ -22,7 +22,7 @@ from tilewright.db.stores.workers import Health, WorkerStore
 from tilewright.service.api import heartbeat_pacing
 from tilewright.service.api.schemas.workers import WorkerView
 from tilewright.service.cli.view import worker_table
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 @pytest.fixture

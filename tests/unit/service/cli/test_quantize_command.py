@@ -22,7 +22,7 @@ from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.quantize.report import Times
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     CERTIFICATE_CHECKS,
     Measurement,
     Status,

@@ -25,7 +25,7 @@ from tilewright.db.stores.leases import NewRequest
 from tilewright.service.cli import remote
 from tilewright.service.cli import run as run_cli
 from tilewright.service.options import JobBudget
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 TARGET = "t" * 64
 

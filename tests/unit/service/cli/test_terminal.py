@@ -14,7 +14,7 @@ from rich.text import Text
 from tilewright.db.storage import Storage
 from tilewright.service.cli import run
 from tilewright.service.cli.terminal import complain, console, say, say_json, visible
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 HOSTILE = "w\x1b[2J\x1b]0;owned\x07\x9b31m\r\b\u202eevil"
 """Clears the screen, renames the window, turns red, overwrites the line, reads backwards."""

@@ -21,7 +21,7 @@ from tilewright.db.stores.workers import Health, Quarantine, RegisteredWorker, W
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.signing import signing_key
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 
 @pytest.fixture

@@ -19,7 +19,13 @@ from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.app import create_app
 from tilewright.service.client import Client
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial, TuningRecord
+from tilewright.tuner.protocol.measurement import (
+    Measurement,
+    RecordKey,
+    Status,
+    Trial,
+    TuningRecord,
+)
 
 TOKEN = "X-Next-Page-Token"
 KEY = RecordKey("1" * 64, "2" * 64, 1, "fast")

@@ -19,7 +19,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.tasks import JobTask
 from tilewright.service.dashboard.interaction_figures import MOST_STRENGTH, interactions
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, Trial
 
 TARGET = resolve_target("x86-64-v3")
 

@@ -43,7 +43,8 @@ from tilewright.service.jobs.plan.planning import (
     plan_first_sizes,
     plan_model,
 )
-from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""

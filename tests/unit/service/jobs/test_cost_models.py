@@ -40,7 +40,9 @@ from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.cost_model import xgboost
 from tilewright.tuner.cost_model.metrics import Scores
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.measure.references import ReferenceCache
+from tilewright.tuner.options import TuneOptions
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -48,8 +50,6 @@ from tilewright.tuner.measure.measurement import (
     Trial,
     trial_id,
 )
-from tilewright.tuner.measure.references import ReferenceCache
-from tilewright.tuner.options import TuneOptions
 from tilewright.tuner.tasks import make_task
 
 TRIALS = 24

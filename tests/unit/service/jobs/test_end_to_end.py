@@ -45,9 +45,9 @@ from tilewright.service.jobs.plan.planning import (
     plan_sizes,
 )
 from tilewright.service.messages import verdict_text
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
+from tilewright.tuner.protocol.run_results import Race
 
 ours = partial(FakeDevice, trusted=True)
 

@@ -23,8 +23,8 @@ from tilewright.service.jobs.pipeline.fallback import deliver_verified
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.service.messages import verdict_text
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,10 @@ from tilewright.service.jobs.plan.segment_planning import plan_first_program
 from tilewright.service.jobs.report.comparison import onnxruntime_run
 from tilewright.service.option_texts import OptionError, parse_values
 from tilewright.service.quantize.errors import QuantizeError
-from tilewright.tuner.measure.model_runs import INPUT_SEED
 from tilewright.tuner.measure.run_packing import Blobs
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest
-from tilewright.tuner.measure.wire import array_of_bytes
+from tilewright.tuner.protocol.blobs import array_of_bytes
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import INPUT_SEED, RunRequest
 
 __all__ = ["data_folder"]  # a fixture
 

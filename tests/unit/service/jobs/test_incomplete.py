@@ -9,7 +9,7 @@ from tilewright.service.jobs.evidence.review import Reviewed
 from tilewright.service.jobs.pipeline.incomplete import untuned
 from tilewright.service.options import JobBudget
 from tilewright.tuner.events import Ended, Screened
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 
 def reason(ended: Ended, screened: int, compared: int) -> str:

@@ -19,8 +19,8 @@ from tilewright.service.jobs.pipeline import run_job as run_job_module
 from tilewright.service.jobs.process.interrupts import JobCancelled
 from tilewright.tuner.measure import reference_cost
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Status
 from tilewright.tuner.measure.references import ENDED, ReferenceCache
+from tilewright.tuner.protocol.measurement import Status
 
 
 def product() -> Workload:

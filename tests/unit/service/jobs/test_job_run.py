@@ -26,8 +26,8 @@ from tilewright.service.jobs.pipeline import job_run, run_job
 from tilewright.service.jobs.process.tuner_process import TunerProcess
 from tilewright.service.messages import result_lines
 from tilewright.tuner.events import Finished, Started, TaskSnapshot
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
-from tilewright.tuner.measure.wire import Case, MeasureRequest
+from tilewright.tuner.protocol.batches import Case, MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 
 def test_a_job_without_trials_becomes_an_artifact(

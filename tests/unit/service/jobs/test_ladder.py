@@ -26,7 +26,7 @@ from tilewright.compiler.schedule.space import ScheduleSpace
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.knowledge import ladder
 from tilewright.service.jobs.knowledge.ladder import LadderStep, Match, borrowed, find, known
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.tasks import make_task
 
 MODE = Mode(TARGET)

@@ -22,8 +22,8 @@ from tilewright.service.jobs.pipeline.phases import phase_seconds
 from tilewright.service.jobs.pipeline.tuning import build_artifact
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
 from tilewright.service.messages import peer_text
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.run_results import Race
 
 FASTER = Comparison("untuned", (0.8, 0.9, 1.0) * 3)
 

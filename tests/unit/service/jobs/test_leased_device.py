@@ -35,9 +35,10 @@ from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 from tilewright.service.jobs.process.interrupts import Interrupted
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.model_runs import INPUT_SEED, draw_inputs
+from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.run_packing import pack_weights
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import INPUT_SEED
 
 SEED = 5
 

@@ -29,7 +29,7 @@ from tilewright.service.jobs.knowledge.ladder import Match, borrowed
 from tilewright.service.jobs.knowledge.nearest import Answer, best_answer
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.service.jobs.report.workload_facts import workload_name
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

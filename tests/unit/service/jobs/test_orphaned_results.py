@@ -13,7 +13,7 @@ from tilewright.db.stores.leases import NewRequest
 from tilewright.service.api.housekeeping import tidy
 from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.settings import Settings
-from tilewright.tuner.measure.measurement import Status
+from tilewright.tuner.protocol.measurement import Status
 
 __all__ = ["job"]
 

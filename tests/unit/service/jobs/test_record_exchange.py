@@ -42,7 +42,7 @@ from tilewright.service.jobs.knowledge.record_lines import (
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.service.settings import Settings
 from tilewright.service.signing import SigningKey, signing_key
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     RecordKey,
     SizeWeights,

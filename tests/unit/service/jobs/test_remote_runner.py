@@ -21,8 +21,8 @@ from tilewright.service.jobs.device.remote_runner import (
 )
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import Status
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Status
 
 
 @pytest.fixture

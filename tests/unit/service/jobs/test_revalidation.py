@@ -16,7 +16,7 @@ from tilewright.service.jobs.knowledge.revalidation import revalidate
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Measurement, Status, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, Status, TuningRecord
 from tilewright.tuner.tasks import Task
 
 

@@ -30,9 +30,9 @@ from tilewright.service.jobs.device.device import DeviceError, Loadable
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.model_runs import Race, draw_inputs
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
+from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
 
 SEED = 5
 

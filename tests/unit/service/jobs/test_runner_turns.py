@@ -21,7 +21,7 @@ from tilewright.service.jobs.device.remote_runner import (
     RemoteRunner,
 )
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
 
 
 @pytest.fixture

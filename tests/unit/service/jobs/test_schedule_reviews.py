@@ -26,9 +26,9 @@ from tilewright.service.jobs.pipeline.run_job import JobContext, JobOutcome, Job
 from tilewright.service.options import JobBudget, JobOptions
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, trial_id
 from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import MeasureResult
+from tilewright.tuner.protocol.batches import MeasureResult
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, trial_id
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")
 TARGET = resolve_target("x86-64-v3")

@@ -32,7 +32,7 @@ from tilewright.service.options import JobBudget
 from tilewright.service.settings import Settings
 from tilewright.tuner.events import Finished
 from tilewright.tuner.measure.builder import ProcessBuilder
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial, TuningRecord
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial, TuningRecord
 from tilewright.tuner.tasks import Task
 
 

@@ -16,8 +16,8 @@ from tilewright.db.stores.tasks import JobTask, TaskStatus
 from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
 from tilewright.tuner.forecast import Forecast
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.tasks import Task, make_task
 
 TARGET = known_targets()["x86-64-v3"]

@@ -29,8 +29,8 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner import task_scheduler
 from tilewright.tuner.events import Finished
-from tilewright.tuner.measure.measurement import Measurement, Phase, RecordKey, Status, Trial
 from tilewright.tuner.options import TuneOptions, TuningError
+from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial
 
 OF_THE_MODEL = {
     *(

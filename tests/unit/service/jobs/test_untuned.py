@@ -14,7 +14,7 @@ from tilewright.service.cli import run as run_cli
 from tilewright.service.jobs.pipeline import run_job
 from tilewright.service.settings import Settings
 from tilewright.tuner.events import Ended, Finished, Started, TaskSnapshot
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status, Trial
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status, Trial
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

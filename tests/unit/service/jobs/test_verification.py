@@ -33,8 +33,8 @@ from tilewright.service.jobs.evidence.verification import (
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.run_packing import Blobs
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest
 
 HERE = LocalDevice()
 """It measures no kernel, and so starts no child."""

@@ -18,7 +18,7 @@ from tilewright.compiler.targets.target import known_targets
 from tilewright.db.storage import Storage
 from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.routes.events import LAST_EVENT
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 TARGET = known_targets()["x86-64-v3"].key
 

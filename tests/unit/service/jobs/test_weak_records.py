@@ -41,9 +41,9 @@ from tilewright.service.settings import Settings
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.measure.dask_builder import BuilderError
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.measure.references import ReferenceCache
-from tilewright.tuner.measure.wire import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.tasks import Task
 
 needs_linker = pytest.mark.skipif(not linkers(), reason="no linker")

@@ -11,7 +11,7 @@ from tilewright.db.errors import NotFoundError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import record_id
 from tilewright.service.jobs.evidence.withdrawal import withdraw_records
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,

@@ -19,7 +19,7 @@ import pytest
 
 from tests.unit.service.kernel_code import library_of
 from tests.unit.service.worker.harness_parts import ENVIRONMENT, HELD_BYTES
-from tilewright.tuner.measure.wire import array_to_bytes
+from tilewright.tuner.protocol.blobs import array_to_bytes
 
 SECONDS = 1e-3
 """Of a kernel with the ratio 1."""

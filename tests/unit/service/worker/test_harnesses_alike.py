@@ -28,8 +28,8 @@ from tilewright.service.api.worker_page import FOLDER
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.tuner.cancel import CancelToken
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status
 from tilewright.tuner.measure.model_runs import draw_inputs
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status
 
 SEED = 5
 KERNELS = """

@@ -37,16 +37,12 @@ from tilewright.tuner.measure.harness.driver import (
     HarnessLimits,
     is_complete,
 )
-from tilewright.tuner.measure.measurement import Measurement, Phase, Status
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import RunRequest, SpeedsWork
-from tilewright.tuner.measure.wire import (
-    PROTOCOL,
-    MeasureRequest,
-    MeasureResult,
-    ProtocolError,
-    digest_bytes,
-)
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.blobs import digest_bytes
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Status
+from tilewright.tuner.protocol.run_results import RunResult, RunStatus
+from tilewright.tuner.protocol.runs import RunRequest, SpeedsWork
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 SEED = 5
 KERNELS = """

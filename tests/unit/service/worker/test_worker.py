@@ -25,7 +25,7 @@ from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.state import Spooled, StateFolder
 from tilewright.tuner.measure.harness.driver import HarnessLimits
-from tilewright.tuner.measure.wire import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 

@@ -15,7 +15,7 @@ from tilewright.service.api.schemas.workers import HeartbeatRequest, WorkerCondi
 from tilewright.service.cli import run
 from tilewright.service.messages import condition_text
 from tilewright.service.worker.condition import device_condition
-from tilewright.tuner.measure.wire import PROTOCOL
+from tilewright.tuner.protocol.version import PROTOCOL
 
 
 def write(root: Path, files: dict[str, str]) -> None:

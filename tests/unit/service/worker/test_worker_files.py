@@ -16,7 +16,7 @@ from tilewright.service.worker.http import Api, Unreachable
 from tilewright.service.worker.options import WorkerOptions, default_spool
 from tilewright.service.worker.process import main
 from tilewright.service.worker.state import Spooled, StateFolder
-from tilewright.tuner.measure.wire import digest_bytes
+from tilewright.tuner.protocol.blobs import digest_bytes
 
 
 def test_a_full_disk_does_not_lose_a_result(

@@ -1,4 +1,4 @@
-"""The wire format of a measurement, between the tuner and a device.
+"""Batches of candidates to measure, and their results.
 
 A request is one batch of candidates of one workload: a linked shared object named by its SHA-256,
 the kernels in it, the distributions of the random inputs, and the expected output named by its
@@ -8,9 +8,6 @@ by digest. Only the standard library and NumPy are imported, because devices use
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,18 +19,11 @@ import numpy as np
 from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Via
-from tilewright.tuner.measure.measurement import Measurement, Phase, Positive, RecordKey, Sizes
-
-PROTOCOL = 7
-"""Version of this format. A worker refuses a request of another version."""
-
+from tilewright.tuner.protocol.measurement import Measurement, Phase, Positive, RecordKey, Sizes
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
 
 LEAST_SECONDS = 5e-10
 """No kernel takes less: it is called, and returns."""
-
-
-class ProtocolError(ValueError):
-    """A message is malformed or of another protocol version."""
 
 
 class Distribution(StrEnum):
@@ -252,37 +242,3 @@ class MeasureResult(JsonValue):
         """
         check_protocol(data)
         return decode(cls, data)
-
-
-def digest_bytes(data: bytes) -> str:
-    """SHA-256 in hexadecimal: the name of a blob."""
-    return hashlib.sha256(data).hexdigest()
-
-
-def array_to_bytes(array: np.ndarray) -> bytes:
-    """An array as the bytes of an .npy file, without pickles."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(array, order="C"), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def array_of_bytes(data: bytes | memoryview) -> np.ndarray:
-    """An array from the bytes of an .npy file, without pickles. Raises ValueError."""
-    array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
-    return array
-
-
-def check_protocol(data: object) -> None:
-    """Raises ProtocolError for a message of another version than this side's."""
-    version = data.get("protocol") if isinstance(data, Mapping) else None
-    if version != PROTOCOL:
-        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL}")
-
-
-def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
-    """The bytes of a lease that the service signs: the request, and all work for the device.
-
-    The same bytes for the same values, however their JSON was written.
-    """
-    text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
-    return f"tilewright lease 1\n{request_id}\n{text}".encode()

@@ -12,19 +12,24 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
-from tilewright.tuner.measure.measurement import Measurement, Status
-from tilewright.tuner.measure.model_runs import RACE_PAIRS
-from tilewright.tuner.measure.run_result import FETCH_BYTES, RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.batches import (
+    LEAST_SECONDS,
+    Candidate,
+    MeasureRequest,
+    MeasureResult,
+)
+from tilewright.tuner.protocol.measurement import Measurement, Status
+from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.run_results import FETCH_BYTES, RunResult, RunStatus
+from tilewright.tuner.protocol.runs import (
+    RACE_PAIRS,
     CheckWork,
     ProfileWork,
     RaceWork,
-    Request,
     RunRequest,
     SpeedsWork,
 )
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import LEAST_SECONDS, Candidate, MeasureRequest, MeasureResult
 
 OF_DEVICES = frozenset(
     {Status.OK, Status.CRASH, Status.RUN_ERROR, Status.RUN_TIMEOUT, Status.WRONG_ANSWER}

@@ -1,12 +1,16 @@
-"""Verifies Ed25519 signatures (RFC 8032, section 5.1.7) with the standard library alone.
+"""The signed bytes of a lease, and a verifier of Ed25519 signatures (RFC 8032, section 5.1.7).
 
-A device may have no other library. Keys, messages and signatures are public, so a timing attack
-gains nothing from variable running times. A library signs (`service.signing`).
+The verifier needs the standard library alone: a device may have no other library. Keys, messages
+and signatures are public, so a timing attack gains nothing from variable running times. A library
+signs (`service.signing`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
 
 _P = 2**255 - 19
 _L = 2**252 + 27742317777372353535851937790883648493
@@ -17,6 +21,15 @@ _Point = tuple[int, int, int, int]
 """Extended coordinates X, Y, Z, T of the point x = X/Z, y = Y/Z, xy = T/Z."""
 
 _ZERO: _Point = (0, 1, 1, 0)
+
+
+def signed_lease(request_id: str, payload: Mapping[str, Any]) -> bytes:
+    """The bytes of a lease that the service signs: the request, and all work for the device.
+
+    The same bytes for the same values, however their JSON was written.
+    """
+    text = json.dumps(payload, sort_keys=True, separators=(",", ":"))
+    return f"tilewright lease 1\n{request_id}\n{text}".encode()
 
 
 def is_signature(public: bytes, message: bytes, signature: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a run, and its wire format."""
+"""Results of runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import numpy as np
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import JsonForm, Length, Via
 from tilewright.compiler.runtime.speeds import Speeds
-from tilewright.tuner.measure.measurement import ErrorText
-from tilewright.tuner.measure.model_runs import Race
 from tilewright.tuner.measure.statistics import MOST_SAMPLES, Comparison
-from tilewright.tuner.measure.wire import PROTOCOL, ProtocolError, check_protocol
+from tilewright.tuner.protocol.measurement import ErrorText
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
 
 FETCH_BYTES = 16 << 20
 """Outputs that one result may bring back, in bytes."""
@@ -35,6 +34,21 @@ class RunStatus(StrEnum):
     REFUSED = "refused"
     """The device did not begin: it lacks the space for the blobs, or the memory for the run."""
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A comparison of programs with the first of them, the incumbent.
+
+    Attributes:
+        incumbent_seconds: the time of the incumbent's fastest run.
+        comparisons: the comparisons of the other programs, in order.
+        worker: the id of the worker that ran all of them; "" for no or several workers.
+    """
+
+    incumbent_seconds: float
+    comparisons: tuple[Comparison, ...]
+    worker: str = ""
 
 
 _OutputError = Annotated[

@@ -8,8 +8,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from tilewright.tuner.measure.ed25519 import is_signature
-from tilewright.tuner.measure.wire import signed_lease
+from tilewright.tuner.protocol.signing import is_signature, signed_lease
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.tuner.measure.measurement import (
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.batches import (
+    Candidate,
+    Case,
+    Distribution,
+    InputSpec,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+)
+from tilewright.tuner.protocol.blobs import array_to_bytes
+from tilewright.tuner.protocol.measurement import (
     Measurement,
     Phase,
     RecordKey,
@@ -19,20 +31,7 @@ from tilewright.tuner.measure.measurement import (
     TuningRecord,
     trial_id,
 )
-from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import (
-    PROTOCOL,
-    Candidate,
-    Case,
-    Distribution,
-    InputSpec,
-    MeasureRequest,
-    MeasureResult,
-    ProtocolError,
-    RepeatSettings,
-    array_to_bytes,
-)
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 finite = st.floats(0, 1e6, allow_nan=False)
 text = st.text(max_size=12)

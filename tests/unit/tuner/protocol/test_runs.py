@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from tilewright.compiler.runtime.speeds import Level, Speeds
-from tilewright.tuner.measure.measurement import RecordKey
-from tilewright.tuner.measure.model_runs import Race
-from tilewright.tuner.measure.run_result import RunResult, RunStatus
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.batches import Case, MeasureRequest
+from tilewright.tuner.protocol.blobs import array_to_bytes
+from tilewright.tuner.protocol.measurement import RecordKey
+from tilewright.tuner.protocol.messages import is_run, read_request
+from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
+from tilewright.tuner.protocol.runs import (
     CheckWork,
     Part,
     ProfileWork,
@@ -24,17 +27,8 @@ from tilewright.tuner.measure.run_wire import (
     RunRequest,
     SpeedsWork,
     Work,
-    is_run,
-    read_request,
 )
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import (
-    PROTOCOL,
-    Case,
-    MeasureRequest,
-    ProtocolError,
-    array_to_bytes,
-)
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 PROGRAM = ProgramParts(A, B, 0, (Part(C, 0, 64, 100), Part(C, 100, 256, 28)))

@@ -1,4 +1,4 @@
-"""The wire format of a run: whole programs on a device, the second kind of request after `wire`.
+"""Runs: whole programs on a device, the second kind of request after `batches`.
 
 A request names the programs (their instructions, their code and their weights, all by digest) and
 the work: check outputs, race, profile, or measure the roofline. Weights travel in parts, named by
@@ -11,20 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self, assert_never
+from typing import Annotated, ClassVar, Self, assert_never
 
 from tilewright.compiler.limits import MAX_THREADS
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Matching
 from tilewright.compiler.runtime.speeds import DOTS
-from tilewright.tuner.measure.model_runs import INPUT_SEED
-from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.wire import PROTOCOL, MeasureRequest, ProtocolError, check_protocol
+from tilewright.tuner.protocol.run_results import RunResult
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
 
 BYTES_LIMIT = 1 << 46
 ITEMS_LIMIT = 1_000_000
 SECONDS_LIMIT = 86_400.0
 SAMPLES_LIMIT = 100_000
+
+RACE_PAIRS = 16
+"""The most pairs in which a challenger is raced."""
+
+INPUT_SEED = 7
+"""Seed of the inputs that models are raced and timed on, and of the first that they are verified
+on."""
 
 Digest = Annotated[str, Matching("[0-9a-f]{64}")]
 Bytes = Annotated[int, Between(0, BYTES_LIMIT)]
@@ -81,7 +87,7 @@ class CheckWork:
     """Run a program once on random inputs from `seed` and compare its outputs.
 
     `expected` gives, by output, the digest of an .npy file; `fetch` names the outputs to return
-    (`run_result.FETCH_BYTES`).
+    (`run_results.FETCH_BYTES`).
     """
 
     json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "check"})
@@ -196,25 +202,6 @@ class RunRequest(JsonValue):
         """
         check_protocol(data)
         return decode(cls, data)
-
-
-Request = MeasureRequest | RunRequest
-
-
-def is_run(payload: Mapping[str, Any]) -> bool:
-    """Whether a request in its JSON form is a run, of whatever protocol version."""
-    return payload.get("kind") == "run"
-
-
-def read_request(payload: Mapping[str, Any]) -> Request:
-    """A request of either kind.
-
-    Raises:
-        ProtocolError: as `from_json` of its class does.
-    """
-    if isinstance(payload, Mapping) and is_run(payload):
-        return RunRequest.from_json(payload)
-    return MeasureRequest.from_json(payload)
 
 
 def _check_places(request: RunRequest) -> None:

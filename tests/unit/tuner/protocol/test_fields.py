@@ -16,9 +16,18 @@ import pytest
 from tilewright.compiler.runtime.json_form import JsonForm
 from tilewright.compiler.runtime.speeds import Speeds
 from tilewright.tuner.measure import plain_form
-from tilewright.tuner.measure.measurement import Measurement, RecordKey, TimesAt
-from tilewright.tuner.measure.run_result import RunResult
-from tilewright.tuner.measure.run_wire import (
+from tilewright.tuner.measure.speed import Speed
+from tilewright.tuner.measure.statistics import Comparison
+from tilewright.tuner.protocol.batches import (
+    Candidate,
+    Case,
+    MeasureRequest,
+    MeasureResult,
+    RepeatSettings,
+)
+from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TimesAt
+from tilewright.tuner.protocol.run_results import RunResult
+from tilewright.tuner.protocol.runs import (
     CheckWork,
     Part,
     ProfileWork,
@@ -27,18 +36,9 @@ from tilewright.tuner.measure.run_wire import (
     RunRequest,
     SpeedsWork,
 )
-from tilewright.tuner.measure.speed import Speed
-from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.measure.wire import (
-    PROTOCOL,
-    Candidate,
-    Case,
-    MeasureRequest,
-    MeasureResult,
-    RepeatSettings,
-)
+from tilewright.tuner.protocol.version import PROTOCOL
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 REQUESTS = (
     *(MeasureRequest, Candidate, Case, RepeatSettings, RecordKey),
