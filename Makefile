@@ -40,8 +40,10 @@ JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (len(os.sched_getaffinity(
 ARGS ?=
 # what setup.py compiles
 NATIVE := $(wildcard compiler/runtime/native/*.[ch] tuner/measure/harness/*.[ch])
-# of which setup.py generates service/client/blocking
-COROUTINES := $(wildcard service/client/asynchronous/*.py) service/client/generate.py
+# of which setup.py generates service/client/blocking, messages.h and messages.mjs
+GENERATED := $(wildcard service/client/asynchronous/*.py) service/client/generate.py \
+  $(wildcard tuner/protocol/*.py) $(addprefix tuner/measure/,speed.py statistics.py) \
+  $(addprefix compiler/runtime/,bench.py speeds.py)
 
 # uv takes seconds where pip takes half a minute; where it cannot be had, pip does the same work.
 define install
@@ -60,7 +62,7 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv || echo "uv is not to be had, pip goes on"
 
-$(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) $(COROUTINES) | $(PY)
+$(STAMPS)/run: pyproject.toml $(wildcard setup.py) $(NATIVE) $(GENERATED) | $(PY)
 	@echo "installing tilewright[all] and onnxruntime"
 	$(call install,-e '.[all]' onnxruntime)
 	@mkdir -p $(STAMPS) && touch $@
@@ -149,4 +151,5 @@ mutants: $(STAMPS)/mutants
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf compiler/runtime/*.so tuner/measure/harness/harness-* service/client/blocking clients/typescript/schema.d.ts
+	rm -rf compiler/runtime/*.so tuner/measure/harness/harness-* service/client/blocking clients/typescript/schema.d.ts \
+	  service/browser/messages.mjs tuner/measure/harness/messages.h

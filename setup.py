@@ -1,4 +1,4 @@
-"""Build the C runtime and the blocking client; all other settings are in pyproject.toml.
+"""Build the C runtime and the generated files; all other settings are in pyproject.toml.
 
 The library contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
 building it needs no Python headers. It is compiled here and not on the device.
@@ -11,8 +11,9 @@ from setuptools import Extension, setup
 
 NATIVE = "tilewright/compiler/runtime/native"
 
-# before the packages are listed: `service/client/blocking` is generated and not kept in git
-runpy.run_path("tilewright/service/client/generate.py", run_name="__main__")
+# before the packages are listed: generated files are not kept in git
+for generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
+    runpy.run_path(f"tilewright/{generator}", run_name="__main__")
 
 setup(
     ext_modules=[

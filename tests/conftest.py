@@ -34,9 +34,8 @@ def _choose_temporary_folder() -> None:
 _choose_temporary_folder()
 
 # generated files are as their sources are now, also where the package was installed before a change
-runpy.run_path(
-    str(Path(__file__).parents[1] / "service" / "client" / "generate.py"), run_name="__main__"
-)
+for _generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
+    runpy.run_path(str(Path(__file__).parents[1] / _generator), run_name="__main__")
 
 import pytest  # noqa: E402 - after the environment is set
 

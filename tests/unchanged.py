@@ -70,7 +70,8 @@ GROUPS: Mapping[str, Group] = {
 
 _NO_SOURCE = {
     *("__pycache__", "node_modules", "benchmarks/models", "benchmarks/results"),
-    "service/client/blocking",
+    *("service/client/blocking", "service/browser/messages.mjs"),
+    "tuner/measure/harness/messages.h",
 }
 
 
@@ -138,7 +139,9 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
             if name not in _NO_SOURCE and str(inside / name) not in _NO_SOURCE
         ]
         yield from (
-            Path(parent, name) for name in names if not name.endswith((".so", ".pyc", ".d.ts"))
+            Path(parent, name)
+            for name in names
+            if not name.endswith((".so", ".pyc", ".d.ts")) and str(inside / name) not in _NO_SOURCE
         )
 
 

@@ -20,7 +20,7 @@ from tilewright.compiler.runtime.packing import aligned_empty
 CHAINS = 12
 """Independent sums: more than latency x units, and few enough to stay in registers."""
 
-LEAST_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
+READ_BYTES, MEMORY_BYTES = 16 << 20, 256 << 20
 """Minimum and maximum bytes that are read to time memory: more than caches hold."""
 
 DOTS = {"int8": 4, "bfloat16": 2}
@@ -112,7 +112,7 @@ class Probes:
         size = max(step, size // step * step)
         memory = aligned_empty(size)
         memory[:] = 0
-        rounds = max(1, (16 << 20) // size)
+        rounds = max(1, READ_BYTES // size)
         seconds = _timed(self.read, (rounds, memory.ctypes.data, size), samples)
         return [rounds * size / each for each in seconds]
 
@@ -125,7 +125,7 @@ def largest_block(cache_bytes: Sequence[int], memory_bytes: int) -> int:
         memory_bytes: of the machine; 0 where it is unknown.
     """
     largest = max(cache_bytes, default=0)
-    return max(LEAST_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))
+    return max(READ_BYTES, min(MEMORY_BYTES, 4 * largest, memory_bytes // 8))
 
 
 def _timed(address: int, arguments: tuple[int, ...], samples: int) -> list[float]:

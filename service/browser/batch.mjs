@@ -3,13 +3,12 @@
 
 import {compare, haloIsZero, pack, readNpy, unpack} from "./arrays.mjs";
 import {Code, Kernel, clockTick, evict, now, runsFor, sampleSeconds, sleep, timed, warm} from "./code.mjs";
+import {COLD_BYTES, LEAST_SECONDS, Status} from "./messages.mjs";
 import {racing, shuffle} from "./statistics.mjs";
 
 const POISON = 0xff;
 const SINGLE_SECONDS = 2e-5;
-const COLD_BYTES = 1 << 20; // size of weights that are in no cache during a run of a model
 const FINE_TICK = 2e-5;
-const LEAST_SECONDS = 5e-10;
 
 /** Measure a batch. Announces each step with `emit` in advance. `only`: the trials to measure. */
 export async function measureBatch({request, plan, blobs, only}, emit) {
@@ -73,23 +72,23 @@ class Batch {
       places = plan.buffers.map((buffer) => this.place(buffer));
       kernel = new Kernel(this.code, plan, places, this.scratch(plan.scratch));
     } catch (error) {
-      say("run_error", `${error}`);
+      say(Status.RUN_ERROR, `${error}`);
       return null;
     }
     kernel.run(); // a trap ends the sandbox
     const output = plan.buffers.findIndex(({role}) => role === "output");
     const {memory} = this.code;
     if (!haloIsZero(plan.buffers[output], memory, places[output])) {
-      say("wrong_answer", "the halo of the output is not zero");
+      say(Status.WRONG_ANSWER, "the halo of the output is not zero");
       return null;
     }
     const distance = compare(unpack(plan.buffers[output], memory, places[output]), this.reference(index));
     if (!(distance <= this.request.tolerance)) {
       const error = `relative error ${distance.toPrecision(3)} over the tolerance ${this.request.tolerance}`;
-      say("wrong_answer", error, Number.isFinite(distance) ? distance : null);
+      say(Status.WRONG_ANSWER, error, Number.isFinite(distance) ? distance : null);
       return null;
     }
-    say("ok", "", distance);
+    say(Status.OK, "", distance);
     return kernel;
   }
 

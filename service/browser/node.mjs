@@ -14,6 +14,7 @@ import {parseArgs} from "node:util";
 import {Worker} from "node:worker_threads";
 
 import {Api} from "./api.mjs";
+import {RunStatus} from "./messages.mjs";
 import {MeasurementWorker, runnableTargets} from "./worker.mjs";
 
 const MOST_WORKERS = 256; // of one user for one service on one machine
@@ -100,7 +101,7 @@ function spawn() {
     terminate: () => worker.terminate(),
     listen(handle) {
       worker.on("message", handle);
-      worker.on("error", (error) => handle({event: "failed", status: "crashed", error: `${error}`}));
+      worker.on("error", (error) => handle({event: "failed", status: RunStatus.CRASHED, error: `${error}`}));
     },
   };
 }

@@ -5,6 +5,7 @@
 import {Api} from "./api.mjs";
 import {clockTick} from "./code.mjs";
 import {identity} from "./identity.mjs";
+import {RunStatus} from "./messages.mjs";
 import {MeasurementWorker, runnableTargets} from "./worker.mjs";
 
 const STATES = {
@@ -31,7 +32,7 @@ function spawn() {
       worker.addEventListener("message", ({data}) => handle(data));
       worker.addEventListener("error", (event) => {
         event.preventDefault();
-        handle({event: "failed", status: "crashed", error: event.message ?? "the sandbox ended"});
+        handle({event: "failed", status: RunStatus.CRASHED, error: event.message ?? "the sandbox ended"});
       });
     },
   };

@@ -3,23 +3,27 @@
 
 import {ARRAYS, compare, numbers, readNpy, writeNpy} from "./arrays.mjs";
 import {Code, clockTick, now, sleep, timed} from "./code.mjs";
+import {
+  CHAINS,
+  DOTS,
+  LEAST_SECONDS,
+  MEMORY_BYTES,
+  PEAK_ROUNDS,
+  PEAK_SAMPLES,
+  RACE_LEAST_PAIRS,
+  RACE_PAIRS,
+  RACE_RUNS,
+  RACE_SAMPLE_SECONDS,
+  RACE_SECONDS,
+  READ_BYTES,
+  READ_SAMPLES,
+} from "./messages.mjs";
 
 const [KERNEL, COPY, NATIVE, LOOP, BRANCH, REFUSAL] = [0, 1, 2, 3, 4, 5];
-const PAIRS = 16;
-const LEAST_PAIRS = 8;
-const RACE_SECONDS = 4;
-const SAMPLE_SECONDS = 0.005;
 const WARM_SECONDS = 1;
-const RUNS = 5;
 const FINE_TICK = 1e-6;
 const PROFILE_SECONDS = 1;
-const MOST_SAMPLES = 20000;
-const CHAINS = 12;
-const PEAK = {rounds: 100000, samples: 20};
-const READ_SAMPLES = 8;
-const READ_BYTES = 16 << 20;
-const MOST_READ_BYTES = 256 << 20;
-const DOTS = {int8: 4, bfloat16: 2};
+const COARSE_SAMPLES = 20000; // the most samples of a profile by a coarse clock
 
 /** Execute a run request. Announces each step with `emit`. Returns the result without the worker. */
 export async function doRun({request, plan, blobs}, emit) {
@@ -59,8 +63,8 @@ export async function doRun({request, plan, blobs}, emit) {
       for (const other of others) comparisons.push(["untuned", await ratios(await other(), first, begin)]);
       begin();
       if (!others.length) await warmed(first, begin);
-      const seconds = Array.from({length: RUNS}, () => timed(first, 1));
-      return {race: {incumbent_seconds: Math.max(5e-10, Math.min(...seconds)), comparisons}};
+      const seconds = Array.from({length: RACE_RUNS}, () => timed(first, 1));
+      return {race: {incumbent_seconds: Math.max(LEAST_SECONDS, Math.min(...seconds)), comparisons}};
     }
     case "profile": {
       const program = await load(work.program);
@@ -80,7 +84,7 @@ function profiled(program, samples, begin) {
   const rows = [];
   const coarse = clockTick() > FINE_TICK;
   const ends = now() + (coarse ? PROFILE_SECONDS : 0);
-  while (rows.length < samples || (now() < ends && rows.length < MOST_SAMPLES)) {
+  while (rows.length < samples || (now() < ends && rows.length < COARSE_SAMPLES)) {
     begin();
     rows.push(program.profile());
   }
@@ -91,9 +95,9 @@ function profiled(program, samples, begin) {
 async function ratios(challenger, incumbent, begin) {
   await warmed(incumbent, begin);
   await warmed(challenger, begin);
-  const count = Math.max(1, Math.round(SAMPLE_SECONDS / Math.max(1e-9, timed(incumbent, 1))));
+  const count = Math.max(1, Math.round(RACE_SAMPLE_SECONDS / Math.max(1e-9, timed(incumbent, 1))));
   const found = [];
-  for (const ends = now() + RACE_SECONDS; found.length < PAIRS && !(found.length >= LEAST_PAIRS && now() >= ends); ) {
+  for (const ends = now() + RACE_SECONDS; found.length < RACE_PAIRS && !(found.length >= RACE_LEAST_PAIRS && now() >= ends); ) {
     begin();
     const [before, first] = [timed(incumbent, count), timed(challenger, count)];
     const [second, after] = [timed(challenger, count), timed(incumbent, count)];
@@ -242,8 +246,8 @@ async function speeds({vector_bytes, cache_bytes, memory_bytes, dots}, library) 
   const operations = (name, group) => {
     new Float32Array(code.memory, memory, 3 * lanes).fill(1).fill(0.5, 0, lanes);
     const peak = code.function(name);
-    const rounds = BigInt(PEAK.rounds);
-    return (2 * lanes * group * CHAINS * PEAK.rounds) / fastest(() => peak(rounds, memory), PEAK.samples);
+    const rounds = BigInt(PEAK_ROUNDS);
+    return (2 * lanes * group * CHAINS * PEAK_ROUNDS) / fastest(() => peak(rounds, memory), PEAK_SAMPLES);
   };
   const rate = (wanted) => {
     const step = CHAINS * vector_bytes;
@@ -263,7 +267,7 @@ async function speeds({vector_bytes, cache_bytes, memory_bytes, dots}, library) 
     levels.push([`L${number + 1}`, size, rate(Math.sqrt(smaller * size))]);
     smaller = size;
   });
-  const most = Math.min(MOST_READ_BYTES, 4 * Math.max(0, ...cache_bytes), memory_bytes / 8);
+  const most = Math.min(MEMORY_BYTES, 4 * Math.max(0, ...cache_bytes), memory_bytes / 8);
   levels.push(["memory", 0, rate(Math.max(READ_BYTES, most))]);
   const peaks = Object.fromEntries(dots.map((name) => [name, operations(`peak_${name}`, DOTS[name])]));
   return {flops_per_second: operations("peak", 1), levels, dots: peaks};

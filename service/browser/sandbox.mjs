@@ -3,6 +3,7 @@
 
 import {measureBatch} from "./batch.mjs";
 import {referenceSeconds} from "./code.mjs";
+import {RunStatus} from "./messages.mjs";
 import {doRun} from "./programs.mjs";
 
 const port = globalThis.postMessage ? globalThis : (await import("node:worker_threads")).parentPort;
@@ -28,7 +29,7 @@ const listen = (handle) =>
 
 listen((asked) =>
   work(asked).catch((error) => {
-    const status = error instanceof WebAssembly.RuntimeError ? "crashed" : error instanceof RangeError ? "out_of_memory" : "failed";
+    const status = error instanceof WebAssembly.RuntimeError ? RunStatus.CRASHED : error instanceof RangeError ? RunStatus.OUT_OF_MEMORY : RunStatus.FAILED;
     emit({event: "failed", status, error: `${error}`});
   }),
 );

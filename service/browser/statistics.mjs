@@ -1,10 +1,19 @@
 // Statistics of times, the same as in tuner/measure/statistics.py and speed.py.
 
-const PRIOR_EXCESS = 0.05;
-const PRIOR_SAMPLES = 4;
-const LEAST_RACED = 3;
-const CONFIDENCE = 0.95;
-const TIE_MARGIN = 0.005;
+import {
+  ARITHMETIC_LIMIT,
+  BEST_SHARE,
+  CONFIDENCE,
+  LEAST_RACED,
+  MEMORY_LIMIT,
+  MOST_READINGS,
+  Outcome,
+  PRIOR_EXCESS,
+  PRIOR_SAMPLES,
+  THROTTLED_SECONDS,
+  TIE_MARGIN,
+} from "./messages.mjs";
+
 const REACH = Math.log(1 / (1 - CONFIDENCE));
 
 /** Return, per kernel, whether its samples allow it to be within `margin` of the fastest. */
@@ -40,9 +49,9 @@ export function comparison(against, ratios) {
   }
   const [low, high] = [ordered[rank - 1], ordered[count - rank]];
   const coverage = Math.max(0, 1 - 2 * outside);
-  let outcome = "tie";
-  if (high < 1 && ratio < 1 - TIE_MARGIN && coverage >= CONFIDENCE) outcome = "faster";
-  else if (low > 1 && ratio > 1 + TIE_MARGIN) outcome = "slower";
+  let outcome = Outcome.TIE;
+  if (high < 1 && ratio < 1 - TIE_MARGIN && coverage >= CONFIDENCE) outcome = Outcome.FASTER;
+  else if (low > 1 && ratio > 1 + TIE_MARGIN) outcome = Outcome.SLOWER;
   return {against, ratios, ratio, low, high, coverage, outcome};
 }
 
@@ -53,10 +62,6 @@ export function shuffle(list) {
     [list[i], list[other]] = [list[other], list[i]];
   }
 }
-
-const ARITHMETIC_LIMIT = 1.1;
-const MEMORY_LIMIT = 1.5;
-const THROTTLED_SECONDS = 30;
 
 /** Return the disturbance of a reading; at most 1 for an undisturbed device. */
 export const excess = (speed) => Math.max(speed.arithmetic_ratio / ARITHMETIC_LIMIT, speed.memory_ratio / MEMORY_LIMIT);
@@ -81,8 +86,8 @@ export class SpeedWatch {
   take(seconds) {
     const ratios = this.#parts.map((part, i) => {
       part.push(seconds[i]);
-      if (part.length > 4096) part.shift();
-      const best = [...part].sort((a, b) => a - b)[Math.floor(part.length / 10)];
+      if (part.length > MOST_READINGS) part.shift();
+      const best = [...part].sort((a, b) => a - b)[Math.floor(BEST_SHARE * part.length)];
       return best > 0 ? seconds[i] / best : 1;
     });
     const speed = {

@@ -3,13 +3,14 @@
 // without imports, and is ended if a step takes too long.
 
 import {Damaged, Refused, Unreachable, secondsOf} from "./api.mjs";
+import {MOST_ERROR, PROTOCOL, RunStatus, Status} from "./messages.mjs";
 import {SpeedWatch, comparison, excess} from "./statistics.mjs";
 
-const PROTOCOL = 7;
 const START_SECONDS = 20; // limit to start a sandbox and to read the blobs of a lease
 const LAST_PAUSE_SECONDS = 5;
 const KEPT_BYTES = 256 << 20;
-const MOST_ERROR = 2000;
+/** The status of a candidate after which its sandbox ended. */
+const FAULTS = {[RunStatus.TIMED_OUT]: Status.RUN_TIMEOUT, [RunStatus.CRASHED]: Status.CRASH};
 const MOST_DAMAGED = 4; // damaged arrivals of a blob before its lease is given up
 
 const hex = (bytes) => Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (b) => b.toString(16).padStart(2, "0")).join("");
@@ -257,10 +258,10 @@ export class MeasurementWorker {
         sandbox.terminate();
         resolve({status, error});
       };
-      const stop = () => end("cancelled", "the lease is over");
+      const stop = () => end(RunStatus.CANCELLED, "the lease is over");
       const wait = (seconds) => {
         clearTimeout(timer);
-        timer = setTimeout(() => end("timed_out", `no answer within ${seconds} seconds`), 1000 * seconds);
+        timer = setTimeout(() => end(RunStatus.TIMED_OUT, `no answer within ${seconds} seconds`), 1000 * seconds);
       };
       signal.addEventListener("abort", stop);
       wait(START_SECONDS + limit);
@@ -268,7 +269,7 @@ export class MeasurementWorker {
         if (over) return;
         if (event.event === "ready") sandbox.post(asked);
         else if (event.event === "failed") end(event.status, event.error);
-        else if (event.event === "done") end("ok");
+        else if (event.event === "done") end(RunStatus.OK);
         else {
           if (event.event === "begin") wait(limit);
           take(event);
@@ -284,7 +285,7 @@ export class MeasurementWorker {
     const {status, error} = await this.#sandboxed({request, plan, blobs}, request.limit_seconds, signal, (event) => {
       if (event.event === "result") found = event;
     });
-    const ok = status === "ok";
+    const ok = status === RunStatus.OK;
     return {
       kind: "run",
       protocol: PROTOCOL,
@@ -340,7 +341,7 @@ export class MeasurementWorker {
       });
       if (signal.aborted) break;
       groups = rest;
-      if (status === "ok") {
+      if (status === RunStatus.OK) {
         // the suspect does no harm alone: an earlier candidate did
         if (suspect !== null) groups = rest.flat().map((name) => [name]);
         suspect = null;
@@ -348,13 +349,13 @@ export class MeasurementWorker {
       }
       const others = group.filter((name) => name !== current);
       for (const name of group) observed.set(name, unseen());
-      if (status === "crashed" && others.length) {
+      if (status === RunStatus.CRASHED && others.length) {
         suspect = current;
         groups = [[current], others, ...rest];
         continue;
       }
       suspect = null;
-      const kind = {timed_out: "run_timeout", crashed: "crash"}[status] ?? "run_error";
+      const kind = FAULTS[status] ?? Status.RUN_ERROR;
       observed.set(current, {...unseen(), status: kind, error});
       if (others.length) groups = [others, ...rest];
     }
@@ -369,7 +370,7 @@ export class MeasurementWorker {
       seen.status = event.status;
       seen.error = event.error;
       seen.maxError = event.maxError === null ? seen.maxError : Math.max(seen.maxError ?? 0, event.maxError);
-      seen.checks += event.status === "ok";
+      seen.checks += event.status === Status.OK;
     } else if (event.event === "sample") {
       seen.samples.push(event.seconds);
     } else if (event.event === "pair") {
@@ -380,13 +381,13 @@ export class MeasurementWorker {
 
   #measurement(request, candidate, seen, speed) {
     const {cases, repeat} = request;
-    const ok = seen.status === "ok" && seen.samples.length > 0;
+    const ok = seen.status === Status.OK && seen.samples.length > 0;
     const weighted = cases.filter(({weight}) => weight);
     const open = Object.keys(cases[0].sizes).length > 0;
     const timed = weighted.length ? weighted : cases.slice(0, 1);
     const sum = (seconds) => seconds.reduce((all, each, i) => all + (open ? timed[i].weight : 1) * each, 0);
     return {
-      status: ok ? "ok" : seen.status === "ok" || seen.status === null ? "run_error" : seen.status,
+      status: ok || (seen.status !== null && seen.status !== Status.OK) ? seen.status : Status.RUN_ERROR,
       error: ok ? "" : (seen.error || `it was not timed within ${repeat.limit_seconds} seconds`).slice(0, MOST_ERROR),
       samples_seconds: ok ? seen.samples.map(sum) : [],
       max_error: seen.maxError,

@@ -392,6 +392,18 @@ for module in {DEVICE_SIDE!r}:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_protocol_is_below_the_rest_of_the_tuner() -> None:
+    values = {"tuner.measure.speed", "tuner.measure.statistics"}
+    wrong = {
+        (name, target)
+        for name in modules()
+        if name.startswith("tuner.protocol")
+        for target in imports(name, everywhere=True) - values
+        if target.startswith("tuner.") and not target.startswith("tuner.protocol.")
+    }
+    assert "tuner.protocol.messages" in modules() and not wrong
+
+
 def test_importing_the_compiler_loads_neither_llvm_nor_onnx() -> None:
     code = "import sys, tilewright.compiler.targets.target; "
     code += "print([m for m in ('llvmlite', 'onnx') if m in sys.modules])"

@@ -1,15 +1,13 @@
-"""Runs whole models on the device: random inputs, comparison of outputs, races in pairs.
+"""Random inputs of whole models, and comparison of their outputs.
 
-Everything here needs the standard library, NumPy and `compiler.runtime` alone, so that a worker
-does the same as the process that compiles.
+Only the standard library, NumPy and `compiler.runtime` are imported, as on a device.
 """
 
 from __future__ import annotations
 
 import math
-import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -19,14 +17,6 @@ from tilewright.compiler.runtime.memory import check_memory
 from tilewright.compiler.runtime.program import Port
 from tilewright.tuner.protocol.batches import Distribution, InputSpec
 from tilewright.tuner.protocol.runs import INPUT_SEED
-
-RACE_SECONDS = 4.0
-"""After so long no further run is begun: large models need no more."""
-
-RUNS = 5
-"""Runs of a program; the fastest one is its time."""
-
-Run = Callable[[], object]
 
 
 def input_spec(
@@ -64,19 +54,6 @@ def draw_inputs(ports: Iterable[Port], seed: int = INPUT_SEED) -> dict[str, np.n
     return {p.name: input_spec(p.name, p.shape, p.dtype, seed, p.integers).draw() for p in ports}
 
 
-def fastest_seconds(run: Run, threads: int, runs: int = RUNS) -> float:
-    """Seconds of the fastest of a few runs: CPU time of this thread with one thread. After
-    `RACE_SECONDS` none is begun."""
-    clock = _clock(threads)
-    ends = time.perf_counter() + RACE_SECONDS
-    fastest = _timed(run, 1, clock)
-    for _ in range(runs - 1):
-        if time.perf_counter() >= ends:
-            break
-        fastest = min(fastest, _timed(run, 1, clock))
-    return fastest
-
-
 def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """The largest difference of an output, relative to the largest finite value expected.
 
@@ -93,14 +70,3 @@ def largest_error(actual: np.ndarray, expected: np.ndarray) -> float:
         return 0.0
     scale = float(np.abs(other[finite]).max()) or 1.0
     return float(np.nan_to_num(difference, nan=np.inf).max()) / scale
-
-
-def _clock(threads: int) -> Callable[[], float]:
-    return time.thread_time if threads == 1 else time.perf_counter
-
-
-def _timed(run: Run, count: int, clock: Callable[[], float]) -> float:
-    started = clock()
-    for _ in range(count):
-        run()
-    return clock() - started

@@ -20,6 +20,13 @@ ARITHMETIC_LIMIT = 1.1
 MEMORY_LIMIT = 1.5
 """Caches are shared: neighbours that do not harm kernels often make this part a tenth slower."""
 
+THROTTLED_SECONDS = 30.0
+"""A device that has been disturbed for so long is throttled: to repeat a measurement is useless."""
+
+MOST_READINGS, BEST_SHARE = 4096, 0.1
+"""The readings that a harness keeps. Their best is this quantile, because a single lucky reading
+must not define it."""
+
 _NotNegative = Annotated[float, Between(0.0, math.inf)]
 
 

@@ -26,6 +26,11 @@ LEAST_SECONDS = 5e-10
 """No kernel takes less: it is called, and returns."""
 
 
+COLD_BYTES = 1 << 20
+"""A kernel with weights of this size finds them in no cache when its model runs: they are evicted
+before each timed run."""
+
+
 class Distribution(StrEnum):
     """The distribution of a random input of a measurement."""
 

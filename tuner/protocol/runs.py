@@ -25,8 +25,15 @@ ITEMS_LIMIT = 1_000_000
 SECONDS_LIMIT = 86_400.0
 SAMPLES_LIMIT = 100_000
 
-RACE_PAIRS = 16
-"""The most pairs in which a challenger is raced."""
+RACE_PAIRS, RACE_LEAST_PAIRS = 16, 8
+"""The most pairs in which a challenger is raced, and the fewest before its time is up."""
+
+RACE_SECONDS, RACE_SAMPLE_SECONDS = 4.0, 0.005
+"""The time of a challenger's pairs: large models need no more. The least time of one sample, which
+has as many runs of a small model as necessary."""
+
+RACE_RUNS = 5
+"""Runs of the incumbent alone; the fastest one is its time."""
 
 INPUT_SEED = 7
 """Seed of the inputs that models are raced and timed on, and of the first that they are verified

@@ -36,6 +36,7 @@ from tilewright.service.client.generate import COROUTINES, write_blocking
 from tilewright.service.client.silence import Silence
 from tilewright.service.jobs.device.targets import target_key
 from tilewright.service.settings import Settings
+from tilewright.tuner.protocol import generate as messages
 from tilewright.tuner.protocol.version import PROTOCOL
 
 ROOT = Path(__file__).parents[3]
@@ -271,11 +272,21 @@ def test_the_blocking_client_is_generated_from_the_coroutines(tmp_path: Path) ->
     assert (tmp_path / "connection.py").stat() == written, "a file that is up to date stays"
 
 
-def test_setup_generates_the_blocking_client_before_it_lists_the_packages(tmp_path: Path) -> None:
+def test_setup_generates_files_before_it_lists_the_packages(tmp_path: Path) -> None:
     """In a source distribution `tilewright/` is a folder, and no module can be imported yet."""
     client = tmp_path / "tilewright" / "service" / "client"
     shutil.copytree(ROOT / "service" / "client" / "asynchronous", client / "asynchronous")
     shutil.copy(ROOT / "service" / "client" / "generate.py", client)
+    for source in ("tuner/protocol/generate.py", *messages.SHARED):
+        copied = tmp_path / "tilewright" / source
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, copied)
+    made = {
+        path: tmp_path / "tilewright" / path.relative_to(messages.ROOT)
+        for path in (messages.HEADER, messages.MODULE)
+    }
+    for path in made.values():
+        path.parent.mkdir(parents=True)
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "setuptools.py").write_text(
         "import os\n\n\ndef Extension(*_, **__): ...\n\n\ndef setup(**_):\n"
@@ -285,6 +296,7 @@ def test_setup_generates_the_blocking_client_before_it_lists_the_packages(tmp_pa
     command[-1] += " runpy.run_path('setup.py', run_name='__main__')"
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['__init__.py', 'client.py', 'connection.py']"
+    assert all(path.read_text() == new.read_text() for path, new in made.items())
 
 
 def test_the_client_imports_no_compiler_and_no_database() -> None:

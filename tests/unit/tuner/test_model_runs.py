@@ -1,4 +1,4 @@
-"""Running whole models: random inputs, errors of outputs, races in pairs."""
+"""Whole models: random inputs, errors of outputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ import pytest
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.errors import OutOfMemoryError
 from tilewright.compiler.runtime.program import Port
-from tilewright.tuner.measure import model_runs
-from tilewright.tuner.measure.model_runs import (
-    draw_inputs,
-    fastest_seconds,
-    input_spec,
-    largest_error,
-)
+from tilewright.tuner.measure.model_runs import draw_inputs, input_spec, largest_error
 
 
 def test_inputs_are_of_their_names_and_seeds() -> None:
@@ -61,13 +55,3 @@ def test_errors_are_relative_to_the_largest_value(
 ) -> None:
     found = largest_error(np.array(actual, np.float32), np.array(expected, np.float32))
     assert found == error or (math.isinf(error) and found > 1e30)
-
-
-def test_a_slow_program_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[int] = []
-    fastest_seconds(lambda: runs.append(1), threads=1)
-    assert len(runs) == model_runs.RUNS
-    monkeypatch.setattr(model_runs, "RACE_SECONDS", 0.0)
-    runs.clear()
-    fastest_seconds(lambda: runs.append(1), threads=1)
-    assert len(runs) == 1

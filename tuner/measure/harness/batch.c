@@ -7,9 +7,7 @@
 
 enum {
     POISON = 0xFF,
-    COLD_BYTES = 1 << 20, /* of weights that a run of a model finds in no cache */
     MOST_CANDIDATES = 4096,
-    MOST_SAMPLES = 10000,
     MOST_THREADS = TW_MAX_THREADS,
 };
 #ifndef HELD_BYTES /* packed at a time: if there are more, the ready candidates are timed first */
@@ -148,28 +146,28 @@ static bool check(batch *all, int64_t number, size_t at, kernel *made) {
     for (int64_t i = 0; i < number && plan; i++) plan = plan->next;
     tw_begin(all->child, all->first + number);
     if (!bind_kernel(all, made, plan, &error)) {
-        say_checked(all, number, "run_error", error.text, -1);
+        say_checked(all, number, STATUS_RUN_ERROR, error.text, -1);
         return false;
     }
     size_t output = 0;
     while (output < made->buffer_count && made->buffers[output].role != ROLE_OUTPUT) output++;
     if (output == made->buffer_count) {
-        say_checked(all, number, "run_error", "the kernel has no output", -1);
+        say_checked(all, number, STATUS_RUN_ERROR, "the kernel has no output", -1);
         return false;
     }
     tw_call(&made->bound, all->threads);
     const void *memory = made->pointers[output];
     if (!tw_halo_is_zero(&made->buffers[output], memory)) {
-        say_checked(all, number, "wrong_answer", "the halo of the output is not zero", -1);
+        say_checked(all, number, STATUS_WRONG_ANSWER, "the halo of the output is not zero", -1);
         return false;
     }
     double distance = tw_compare_buffer(&made->buffers[output], memory, &all->cases[at].expected);
     if (!(distance <= all->tolerance)) {
         tw_fail(&error, "relative error %.3g over the tolerance %g", distance, all->tolerance);
-        say_checked(all, number, "wrong_answer", error.text, distance);
+        say_checked(all, number, STATUS_WRONG_ANSWER, error.text, distance);
         return false;
     }
-    say_checked(all, number, "ok", "", distance);
+    say_checked(all, number, STATUS_OK, "", distance);
     return true;
 }
 

@@ -18,8 +18,6 @@ enum {
 };
 #define QUIET_LOAD 0.5 /* average number of runnable processes, in addition to the worker's */
 #define HOT_CELSIUS 75.0
-#define ARITHMETIC_LIMIT 1.1
-#define MEMORY_LIMIT 1.5
 #define CPUS "/sys/devices/system/cpu"
 
 typedef enum { FINE, UNKNOWN, POOR, WRONG } grade;

@@ -5,6 +5,7 @@
 
 #include "../../../compiler/runtime/native/tilewright.h"
 #include "arrays.h"
+#include "messages.h"
 
 /* A blob in memory. */
 typedef struct {

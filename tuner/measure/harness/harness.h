@@ -5,9 +5,8 @@
 #include "facts.h"
 #include "heat.h"
 #include "json.h"
+#include "messages.h"
 #include "sandbox.h"
-
-enum { PROTOCOL = 7, MOST_READINGS = 4096 };
 
 /* A reading of the reference kernel, next to the best so far: arithmetic, memory. */
 typedef struct {

@@ -1,4 +1,4 @@
-/* Whole programs: checked, raced, profiled. The numbers agree with tuner/measure/model_runs.py. */
+/* Whole programs: checked, raced, profiled. The numbers are those of tuner/protocol/runs.py. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,18 +9,8 @@
 #include "digest.h"
 #include "library.h"
 
-enum {
-    PAIRS = 16,
-    LEAST_PAIRS = 8,
-    RUNS = 5,
-    MOST_PROGRAMS = 64,
-    MOST_SAMPLES = 100000,
-    FETCH_BYTES = 16 << 20,
-};
-#define RACE_SECONDS 4.0
-#define SAMPLE_SECONDS 0.005
+enum { MOST_PROGRAMS = 64 };
 #define PROFILE_SECONDS 2.0
-#define LEAST_SECONDS 5e-10
 #define MOST_BYTES (PTRDIFF_MAX / 2) /* of one block: sums of two fit into a size */
 
 typedef struct {
@@ -387,7 +377,7 @@ static double timed(run *all, const variant *one, int64_t count) {
 
 static double wall(void) { return 1e-9 * (double)tw_nanoseconds(CLOCK_MONOTONIC); }
 static bool compare(run *all, const variant *challenger, const variant *incumbent) {
-    double ratios[PAIRS + 1];
+    double ratios[RACE_PAIRS + 1];
     size_t found = 0;
     const variant *const both[] = {challenger, incumbent};
     for (int i = 0; i < 2; i++) {
@@ -395,15 +385,15 @@ static bool compare(run *all, const variant *challenger, const variant *incumben
         if (timed(all, both[i], 1) < 0) return false;
     }
     double once = fmax(1e-9, timed(all, incumbent, 1)), ends = wall() + RACE_SECONDS;
-    int64_t count = (int64_t)fmax(1, round(SAMPLE_SECONDS / once));
-    while (found < PAIRS && !(found >= LEAST_PAIRS && wall() >= ends)) {
+    int64_t count = (int64_t)fmax(1, round(RACE_SAMPLE_SECONDS / once));
+    while (found < RACE_PAIRS && !(found >= RACE_LEAST_PAIRS && wall() >= ends)) {
         tw_begin_step(all->child, "run");
         double before = timed(all, incumbent, count), first = timed(all, challenger, count);
         double second = timed(all, challenger, count), after = timed(all, incumbent, count);
         if (before > 0 && first > 0) ratios[found++] = first / before;
         if (after > 0 && second > 0) ratios[found++] = second / after;
         if (before < 0 || after < 0 || first < 0 || second < 0) return false;
-        if (!tw_may_be_faster(ratios, found < PAIRS ? found : PAIRS, PAIRS)) break;
+        if (!tw_may_be_faster(ratios, found < RACE_PAIRS ? found : RACE_PAIRS, RACE_PAIRS)) break;
     }
     tw_text_format(&all->line, "[\"untuned\",");
     tw_text_numbers(&all->line, ratios, found, 1);
@@ -423,7 +413,7 @@ static bool race(run *all, const json *work) {
     }
     tw_begin_step(all->child, "run");
     double least = INFINITY, ends = wall() + RACE_SECONDS;
-    for (int i = 0; i < RUNS && (i == 0 || wall() < ends); i++) {
+    for (int i = 0; i < RACE_RUNS && (i == 0 || wall() < ends); i++) {
         double seconds = timed(all, &incumbent, 1);
         if (seconds < 0) return false;
         least = fmin(least, seconds);
@@ -437,7 +427,7 @@ static bool race(run *all, const json *work) {
 static bool profile(run *all, const json *work) {
     int64_t number, samples;
     if (!json_integer(json_get(work, "program"), 0, MOST_PROGRAMS, &number) ||
-        !json_integer(json_get(work, "samples"), 1, MOST_SAMPLES, &samples))
+        !json_integer(json_get(work, "samples"), 1, SAMPLES_LIMIT, &samples))
         return tw_fail(all->error, "the request makes no sense");
     program *one = load(all, number);
     if (!one) return false;

@@ -10,8 +10,8 @@
 
 enum {
     MOST_CANDIDATES = 4096,
-    MOST_TIMED = 4096, /* cases; with MOST_SAMPLES seconds of each they fit into 32 bits */
-    MOST_SAMPLES = 20000,
+    MOST_TIMED = 4096, /* cases; with KEPT_SAMPLES seconds of each they fit into 32 bits */
+    KEPT_SAMPLES = 2 * MOST_SAMPLES,
     MOST_RATIOS = 1000,
     STATUS_BYTES = 16,
     ERROR_BYTES = 400
@@ -76,9 +76,9 @@ static bool read_part(part *made, const json *request, tw_error *error) {
                    .cases = json_get_kind(request, "cases", JSON_ARRAY)};
     if (!made->candidates || !made->cases || !made->cases->count || !made->candidates->count ||
         made->candidates->count > MOST_CANDIDATES ||
-        !json_integer(json_get(repeat, "samples"), 1, 10000, &samples) ||
+        !json_integer(json_get(repeat, "samples"), 1, MOST_SAMPLES, &samples) ||
         !json_number(json_get(repeat, "limit_seconds"), &made->limit) || !(made->limit > 0) ||
-        made->limit > 86400)
+        made->limit > SECONDS_LIMIT)
         return tw_fail(error, "the request makes no sense");
     size_t weighted = 0;
     for (const json *each = made->cases->first; each; each = each->next)
@@ -134,7 +134,7 @@ static size_t width(const part *one) { return one->timed_count ? one->timed_coun
 
 static void note_sample(const part *one, observed *seen, const json *seconds) {
     size_t wide = width(one), place = seen->sample_count * wide;
-    if (!seconds || seconds->count != wide || seen->sample_count >= MOST_SAMPLES) return;
+    if (!seconds || seconds->count != wide || seen->sample_count >= KEPT_SAMPLES) return;
     double *more = realloc(seen->samples, (place + wide) * sizeof *more);
     if (!more) return;
     seen->samples = more;
@@ -182,8 +182,8 @@ static void note(tw_batch *batch, const json *event) {
         note_sample(one, seen, json_get_kind(event, "seconds", JSON_ARRAY));
     if (strcmp(what, "pair") == 0) note_pair(batch, seen, event);
     if (strcmp(what, "checked") != 0) return;
-    bool ok = strcmp(status, "ok") == 0;
-    if (!ok && strcmp(status, "run_error") != 0 && strcmp(status, "wrong_answer") != 0) return;
+    bool ok = strcmp(status, STATUS_OK) == 0;
+    if (!ok && strcmp(status, STATUS_RUN_ERROR) != 0 && strcmp(status, STATUS_WRONG_ANSWER) != 0) return;
     double error;
     snprintf(seen->status, sizeof seen->status, "%s", status);
     snprintf(seen->error, sizeof seen->error, "%s", json_get_text(event, "error"));
@@ -244,7 +244,7 @@ static tw_ended attempt(tw_batch *batch, tw_job *job, const tw_watch *watch, tw_
             for (size_t i = 0; i < batch->count; i++) left[i] = left[i] && !batch->group[i];
             waiting -= size, suspect = -1;
         } else if (ended == TW_TIMED_OUT || size == 1) {
-            blame(batch, batch->current, ended == TW_TIMED_OUT ? "run_timeout" : "crash",
+            blame(batch, batch->current, ended == TW_TIMED_OUT ? STATUS_RUN_TIMEOUT : STATUS_CRASH,
                   error->text);
             left[batch->current] = false;
             waiting--, suspect = -1;
@@ -369,9 +369,9 @@ static void add_comparison(const tw_batch *batch, const observed *seen, tw_text 
 
 static void add_measurement(const tw_batch *batch, const part *one, const tw_harness *harness,
                             const json *candidate, const observed *seen, tw_text *text) {
-    bool right = strcmp(seen->status, "ok") == 0, ok = right && seen->sample_count;
+    bool right = strcmp(seen->status, STATUS_OK) == 0, ok = right && seen->sample_count;
     bool finished = ok || (*seen->status && !right);
-    const char *status = batch->cancelled ? "cancelled" : "run_error";
+    const char *status = batch->cancelled ? STATUS_CANCELLED : STATUS_RUN_ERROR;
     const char *error = batch->cancelled ? "cancelled" : "it was not timed";
     if (finished) status = seen->status, error = ok ? "" : seen->error;
     tw_text_format(text, "\"status\":\"%s\",\"error\":", status);

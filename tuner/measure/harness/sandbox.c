@@ -19,8 +19,6 @@ enum {
     NONCE_BYTES = 16,
     NONCE_CHARACTERS = 2 * NONCE_BYTES,
     MOST_EVENT_NODES = 1 << 18, /* values of an event: a profile has the most */
-    REFERENCE_BYTES = 8 << 20,
-    REFERENCE_ROUNDS = 3,
     LOOK_MILLISECONDS = 200,
 };
 #define START_SECONDS 60.0

@@ -245,7 +245,7 @@ static bool fetch_all(server *self, tw_blob *blobs, size_t count, tw_error *erro
         if (strcmp(json_get_text(head, "do"), "cancel") == 0) {
             self->is_cancelled = true;
         } else if (strcmp(json_get_text(head, "blob"), needed[i]->digest) != 0 ||
-                   !json_integer(json_get(head, "bytes"), 0, INT64_C(1) << 46, &bytes)) {
+                   !json_integer(json_get(head, "bytes"), 0, BYTES_LIMIT, &bytes)) {
             self->ended = true; /* the following bytes have an unknown length */
         } else {
             if (good) tw_cache_trim(cache, blobs, count, (uint64_t)bytes);

@@ -4,11 +4,6 @@
 #include "harness.h"
 #include "system.h"
 
-#define ARITHMETIC_LIMIT 1.1
-#define MEMORY_LIMIT 1.5
-#define THROTTLED_SECONDS 30.0
-#define BEST_SHARE 0.1 /* the best is this quantile: a single lucky reading must not define it */
-
 static int by_size(const void *one, const void *other) {
     double a = *(const double *)one, b = *(const double *)other;
     return (a > b) - (a < b);

@@ -8,15 +8,6 @@
 #include "child.h"
 #include "library.h"
 
-enum {
-    CHAINS = 12,
-    PEAK_SAMPLES = 20,
-    PEAK_ROUNDS = 100000,
-    READ_SAMPLES = 8,
-    READ_BYTES = 16 << 20,
-    MEMORY_BYTES = 256 << 20,
-};
-
 typedef struct {
     const tw_child *child;
     tw_text *line;
@@ -25,6 +16,14 @@ typedef struct {
 
 typedef void (*peak_function)(int64_t rounds, float *memory);
 typedef void (*read_function)(int64_t rounds, float *memory, int64_t bytes);
+
+/* Products that a dot-product instruction of a narrow type sums; 0 for any other type. */
+static int products_of(const char *type) {
+#define PRODUCTS(name, products)                                                                   \
+    if (strcmp(type, name) == 0) return products;
+    DOTS(PRODUCTS)
+    return 0;
+}
 
 static double thread_seconds(int64_t start) {
     return fmax(1e-9, 1e-9 * (double)(tw_nanoseconds(CLOCK_THREAD_CPUTIME_ID) - start));
@@ -88,7 +87,7 @@ bool tw_speeds(const tw_child *child, const json *work, tw_text *line, tw_error 
     tw_begin_step(all->child, "run");
     if (!code || !caches ||
         !json_integer(json_get(work, "vector_bytes"), 4, 1 << 12, &vector_bytes) ||
-        !json_integer(json_get(work, "memory_bytes"), 0, INT64_C(1) << 46, &memory_bytes))
+        !json_integer(json_get(work, "memory_bytes"), 0, BYTES_LIMIT, &memory_bytes))
         return tw_fail(all->error, "the request makes no sense");
     tw_library *library = tw_library_open(code->data, code->size, all->error);
     void *found = library ? tw_library_find(library, "read") : NULL;
@@ -122,10 +121,9 @@ bool tw_speeds(const tw_child *child, const json *work, tw_text *line, tw_error 
     tw_text_format(all->line, ",\"dots\":{");
     for (const json *each = dots && dots->kind == JSON_ARRAY ? dots->first : NULL; each;
          each = each->next) {
-        bool bytes = each->kind == JSON_STRING && strcmp(each->string, "int8") == 0;
-        if (!bytes && !(each->kind == JSON_STRING && strcmp(each->string, "bfloat16") == 0))
-            return tw_fail(all->error, "the request makes no sense");
-        double peak = operations(all, library, each->string, vector_bytes, bytes ? 4 : 2);
+        int group = each->kind == JSON_STRING ? products_of(each->string) : 0;
+        if (!group) return tw_fail(all->error, "the request makes no sense");
+        double peak = operations(all, library, each->string, vector_bytes, group);
         if (!(peak > 0)) return false;
         tw_text_format(all->line, "%s\"%s\":", each == dots->first ? "" : ",", each->string);
         tw_text_number(all->line, peak);

@@ -4,12 +4,6 @@
 
 #include "child.h"
 
-#define CONFIDENCE 0.95
-#define TIE_MARGIN 0.005
-#define PRIOR_EXCESS 0.05
-#define PRIOR_SAMPLES 4
-#define LEAST_RACED 3
-
 double tw_least(const double *seconds, size_t count) {
     double least = INFINITY;
     for (size_t i = 0; i < count; i++)
@@ -57,14 +51,14 @@ tw_verdict tw_judge(const double *ratios, size_t count) {
         .low = ordered[rank - 1],
         .high = ordered[count - rank],
         .coverage = fmax(0, 1 - 2 * outside),
-        .outcome = "tie",
+        .outcome = OUTCOME_TIE,
     };
     free(ordered);
     if (found.high < 1 && found.ratio < 1 - TIE_MARGIN)
-        found.outcome = found.coverage >= CONFIDENCE ? "faster" : "tie";
+        found.outcome = found.coverage >= CONFIDENCE ? OUTCOME_FASTER : OUTCOME_TIE;
     else if (found.low > 1 && found.ratio > 1 + TIE_MARGIN)
         found.outcome =
-            "slower"; /* a few pairs suffice: slower ones and ties both keep the incumbent */
+            OUTCOME_SLOWER; /* a few pairs suffice: slower ones and ties both keep the incumbent */
     return found;
 }
 
@@ -72,7 +66,7 @@ bool tw_may_be_faster(const double *ratios, size_t count, size_t pairs) {
     double *all =
         tw_allocate(pairs * sizeof *all); /* the pairs to come count as 0: the best luck */
     memcpy(all, ratios, count * sizeof *all);
-    bool faster = strcmp(tw_judge(all, pairs).outcome, "faster") == 0;
+    bool faster = strcmp(tw_judge(all, pairs).outcome, OUTCOME_FASTER) == 0;
     free(all);
     return faster;
 }

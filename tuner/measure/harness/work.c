@@ -146,7 +146,7 @@ void tw_task_free(tw_task *task) {
 /* The reason why the device lacks the memory that a run states; false if it has it. */
 static bool lacks(const tw_task *task, tw_error *error) {
     int64_t wanted;
-    if (!json_integer(json_get(task->run, "memory_bytes"), 0, INT64_C(1) << 46, &wanted))
+    if (!json_integer(json_get(task->run, "memory_bytes"), 0, BYTES_LIMIT, &wanted))
         wanted = 0;
     uint64_t memory = task->harness->facts.memory_bytes;
     uint64_t available = tw_free_bytes(task->harness->root);
@@ -233,7 +233,7 @@ static void run_result(const tw_task *task, const char *status, const char *erro
     tw_text_string(text, task->harness->worker, strlen(task->harness->worker));
     tw_text_format(text, ",\"error\":");
     tw_text_string(text, error, strlen(error));
-    add_run_fields(task, strcmp(status, "ok") == 0, text);
+    add_run_fields(task, strcmp(status, RUN_STATUS_OK) == 0, text);
     tw_text_add(text, "}]", 2);
 }
 
@@ -241,7 +241,7 @@ static bool do_run(tw_task *task, tw_text *text, tw_error *error) {
     const tw_watch watch = {task, take_event, is_cancelled};
     tw_job job = job_of(task);
     if (!json_number(json_get(task->run, "limit_seconds"), &job.limit) || !(job.limit > 0) ||
-        job.limit > 86400)
+        job.limit > SECONDS_LIMIT)
         return tw_fail(error, "the request makes no sense");
     job.budget = START_SECONDS + job.limit * MOST_STEPS;
     job.event_bytes = run_event_bytes(task->run);
@@ -251,11 +251,11 @@ static bool do_run(tw_task *task, tw_text *text, tw_error *error) {
         tw_fail(error, "the run gave no result");
         ended = TW_FAILED;
     }
-    static const char *const statuses[] = {[TW_ENDED] = "ok",
-                                           [TW_FAILED] = "failed",
-                                           [TW_CRASHED] = "crashed",
-                                           [TW_NO_MEMORY] = "out_of_memory",
-                                           [TW_TIMED_OUT] = "timed_out"};
+    static const char *const statuses[] = {[TW_ENDED] = RUN_STATUS_OK,
+                                           [TW_FAILED] = RUN_STATUS_FAILED,
+                                           [TW_CRASHED] = RUN_STATUS_CRASHED,
+                                           [TW_NO_MEMORY] = RUN_STATUS_OUT_OF_MEMORY,
+                                           [TW_TIMED_OUT] = RUN_STATUS_TIMED_OUT};
     run_result(task, statuses[ended], ended == TW_ENDED ? "" : error->text, text);
     return true;
 }
@@ -278,7 +278,7 @@ bool tw_task_do(tw_task *task, bool (*cancelled)(void *self), void *self, tw_tex
     task->cancelled = cancelled, task->self = self;
     if (!task->run) return do_batches(task, result, error);
     if (!lacks(task, error)) return do_run(task, result, error);
-    run_result(task, "refused", error->text, result);
+    run_result(task, RUN_STATUS_REFUSED, error->text, result);
     return true;
 }
 

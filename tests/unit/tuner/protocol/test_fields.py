@@ -1,6 +1,7 @@
 """The messages of the worker protocol have the same fields in Python, C and JavaScript.
 
-Python's dataclasses define them. C and JavaScript repeat the names by hand.
+Python's dataclasses define them. C and JavaScript repeat the names by hand; numbers and words are
+generated from Python.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tilewright.tuner.protocol.batches import (
     MeasureResult,
     RepeatSettings,
 )
+from tilewright.tuner.protocol.generate import HEADER, MODULE, SHARED
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TimesAt
 from tilewright.tuner.protocol.run_results import RunResult
 from tilewright.tuner.protocol.runs import (
@@ -36,7 +38,6 @@ from tilewright.tuner.protocol.runs import (
     RunRequest,
     SpeedsWork,
 )
-from tilewright.tuner.protocol.version import PROTOCOL
 
 ROOT = Path(__file__).parents[4]
 
@@ -57,11 +58,13 @@ def harness() -> str:
         for path in (ROOT / package).rglob("harness.h")
         if "build" not in path.parts
     ]
-    return "\n".join(path.read_text() for path in sorted(header.parent.glob("*.[ch]")))
+    files = (path for path in sorted(header.parent.glob("*.[ch]")) if path.name != HEADER.name)
+    return "\n".join(path.read_text() for path in files)
 
 
 def browser() -> str:
-    return "\n".join(path.read_text() for path in (ROOT / "service/browser").glob("*.mjs"))
+    files = ROOT.glob("service/browser/*.mjs")
+    return "\n".join(path.read_text() for path in files if path.name != MODULE.name)
 
 
 def fields(kind: type) -> set[str]:
@@ -86,8 +89,10 @@ def plan_fields() -> set[str]:
 
 
 @pytest.mark.parametrize("source", [harness, browser])
-def test_the_protocol_number_is_pythons(source: Any) -> None:
-    assert re.findall(r"\bPROTOCOL = (\d+)", source()) == [str(PROTOCOL)]
+def test_shared_definitions_are_not_repeated_by_hand(source: Any) -> None:
+    names = "|".join(name for names in SHARED.values() for name in names)
+    assert re.findall(rf"\b(?:#define (?:{names})\b|(?:{names}) =(?!=))", source()) == []
+    assert re.search(r"\bPROTOCOL\b", source()), "they are used"
 
 
 @pytest.mark.parametrize("kind", RESULTS)
