@@ -14,11 +14,8 @@ COPY compiler compiler
 COPY tuner tuner
 COPY db db
 COPY service service
-# the C runtime is compiled here and lies in the wheel: no later image needs a compiler
+# the C runtime and the harness are compiled here and lie in the wheel: no later image needs a compiler
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# nor for the harness, which runs candidates
-RUN pip install --no-cache-dir /wheels/*.whl \
- && python -c "from pathlib import Path; from tilewright.tuner.measure.harness.build import local_harness; local_harness(Path('/harness'))"
 
 FROM python:3.12-slim AS base
 ENV PYTHONUNBUFFERED=1
@@ -32,7 +29,6 @@ COPY --from=build /wheels /wheels
 
 FROM base AS worker
 RUN pip install --no-cache-dir /wheels/*.whl && rm -r /wheels
-COPY --from=build /harness /usr/local/lib/python3.12/site-packages/tilewright/tuner/measure/harness
 USER worker
 WORKDIR /var/lib/tilewright-worker
 ENV TILEWRIGHT_SPOOL=/var/lib/tilewright-worker
@@ -47,7 +43,6 @@ RUN apt-get update \
  && wheel=$(echo /wheels/*.whl) \
  && pip install --no-cache-dir "tilewright[all,dask,s3] @ file://${wheel}" \
  && rm -r /wheels
-COPY --from=build /harness /usr/local/lib/python3.12/site-packages/tilewright/tuner/measure/harness
 USER tilewright
 WORKDIR /var/lib/tilewright
 # the records outlive the container: they lie in the volume

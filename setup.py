@@ -1,13 +1,18 @@
-"""Build the C runtime and the generated files; all other settings are in pyproject.toml.
+"""Build the C runtime, the harness and the generated files; all other settings are in pyproject.toml.
 
-The library contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
-building it needs no Python headers. It is compiled here and not on the device.
+The C runtime contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
+building it needs no Python headers. It is compiled here and not on the device. The harness of this
+machine is a program next to its sources.
 """
 
 import runpy
+import subprocess
+import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 NATIVE = "tilewright/compiler/runtime/native"
 
@@ -15,7 +20,27 @@ NATIVE = "tilewright/compiler/runtime/native"
 for generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
     runpy.run_path(f"tilewright/{generator}", run_name="__main__")
 
+sys.path.insert(0, str(Path(__file__).parent))
+from tilewright.tuner.measure.harness.binary import build_into_package  # noqa: E402
+
+
+class BuildExtensions(build_ext):
+    """Builds the harness, too. If that fails, it is built at its first use."""
+
+    def run(self) -> None:
+        super().run()
+        if sys.platform != "linux":
+            return
+        library = self.get_ext_fullpath("tilewright.tuner.measure.harness.any")
+        try:
+            build_into_package(Path(library).parent)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", None) or str(error).encode()
+            self.warn(f"the harness is not built: {said.decode(errors='replace')}")
+
+
 setup(
+    cmdclass={"build_ext": BuildExtensions},
     ext_modules=[
         Extension(
             "tilewright.compiler.runtime._native",
@@ -30,5 +55,5 @@ setup(
             ],
             extra_link_args=["-pthread"],
         )
-    ]
+    ],
 )

@@ -24,13 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tilewright.compiler.runtime.native_build import FLAGS, SOURCES
-from tilewright.tuner.measure.harness.build import (
-    STATIC,
-    TARGETS,
-    build,
-    harness_path,
-    zig_compiler,
-)
+from tilewright.tuner.measure.harness.binary import STATIC, build, harness_path
+from tilewright.tuner.measure.harness.build import TARGETS, zig_compiler
 
 ROOT = Path(__file__).parents[1]
 # copied, the links in tilewright/ are folders
@@ -87,7 +82,7 @@ def compile_runtime(
 def copy_sources(source: Path, version: str | None = None) -> None:
     """Copy what a distribution is built from into a new folder, as of another version if stated."""
     source.mkdir()
-    ignore = shutil.ignore_patterns("__pycache__", "*.so", "build", "*.egg-info")
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "harness-*", "build", "*.egg-info")
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, source / part, ignore=ignore)
@@ -131,11 +126,18 @@ def build_sdist(source: Path, output: Path) -> Path:
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel but its list of them and the C runtime, by name."""
+    """The files of a wheel by name, without its list of them and what was compiled."""
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        dropped = ("/RECORD", ".so")
-        return {name: archive.read(name) for name in names if not name.endswith(dropped)}
+        return {
+            name: archive.read(name)
+            for name in archive.namelist()
+            if not name.endswith(("/", "/RECORD")) and not is_binary(name)
+        }
+
+
+def is_binary(name: str) -> bool:
+    """Whether a file of a wheel was compiled: the C runtime, or a harness."""
+    return name.endswith(".so") or name.startswith(f"{HARNESSES}/harness-")
 
 
 def tagged(files: Mapping[str, bytes], tags: Sequence[str], pure: bool) -> dict[str, bytes]:
@@ -154,7 +156,7 @@ def write_wheel(files: Mapping[str, bytes], path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {**files, record: _record(files, record)}.items():
             entry = zipfile.ZipInfo(name, DATE)
-            entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
+            entry.external_attr = (0o755 if is_binary(name) else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
 

@@ -141,7 +141,9 @@ def _files(root: Path, folder: Path) -> Iterator[Path]:
         yield from (
             Path(parent, name)
             for name in names
-            if not name.endswith((".so", ".pyc", ".d.ts")) and str(inside / name) not in _NO_SOURCE
+            if not name.endswith((".so", ".pyc", ".d.ts"))
+            and not name.startswith("harness-")
+            and str(inside / name) not in _NO_SOURCE
         )
 
 

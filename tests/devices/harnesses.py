@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.devices.emulators import zig_environment
-from tilewright.tuner.measure.harness.build import build, harness_path, zig_compiler
+from tilewright.tuner.measure.harness.binary import build, harness_path
+from tilewright.tuner.measure.harness.build import zig_compiler
 from tilewright.tuner.measure.harness.command import target_of
 
 

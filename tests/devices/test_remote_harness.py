@@ -17,7 +17,7 @@ from tests.devices.harnesses import put_harness
 from tests.devices.machines import CORTEX_A15, CORTEX_A72, RISCV64
 from tests.devices.packages import UnavailableError
 from tests.devices.test_jobs import TOLERANCE, save_model
-from tilewright.tuner.measure.harness.build import harness_path
+from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.command import target_of
 
 TRIALS = 4

@@ -5,16 +5,32 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 
 from deploy import wheels
-from deploy.wheels import LIBRARY, PLATFORMS, ROOT, Platform, make_wheels
+from deploy.wheels import (
+    HARNESSES,
+    LIBRARY,
+    PLATFORMS,
+    ROOT,
+    Platform,
+    contents,
+    copy_sources,
+    make_wheels,
+)
 from tilewright.tuner.measure.harness import build as harness_build
-from tilewright.tuner.measure.harness.build import HarnessError, harness, harness_path
+from tilewright.tuner.measure.harness.binary import harness_path
+from tilewright.tuner.measure.harness.build import HarnessError, harness
 
 INFORMATION = "tilewright-1.0.dist-info"
 MADE = {
@@ -113,7 +129,8 @@ def test_wheels_have_every_file_of_a_package_and_what_is_stated_is_there() -> No
     assert (ROOT / "tilewright" / "py.typed").exists(), "the package is said to be typed"
     for folder in folders:
         for path in folder.rglob("*"):
-            if path.is_file() and path.suffix not in (".pyc", ".so"):
+            compiled = path.suffix in (".pyc", ".so") or path.name.startswith("harness-")
+            if path.is_file() and not compiled:
                 module = path.suffix == ".py" and path.parent in packages
                 assert module or path in named, f"no wheel has {path.relative_to(ROOT)}"
 
@@ -126,14 +143,7 @@ def test_a_harness_of_a_wheel_needs_no_compiler(
     package.mkdir()
     harness_path("riscv64", package).write_bytes(b"a binary")
     (package / "harness-armv7-0123456789abcdef").write_bytes(b"of other sources")
-    original = harness_build.harness_path
-    monkeypatch.setattr(
-        harness_build,
-        "harness_path",
-        lambda target, folder: original(
-            target, package if folder == harness_build.FOLDER else folder
-        ),
-    )
+    monkeypatch.setattr(harness_build, "PACKAGED", package)
     monkeypatch.setattr(harness_build, "zig_compiler", lambda target: ["no-such-compiler"])
     found = harness("riscv64", tmp_path / "spool")
     assert found.read_bytes() == b"a binary" and found.stat().st_mode & 0o100
@@ -141,3 +151,50 @@ def test_a_harness_of_a_wheel_needs_no_compiler(
     assert harness("riscv64", tmp_path / "unused").parent == package, "it can be run where it is"
     with pytest.raises(HarnessError, match="the harness for armv7 cannot be compiled"):
         harness("armv7", tmp_path / "spool")
+
+
+COMPILER = """#!/bin/sh
+case "$*" in *REFUSED*) echo "error: REFUSED" >&2; exit 1;; esac
+while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
+echo compiled > "$output" && chmod 755 "$output"
+"""
+"""Refuses a command with the word REFUSED, and makes a file of any other."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the harness is for Linux")
+@pytest.mark.skipif(
+    int(setuptools.__version__.split(".")[0]) < 77, reason="setuptools 77 reads pyproject.toml"
+)
+@pytest.mark.parametrize("refused", ["-nothing-", " -static ", " -lm "])
+def test_a_wheel_of_the_sdist_has_the_harness_of_its_machine(refused: str, tmp_path: Path) -> None:
+    """A C library without a static form makes a dynamic harness, and a compiler that cannot build
+    one does not stop the installation."""
+    source = tmp_path / "source"
+    copy_sources(source)
+    (tmp_path / "gcc").write_text(COMPILER.replace("*REFUSED*", f'*"{refused}"*'))
+    (tmp_path / "gcc").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(setuptools.__file__).parents[1]),
+        "CC": str(tmp_path / "gcc"),
+        "LDSHARED": f"{tmp_path}/gcc -shared",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+
+    def run(command: str, folder: Path) -> Path:
+        """Run a command of setup.py, and return the path of its result."""
+        arguments = [sys.executable, "setup.py", "-q", command, "-d", str(tmp_path / command)]
+        subprocess.run(arguments, cwd=folder, env=environment, check=True, capture_output=True)
+        (made,) = (tmp_path / command).iterdir()
+        return made
+
+    with tarfile.open(run("sdist", source)) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    built = run("bdist_wheel", unpacked)
+    with zipfile.ZipFile(built) as archive:
+        binaries = [each for each in archive.infolist() if "/harness-" in each.filename]
+    found = {each.filename: each.external_attr >> 16 & 0o111 for each in binaries}
+    name = harness_path(platform.machine().lower(), Path(HARNESSES))
+    assert found == ({} if "-lm" in refused else {str(name): 0o111})
+    assert not found.keys() & contents(built).keys()

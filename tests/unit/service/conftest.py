@@ -35,7 +35,7 @@ from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.service.worker import process as worker_process
 from tilewright.service.worker.options import WorkerOptions
-from tilewright.tuner.measure.harness.build import build, host_compiler
+from tilewright.tuner.measure.harness.binary import build, host_compiler
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tilewright.compiler.bindings.c_library.toolchain import wasm_toolchain
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.compiler.targets.target import Target
-from tilewright.tuner.measure.harness.build import host_compiler
+from tilewright.tuner.measure.harness.binary import host_compiler
 
 
 def library_of(source: str, folder: Path) -> bytes:

@@ -11,19 +11,22 @@ import pytest
 
 from tilewright.compiler.targets.families import family_of
 from tilewright.tuner.measure.harness import build as harness_build
-from tilewright.tuner.measure.harness.build import (
-    TARGETS,
-    HarnessError,
-    harness,
-    harness_path,
-    local_harness,
-)
+from tilewright.tuner.measure.harness.binary import harness_path
+from tilewright.tuner.measure.harness.build import TARGETS, HarnessError, harness, local_harness
 from tilewright.tuner.measure.local_runner import LocalRunner
 
 FAMILY = family_of(platform.machine())
 pytestmark = pytest.mark.skipif(
     FAMILY is None or FAMILY.name not in TARGETS, reason="no harness runs here"
 )
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package without a harness."""
+    monkeypatch.setattr(harness_build, "PACKAGED", tmp_path / "package")
+    (tmp_path / "package").mkdir()
+    return tmp_path / "package"
 
 
 @pytest.fixture
@@ -51,6 +54,20 @@ def test_the_first_use_builds_and_the_second_does_not(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(harness_build, "_has_zig", lambda: False)
     assert local_harness(tmp_path / "kept") == first
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+def test_a_harness_that_was_built_with_the_package_is_found_by_the_systems_name(
+    mode: int, package: Path, caches: Path, tmp_path: Path
+) -> None:
+    """Without the right to execute it, it is copied."""
+    other = next(family for family in map(family_of, TARGETS) if family and family.machines)
+    packaged = harness_path(other.machines[-1], package)
+    packaged.write_bytes(b"a binary")
+    packaged.chmod(mode)
+    found = harness(other.name, caches)
+    assert found == (packaged if mode & 0o111 else harness_path(other.name, caches))
+    assert os.access(found, os.X_OK) and found.read_bytes() == b"a binary"
 
 
 def test_a_machine_without_a_compiler_names_the_remedies(caches: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from tests.unit.service.kernel_code import library_of
 from tilewright.tuner.measure.harness import local
-from tilewright.tuner.measure.harness.build import harness, harness_folder, harness_path
+from tilewright.tuner.measure.harness.binary import harness_path
+from tilewright.tuner.measure.harness.build import harness, harness_folder
 from tilewright.tuner.measure.harness.local import cache_room, sweep
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.statistics import Outcome

@@ -22,7 +22,7 @@ from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.runtime.native_build import SOURCES
 from tilewright.compiler.targets.host import host_target
 from tilewright.service.jobs.device.device import Loadable
-from tilewright.tuner.measure.harness.build import FOLDER
+from tilewright.tuner.measure.harness.binary import FOLDER
 from tilewright.tuner.measure.local_runner import LocalRunner
 from tilewright.tuner.measure.model_runs import draw_inputs
 from tilewright.tuner.measure.roofline import probe_library, vector_bytes

@@ -1,32 +1,34 @@
-"""The harness as one static binary.
+"""The harness for a device: the package's, or one that is compiled at its first use.
 
-It is C11: the sources of this folder and the C runtime, compiled by zig (`pip install ziglang`),
-which needs no system root, or for this machine by its own compiler.
+This machine's compiler builds the harness for this machine's architecture; zig (`pip install
+ziglang`), which needs no system root, builds it for each.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tilewright.compiler.errors import CompilerError
-from tilewright.compiler.runtime.native_build import SOURCES
 from tilewright.compiler.targets.families import families, family_of
+from tilewright.tuner.measure.harness.binary import (
+    FOLDER,
+    OPTIMISED,
+    STATIC,
+    build,
+    found_compiler,
+    harness_path,
+)
 
-FOLDER = Path(__file__).parent
-OPTIMISED = ("-O2", "-s")
-STATIC = (*OPTIMISED, "-static")
-"""Options of a harness that runs on every Linux."""
-
-FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D_FILE_OFFSET_BITS=64", "-pthread")
+PACKAGED = FOLDER
+"""The folder of the package's harnesses."""
 
 TARGETS = tuple(family.name for family in families() if not family.modules)
 """The kinds of devices, by the names of their architectures."""
@@ -45,67 +47,30 @@ def zig_compiler(target: str, library: str = "musl") -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", name, *processor]
 
 
-def host_compiler() -> list[str]:
-    """The command of this machine's compiler, whose binaries need its libraries.
-
-    Raises:
-        FileNotFoundError: if no compiler is found.
-    """
-    found = _found_compiler()
-    if found is None:
-        raise FileNotFoundError("there is no C compiler: pip install ziglang")
-    return [found]
-
-
-def build(
-    compiler: Sequence[str], output: Path, environment: Mapping[str, str] | None = None
-) -> None:
-    """Compile the harness.
-
-    Args:
-        compiler: its command, with options.
-        environment: in which it runs; None: this process's.
-
-    Raises:
-        CalledProcessError: if the compiler fails; `stderr` has its messages.
-    """
-    sources = [*sorted(FOLDER.glob("*.c")), *SOURCES]
-    command = [*compiler, *FLAGS, *map(str, sources), "-lm", "-o", str(output)]
-    subprocess.run(command, env=environment, check=True, stderr=subprocess.PIPE)
-
-
 class HarnessError(CompilerError):
     """No harness is available for a device; the message states the reason and a remedy."""
 
 
-def harness_path(target: str, folder: Path) -> Path:
-    """Where the harness of this release lies in a folder, once it is made."""
-    text = hashlib.sha256()
-    for source in [*sorted(FOLDER.glob("*.[ch]")), *SOURCES]:
-        text.update(source.read_bytes())
-    return folder / f"harness-{target}-{text.hexdigest()[:16]}"
-
-
 def harness(target: str, folder: Path) -> Path:
-    """The harness for one of TARGETS: the package's, or one that is kept in a folder.
+    """The harness for one of TARGETS: one that is kept in a folder, or the package's.
 
-    An installer may drop the right to execute a file: a packaged harness is then copied. Without
-    one, a compiler builds the harness at its first use.
-    This machine's compiler takes seconds to build one for its own architecture, zig a minute.
+    An installer may drop the right to execute a file: a packaged harness is then copied into the
+    folder. If the package has none, a compiler builds the harness there at its first use. This
+    machine's compiler takes seconds, zig a minute.
 
     Raises:
         HarnessError: if no compiler can build it, or the folder cannot be written.
     """
     path = harness_path(target, folder)
-    packaged = harness_path(target, FOLDER)
-    if os.access(packaged, os.X_OK):
-        return packaged
     if path.exists():
         return path
+    packaged = _packaged(target)
+    if packaged is not None and os.access(packaged, os.X_OK):
+        return packaged
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if packaged.exists():
+        if packaged is not None:
             shutil.copyfile(packaged, made)
             made.chmod(0o755)
         else:
@@ -115,6 +80,15 @@ def harness(target: str, folder: Path) -> Path:
         made.unlink(missing_ok=True)
         raise HarnessError(f"the harness for {target} cannot be written: {error}") from error
     return path
+
+
+def _packaged(target: str) -> Path | None:
+    """The package's harness for one of TARGETS. Its name has the target or, if it was built with
+    the package, this machine's own name of its architecture."""
+    family = family_of(target)
+    assert family is not None
+    paths = (harness_path(name, PACKAGED) for name in (family.name, *family.machines))
+    return next((path for path in paths if path.exists()), None)
 
 
 def local_harness(folder: Path) -> Path:
@@ -178,7 +152,7 @@ def _build_with_any(target: str, output: Path) -> None:
 
 def _commands(target: str) -> Iterator[list[str]]:
     """The compilers that may build a harness, the quickest first."""
-    compiler = _found_compiler() if _is_own(target) else None
+    compiler = found_compiler() if _is_own(target) else None
     if compiler is not None:
         yield [compiler, *STATIC]
     if _has_zig():
@@ -194,7 +168,3 @@ def _is_own(target: str) -> bool:
 
 def _has_zig() -> bool:
     return importlib.util.find_spec("ziglang") is not None
-
-
-def _found_compiler() -> str | None:
-    return next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tilewright.tuner.measure.harness.build import FLAGS, FOLDER, host_compiler
+from tilewright.tuner.measure.harness.binary import FLAGS, FOLDER, host_compiler
 
 PARTS = (
     "text",

@@ -21,7 +21,7 @@ import pytest
 from tests.unit.service.worker.harness_parts import ENVIRONMENT
 from tilewright.compiler.codegen.link import link_shared
 from tilewright.service.worker.heat import Heat
-from tilewright.tuner.measure.harness.build import host_compiler
+from tilewright.tuner.measure.harness.binary import host_compiler
 from tilewright.tuner.measure.statistics import Comparison, may_be_faster
 
 REFUSED = 1

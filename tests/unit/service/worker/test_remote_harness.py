@@ -28,7 +28,7 @@ from tilewright.db.stores.workers import Health
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.harness import driver as remote_harness
-from tilewright.tuner.measure.harness.build import harness_path
+from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.command import DeviceCommand, DeviceLost, ViaError, target_of
 from tilewright.tuner.measure.harness.driver import (
     Blob,
