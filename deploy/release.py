@@ -1,7 +1,7 @@
 """A release: an sdist and wheels, each checked in a clean environment: `python -m deploy.release`.
 
 The version is the tag on the commit. A commit without a tag is a development version of the version
-in pyproject.toml.
+in pyproject.toml. The release notes are the version's section of CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 from deploy.wheels import (
     ANY,
+    HARNESSES,
     LIBRARY,
     PLATFORMS,
     ROOT,
@@ -34,28 +35,41 @@ from deploy.wheels import (
     build_sdist,
     contents,
     copy_sources,
+    is_binary,
     make_wheels,
 )
+from tilewright.tuner.measure.harness.binary import harness_path
 from tilewright.tuner.measure.harness.build import TARGETS
 
 MACHINES = {"x86_64": 62, "aarch64": 183, "armv7l": 40, "riscv64": 243}
 """ELF's numbers of the processors that platforms' tags end with."""
 
+NOTES = "release-notes.md"
+
 CHECK = """
+import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 import numpy as np
 import tilewright
 from tilewright.compiler.runtime import native
+from tilewright.tuner.measure.harness.binary import FOLDER
+from tilewright.tuner.measure.harness.build import harness_folder, local_harness
+from tilewright.tuner.measure.harness.local import harness_here
 
 installed, artifact, arrays = version("tilewright"), sys.argv[2], np.load(sys.argv[3])
-assert installed == sys.argv[1], f"version {installed}"
+assert installed == tilewright.__version__ == sys.argv[1], f"version {installed}"
 executable = tilewright.load_artifact(artifact)
 found = executable.run({port.name: arrays[port.name] for port in executable.inputs})
 for name, output in zip(executable.output_names, found, strict=True):
     assert np.array_equal(output, arrays[name]), f"output {name} is another"
 others = {name.partition(".")[0] for name in sys.modules} & {"onnx", "llvmlite", "pydantic", "rich"}
 assert not others, f"{others} were imported"
+os.environ["XDG_CACHE_HOME"] = os.path.abspath("caches")
+assert local_harness(harness_folder(os.environ)).parent == FOLDER, "there is no harness"
+with harness_here(print) as harness:
+    assert harness.readings(1)[0].arithmetic_seconds > 0, "the harness measures nothing"
 """
 """Program for the new environment. Arguments: version, artifact, inputs with outputs."""
 
@@ -85,7 +99,7 @@ def version_here() -> str:
 
     Raises:
         ReleaseError: if there are changes, if the tag is another version than pyproject.toml's, or
-            if a tagged version has no heading in the changelog.
+            if the version has no release notes.
     """
     if _git("status", "--porcelain"):
         raise ReleaseError("the working tree has changes: a release is of a commit")
@@ -93,10 +107,27 @@ def version_here() -> str:
     tags = _git("tag", "--points-at", "HEAD").split()
     commits = int(_git("rev-list", "--count", "HEAD"))
     version = version_of(declared, tags, commits, _git("rev-parse", "--short=9", "HEAD"))
-    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    if version == declared and version not in headings:
-        raise ReleaseError(f"CHANGELOG.md has no heading '## {version}'")
+    notes_of(version)
     return version
+
+
+def notes_of(version: str) -> str:
+    """The release notes of a version: its section of the changelog, or the newest section for a
+    development version.
+
+    Raises:
+        ReleaseError: if the changelog has no such section, or the section of a release lacks the
+            date.
+    """
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    for heading, _, body in (section.partition("\n") for section in sections):
+        if ".dev" in version:
+            return body.strip() + "\n"
+        if heading.strip("[").split("]")[0].split()[:1] == [version]:
+            if not re.search(r"\d{4}-\d\d-\d\d", heading):
+                raise ReleaseError(f"the heading '## {heading}' of CHANGELOG.md has no date")
+            return body.strip() + "\n"
+    raise ReleaseError(f"CHANGELOG.md has no heading '## {version}'")
 
 
 def _git(*arguments: str) -> str:
@@ -108,7 +139,7 @@ def _git(*arguments: str) -> str:
 
 
 def check_wheel(path: Path, version: str) -> None:
-    """Raises ReleaseError unless name, metadata, tags, list and library of a wheel agree."""
+    """Raises ReleaseError unless name, metadata, tags, list and binaries of a wheel agree."""
     name, stated, python, abi, tags = path.name.removesuffix(".whl").split("-")
     if (name, stated) != ("tilewright", version):
         raise ReleaseError(f"{path.name} is not of version {version}")
@@ -127,6 +158,12 @@ def check_wheel(path: Path, version: str) -> None:
         raise ReleaseError(f"{path.name} has the libraries {libraries}")
     if libraries:
         _check_library(path.name, files[LIBRARY], tags.split(".")[0])
+    harnesses = {str(harness_path(target, Path(HARNESSES))): target for target in TARGETS}
+    if {*filter(is_binary, files)} - {LIBRARY} != {*harnesses}:
+        raise ReleaseError(f"{path.name} has not the harnesses for {', '.join(TARGETS)}")
+    for entry, target in harnesses.items():
+        if not _is_for(files[entry], target):
+            raise ReleaseError(f"the harness for {target} of {path.name} is not of its processor")
 
 
 def _check_list(name: str, files: dict[str, bytes], record: str) -> None:
@@ -143,9 +180,7 @@ def _check_list(name: str, files: dict[str, bytes], record: str) -> None:
 
 def _check_library(name: str, library: bytes, tag: str) -> None:
     """Check that a library is for the tag's processor, and needs at most the tag's C library."""
-    machine = int.from_bytes(library[18:20], "little")
-    wanted = next(number for ending, number in MACHINES.items() if tag.endswith(ending))
-    if library[:4] != b"\x7fELF" or machine != wanted:
+    if not _is_for(library, next(name for name in MACHINES if tag.endswith(name))):
         raise ReleaseError(f"the library of {name} is not of its processor")
     needed = [
         tuple(map(int, each.split(b"."))) for each in re.findall(rb"GLIBC_(\d+\.\d+)", library)
@@ -155,6 +190,12 @@ def _check_library(name: str, library: bytes, tag: str) -> None:
     if needed and max(needed) > newest:
         least = ".".join(map(str, max(needed)))
         raise ReleaseError(f"the library of {name} needs glibc {least}")
+
+
+def _is_for(binary: bytes, machine: str) -> bool:
+    """Whether a binary is for a processor, by a name of MACHINES or of TARGETS."""
+    number = next(number for name, number in MACHINES.items() if name.startswith(machine))
+    return binary[:4] == b"\x7fELF" and int.from_bytes(binary[18:20], "little") == number
 
 
 # -- clean environments -----------------------------------------------------------------------
@@ -190,15 +231,16 @@ class Clean:
         quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
         _run([str(self._bin / "python"), "-m", "pip", "install", *quiet, what])
 
-    def run(self, *command: str) -> None:
-        """Run a program of the environment, far from the sources. Raises ReleaseError.
+    def run(self, *command: str) -> str:
+        """Run a program of the environment, far from the sources; return its output. Raises
+        ReleaseError.
 
         It starts among packages of a user's own, with the names of this repository's folders.
         """
-        _run([str(self._bin / command[0]), *command[1:]], self._here)
+        return _run([str(self._bin / command[0]), *command[1:]], self._here)
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> None:
+def _run(command: Sequence[str], folder: Path | None = None) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -206,6 +248,7 @@ def _run(command: Sequence[str], folder: Path | None = None) -> None:
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise ReleaseError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{tail}")
+    return done.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +310,12 @@ def check_installed(what: Path, python: str, version: str, sample: Sample, folde
     clean.run("tilewright-worker", "--help")
 
 
-def check_everything(what: Path, python: str, sample: Sample, folder: Path) -> None:
+def check_everything(what: Path, python: str, version: str, sample: Sample, folder: Path) -> None:
     """Install a file with `[all]`, and compile and run the sample's model there."""
     clean = Clean(folder, python)
     clean.install(f"{what}[all]")
+    if version not in (said := clean.run("tilewright", "--version")).split():
+        raise ReleaseError(f"tilewright --version says '{said.strip()}' of {version}")
     made, outputs = str(folder / "made"), str(folder / "outputs.npz")
     clean.run("tilewright", "compile", str(sample.model), "--dim", "batch=4", "-o", made)
     clean.run("tilewright", "run", made, "--inputs", str(sample.inputs), "--outputs", outputs)
@@ -313,6 +358,7 @@ def release(output: Path, version: str, platforms: Sequence[Platform], everythin
     output.mkdir(parents=True, exist_ok=True)
     if left := sorted(path.name for path in output.iterdir()):
         raise ReleaseError(f"{output} is not empty: {left[0]}")
+    (output / NOTES).write_text(notes_of(version))
     with TemporaryDirectory() as temporary:
         copy_sources(Path(temporary) / "source", version)
         sdist = build_sdist(Path(temporary) / "source", output)
@@ -334,14 +380,14 @@ def release(output: Path, version: str, platforms: Sequence[Platform], everythin
             if everything and number == 0:
                 for path in ours:
                     with TemporaryDirectory() as folder:
-                        check_everything(path, python, sample, Path(folder))
+                        check_everything(path, python, version, sample, Path(folder))
                     print(f"{path.name}[all] compiles and runs", flush=True)
 
 
 def _install(path: Path, python: str, version: str, sample: Sample, name: str) -> None:
     with TemporaryDirectory() as temporary:
         check_installed(path, python, version, sample, Path(temporary))
-    print(f"{name}: installed alone, runs an artifact", flush=True)
+    print(f"{name}: installed alone, runs an artifact and the harness", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,8 +12,18 @@ import pytest
 
 from deploy import release as releasing
 from deploy import wheels
-from deploy.release import Clean, ReleaseError, check_wheel, release, version_here, version_of
-from deploy.wheels import LIBRARY, copy_sources, tagged, write_wheel
+from deploy.release import (
+    Clean,
+    ReleaseError,
+    check_wheel,
+    notes_of,
+    release,
+    version_here,
+    version_of,
+)
+from deploy.wheels import HARNESSES, LIBRARY, copy_sources, tagged, write_wheel
+from tilewright.tuner.measure.harness.binary import harness_path
+from tilewright.tuner.measure.harness.build import TARGETS
 
 INFORMATION = "tilewright-1.0.dist-info"
 TAGS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64")
@@ -24,11 +34,16 @@ def elf(machine: int = 62, needed: bytes = b"GLIBC_2.2.5\0GLIBC_2.17") -> bytes:
     return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + needed
 
 
+HARNESS = {target: str(harness_path(target, Path(HARNESSES))) for target in TARGETS}
 FILES = {
     "compiler/__init__.py": b"",
     f"{INFORMATION}/METADATA": b"Metadata-Version: 2.4\nName: tilewright\nVersion: 1.0\n",
     f"{INFORMATION}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: old\n",
     LIBRARY: elf(),
+    **{
+        HARNESS[target]: elf({"aarch64": 183, "armv7": 40, "riscv64": 243, "x86_64": 62}[target])
+        for target in TARGETS
+    },
 }
 
 
@@ -48,6 +63,8 @@ def test_a_wheel_that_is_whole(tmp_path: Path) -> None:
         ({LIBRARY: b"MZ" + elf()[2:]}, "not of its processor"),
         ({LIBRARY: elf(needed=b"GLIBC_2.9\0GLIBC_2.28")}, "needs glibc 2.28"),
         ({"compiler/other.so": b""}, "has the libraries"),
+        ({f"{HARNESSES}/harness-armv7-0123456789abcdef": elf(40)}, "has not the harnesses for"),
+        ({HARNESS["riscv64"]: elf(62)}, "the harness for riscv64 .* is not of its processor"),
         ({f"{INFORMATION}/METADATA": b"Name: tilewright\nVersion: 1.1\n"}, "another version"),
     ],
 )
@@ -102,14 +119,31 @@ def test_a_tag_needs_a_heading_and_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(releasing, "ROOT", tmp_path)
-    repository(tmp_path, "# Changelog\n\n## Unreleased\n")
-    assert version_here().startswith("1.2.dev1+g")
+    repository(tmp_path, "# Changelog\n\n## Unreleased\n\n### Models\n\n- More.\n")
+    version = version_here()
+    assert version.startswith("1.2.dev1+g")
+    assert notes_of(version) == "### Models\n\n- More.\n"
     subprocess.run(["git", "tag", "v1.2"], cwd=tmp_path, check=True)
     with pytest.raises(ReleaseError, match=r"no heading '## 1\.2'"):
         version_here()
     (tmp_path / "CHANGELOG.md").write_text("## 1.2 - 2027-01-01\n")
     with pytest.raises(ReleaseError, match="has changes"):
         version_here()
+
+
+def test_the_notes_of_a_release_are_its_dated_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releasing, "ROOT", tmp_path)
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text(
+        "# Changelog\n\n## Unreleased\n\n- New.\n\n## 1.2 - 2027-01-01\n\n### Models\n\n- More.\n\n"
+        "## [1.1] - unreleased\n\n- Old.\n"
+    )
+    assert notes_of("1.2") == "### Models\n\n- More.\n"
+    assert notes_of("1.2.dev7+gabc") == "- New.\n"
+    with pytest.raises(ReleaseError, match=r"'## \[1\.1\] - unreleased' .* has no date"):
+        notes_of("1.1")
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
