@@ -53,10 +53,10 @@ class LookupChanges(Protocol):
         answer is not known at once."""
 
     async def read(self) -> Collection[str] | None:
-        """The keys that have changed since the last call, one call at a time.
+        """The keys that have changed since the last call. One call at a time.
 
-        None means that anything may have: at the first call, and after a connection broke or too
-        much happened. Raises StorageError.
+        None means that any key may have changed: at the first call, after a connection broke, or
+        after too many changes. Raises StorageError.
         """
 
     async def close(self) -> None:
@@ -64,7 +64,7 @@ class LookupChanges(Protocol):
 
 
 def open_changes(engine: sa.Engine) -> LookupChanges:
-    """The changes of a database. It connects at the first call."""
+    """The source of a database's changes. It connects at the first call."""
     return PostgresChanges(engine) if engine.dialect.name == "postgresql" else SqliteChanges(engine)
 
 
@@ -75,7 +75,8 @@ class _Rows:
         self.last = 0
 
     def keys(self, rows: Collection[tuple[int, str]]) -> Collection[str] | None:
-        """Of all rows behind the last that are there; None if some are not any more."""
+        """The keys of all rows after the last one read; None if some of these rows are already
+        deleted."""
         if not rows:
             return ()
         serials, keys = zip(*rows, strict=True)

@@ -105,7 +105,8 @@ def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def together(engine: sa.Engine) -> Iterator[None]:
-    """Make all writes and reads of this thread inside, through any stores, one transaction.
+    """Combine all reads and writes of this thread inside the context, in any store, into one
+    transaction.
 
     It commits at the end, and nothing is saved if anything fails. Keep it short: on SQLite no other
     transaction writes meanwhile.

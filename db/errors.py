@@ -43,7 +43,7 @@ class NotFoundError(DatabaseError):
 
 
 class AmbiguousIdError(NotFoundError):
-    """Several ids begin like the one that was given."""
+    """Several ids have the given prefix."""
 
     def __init__(self, what: str, key: str, found: str) -> None:
         super().__init__(what, key)
@@ -51,11 +51,11 @@ class AmbiguousIdError(NotFoundError):
 
 
 class PositionError(DatabaseError):
-    """A page was requested behind a position that no row of the list can have."""
+    """A page was requested after a position that no row of the list can have."""
 
 
 class KeyMismatchError(DatabaseError):
-    """An idempotency key was used before for another request."""
+    """An idempotency key was used earlier for another request."""
 
 
 class KeyInFlightError(DatabaseError):
@@ -63,7 +63,7 @@ class KeyInFlightError(DatabaseError):
 
 
 class QuotaError(DatabaseError):
-    """The caller's token has as much of something as it may have.
+    """The caller's token has reached a quota.
 
     Attributes:
         quota: which quota, for machines: "open-jobs".
@@ -77,7 +77,8 @@ class QuotaError(DatabaseError):
 
 
 class StateError(DatabaseError):
-    """The transition table has no such step: a finished job does not start again."""
+    """The transition table does not contain this step; for example, a finished job does not start
+    again."""
 
 
 class StaleLeaseError(DatabaseError):

@@ -27,10 +27,10 @@ KEPT = 1000
 """Rows of `notices` that stay: a reader further behind assumes that everything changed."""
 
 POLL_SECONDS = 0.02
-"""How often the SQLite file is asked whether it has changed."""
+"""Seconds between two checks whether the SQLite file has changed."""
 
 TOKENS = "tokens"
-"""The topic of tokens that were made or revoked."""
+"""The topic of created and revoked tokens."""
 
 _notices = table_of(NoticeRow)
 _jobs = table_of(JobRow)
@@ -62,7 +62,7 @@ def worker_topic(worker_id: str) -> str:
 
 
 def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
-    """Wake those who wait for these topics, once, if the connection's transaction commits."""
+    """Wake the waiters for these topics once the connection's transaction commits."""
     named = sorted(set(topics))
     if not named:
         return
@@ -78,7 +78,7 @@ def announce(connection: sa.Connection, topics: Iterable[str]) -> None:
 def topic_states(engine: sa.Engine, topics: Collection[str]) -> Mapping[str, int]:
     """A number for each topic, which differs after anything happened to the topic.
 
-    Topics that stand for nothing in the database are left out. Raises StorageError.
+    Topics without a row in the database are left out. Raises StorageError.
     """
     wanted: dict[str, list[str]] = defaultdict(list)
     for topic in topics:
@@ -116,7 +116,7 @@ class NoticeSource(Protocol):
     """Source of a process's notices. One thread uses it."""
 
     def wait(self, seconds: float) -> Sequence[str] | None:
-        """Wait at most so long for notices; returns their topics, which may be none.
+        """Wait for notices, up to a time limit; returns their topics, possibly none.
 
         None means that notices may be lost, so that anything may have changed. The first call
         returns it, and the first after a connection broke. Raises StorageError.

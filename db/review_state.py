@@ -1,4 +1,4 @@
-"""The rules of trust: whether a claim is believed, and on whose reports that rests.
+"""The rules of trust: the states of a claim, and the attestation by its reporters.
 
 A claim is a statement about speed: a schedule is the fastest of its record key, or the tuned
 program beats the untuned one in a race. Both kinds pass through the states of one table,
@@ -91,7 +91,7 @@ class Attestation(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """For people: `measured twice by one worker`."""
+        """The attestation as text for people: `measured twice by one worker`."""
         return _SENTENCES[self]
 
 
@@ -116,7 +116,8 @@ class ClaimReporter:
     owner: str
 
     def second(self, other: ClaimReporter) -> Attestation:
-        """The attestation of a claim of this reporter that another one, or the same, repeats."""
+        """The attestation of this reporter's claim after a second measurement by `other`, which may
+        be the same reporter."""
         if other.worker == self.worker:
             return Attestation.ONE_WORKER
         return Attestation.ONE_OWNER if other.owner == self.owner else Attestation.TWO_OWNERS

@@ -83,13 +83,14 @@ class Storage:
 
         Args:
             database_url: `sqlite:///FILE` or `postgresql://user:password@host/name`.
-            blob_folder: where large bytes lie; made if it is not there.
+            blob_folder: holds large bytes; created if it does not exist.
             blob_url: `s3://bucket/prefix`, for bytes that lie there instead; the folder then holds
                 what is on its way.
-            clock: the time in seconds since the epoch, for tests. Without one, what several
-                processes decide by is the database's time, and the rest this machine's.
+            clock: the time in seconds since the epoch, for tests. Without one, decisions of several
+                processes use the database's time, and everything else this machine's.
             worker_lost_seconds: silence after which a worker counts as lost.
-            worker_failures: failures of its own within an hour, that put a worker into quarantine.
+            worker_failures: number of failures caused by a worker within an hour that put it into
+                quarantine.
 
         Raises:
             DatabaseError: if it cannot be opened, is of a newer release, or is too old to migrate.
@@ -132,7 +133,7 @@ class Storage:
         )
 
     def together(self) -> AbstractContextManager[None]:
-        """Make this thread's work with stores inside one transaction (`db.engine.together`)."""
+        """Run all work of this thread with stores inside one transaction (`db.engine.together`)."""
         return together(self.engine)
 
     def close(self) -> None:
@@ -141,7 +142,8 @@ class Storage:
 
 
 def open_place(folder: Path, url: str) -> BlobBytes:
-    """Where the bytes of blobs lie: the folder, or the bucket of the URL. Raises StorageError."""
+    """The place of the bytes of blobs: the folder, or the bucket of the URL. Raises
+    StorageError."""
     if not url:
         return BlobFolder(folder)
     from tilewright.db.stores.blob_objects import BlobObjects

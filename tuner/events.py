@@ -81,7 +81,8 @@ class TaskInputs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run knows its tasks. It can be repeated from its options, its inputs and what it adopted.
+    """The tasks of a run are known. The run can be repeated from its options, its inputs and the
+    adopted requests.
 
     `adopted` are requests that an earlier process of the job sent and this one waits for, in the
     order of their numbers.

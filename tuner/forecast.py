@@ -235,7 +235,7 @@ class ForecastLog:
         self._made: list[tuple[float, int, tuple[Curve, ...]]] = []
 
     def note(self, seconds: float, trials: int, curves: Sequence[Curve]) -> None:
-        """Keep what is known `seconds` after the start, with so many trials done."""
+        """Record the state of a task `seconds` after the start, and the number of trials so far."""
         self._made.append((seconds, trials, tuple(curves)))
 
     def error(self, window_seconds: float = WINDOW_SECONDS) -> ForecastError | None:

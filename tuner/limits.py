@@ -38,7 +38,7 @@ LOST_BATCHES = 5
 def search_effort(seconds: float | None, tasks: int, points: int) -> float:
     """Share of the usual number of candidates that a search ranks.
 
-    A small budget of many tasks would be gone before their second trials. It depends on the budget
+    A small budget of many tasks would be spent before their second trials. It depends on the budget
     alone, and not on the clock: a run can be repeated.
 
     Args:
@@ -79,7 +79,7 @@ class RunLimits:
         return self._options.seconds - (self._clock() - self._started)
 
     def finals_seconds(self, tasks: int) -> float:
-        """Seconds that the comparison of the finalists of so many tasks may take."""
+        """Time limit in seconds of the comparison of the finalists of a number of tasks."""
         most = FINALS_SECONDS_PER_TASK * tasks
         if self._options.seconds is None:
             return most

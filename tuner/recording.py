@@ -31,7 +31,7 @@ class RecordedRun:
 
     `known` are the trials that the store had at the start, oldest first. `trials` are those of the
     run. `adopted` are requests that an earlier process left with the runner. If a run was killed
-    and continued, this is its last process: `known` has what the earlier ones measured.
+    and continued, this is its last process, and `known` has the measurements of the earlier ones.
     """
 
     options: TuneOptions

@@ -54,11 +54,9 @@ class TaskBoard:
         return self._by_key.get(key)
 
     def group(self) -> None:
-        """Let one task of each family be searched for all of it.
-
-        That is one with a record, else the one of which most is known, else the one that the model
-        runs most often. A task with a relative's record needs none.
-        """
+        """Select one task of each family, whose search serves all of its tasks: one with a record,
+        else the one with most trials, else the one that the model runs most often. A task with a
+        relative's record is not searched."""
         families: dict[Hashable, list[TaskState]] = {}
         for state in self._states:
             if state.relative is None:

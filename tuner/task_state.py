@@ -308,10 +308,11 @@ class TaskState:
         return found
 
     def finalists(self) -> list[Schedule]:
-        """The schedules to compare: the incumbent, the default, what a relative found, and the
+        """The schedules to compare: the incumbent, the default, a relative's best one, and the
         fastest few.
 
-        The first is what the others have to beat: the old record's schedule, else the default.
+        The first is the incumbent that the others have to beat: the old record's schedule, else the
+        default.
         """
         chosen = []
         if self.incumbent is not None and self.incumbent.schedule in self.task.space:

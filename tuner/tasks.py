@@ -1,4 +1,4 @@
-"""Tasks: what the tuner spends trials on."""
+"""Tasks: the units on which the tuner spends trials."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Task:
     """A workload in a mode, and how often the model runs it.
 
     `lower` gives the loop nest of a schedule of `space`, and raises ScheduleError if the schedule
-    does not fit. `name` is for people. Candidates are measured at `points`: at several sizes if the
-    workload has open ones; `stated` says whether a user gave them. `scale` weights its seconds: for
-    a piece of a range (`compiler.plan.intervals`), so that the pieces sum up to the weighted sum
-    over all sizes of the range.
+    does not fit. `name` is the text for users. Candidates are measured at `points`: at several
+    sizes if the workload has open ones; `stated` says whether a user gave them. `scale` weights its
+    seconds: for a piece of a range (`compiler.plan.intervals`), so that the pieces sum up to the
+    weighted sum over all sizes of the range.
     """
 
     name: str

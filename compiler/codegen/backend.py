@@ -58,7 +58,7 @@ class Library(Protocol):
         """The address of a function; raises CompilerError if the code does not define it."""
 
     def close(self) -> None:
-        """Free the code. None of its functions may run any more."""
+        """Free the code. None of its functions may be called afterwards."""
 
 
 class Backend(Protocol):

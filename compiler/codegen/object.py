@@ -89,7 +89,7 @@ class JitLibrary:
         return self._addresses[symbol]
 
     def close(self) -> None:
-        """Free the code. No function of this library may run any more."""
+        """Free the code. No function of this library may be called afterwards."""
         with _lock:
             while self._trackers:
                 self._trackers.pop().close()

@@ -112,8 +112,8 @@ SPILL_MARK = "  <- spill"
 
 
 def listing(assembly: str, target: Target) -> Iterator[str]:
-    """A module for people: functions, labels and instructions, without directives and LLVM's
-    comments; innermost loops and spills are marked. Arguments as above."""
+    """A module as text for readers: functions, labels and instructions, without directives and
+    LLVM's comments; innermost loops and spills are marked. Arguments as above."""
     syntax = target.family.syntax
     for match in _FUNCTION.finditer(assembly):
         yield f"{match['name']}:"

@@ -34,7 +34,8 @@ class Edit:
         return {node.name for node in self.source.nodes}
 
     def fresh(self, base: str) -> str:
-        """The name, or one like it, that no value and no node has."""
+        """A name that no value and no node has: `base` if it is free, or else `base` with a
+        suffix."""
         return fresh(base, self.types, self._reserved)
 
     def add(

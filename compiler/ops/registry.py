@@ -204,7 +204,7 @@ def onnx_rules() -> Mapping[tuple[str, str], OnnxRule]:
     """All ONNX rules by domain and operator type.
 
     Raises:
-        ValueError: if two have the same key.
+        ValueError: if two rules have the same domain and operator type.
     """
     found: dict[tuple[str, str], OnnxRule] = {}
     for rule in _rules():

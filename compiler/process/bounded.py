@@ -2,7 +2,7 @@
 
 A model may be of any size, malicious or merely large. A thread inside NumPy cannot be stopped, and
 the memory that it allocates belongs to the whole process. A child process is killed as soon as its
-answer is not wanted any more. Exceeding a limit is reported as a value (`NoAnswer`).
+answer is no longer needed. Exceeding a limit is reported as a value (`NoAnswer`).
 
 found = bounded.run(plan, (model,), Limits(4 << 30, 120.0), token)
 """
@@ -51,7 +51,7 @@ ALIGNMENT = 64
 
 
 class Stop(Protocol):
-    """Signals that an answer is not wanted any more; a job's token is one."""
+    """Signals that an answer is no longer needed, such as a job's token."""
 
     @property
     def cancelled(self) -> bool: ...
@@ -85,7 +85,7 @@ class NoAnswer:
     """The reason why a question has no answer.
 
     Attributes:
-        reason: the reason as a value; `ENDED` if the answer was not wanted any more.
+        reason: the reason as a value; `ENDED` if the answer was no longer needed.
         text: the reason as text.
         words: all output of the child before it ended, such as the traceback of a bug.
     """

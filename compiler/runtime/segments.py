@@ -296,7 +296,7 @@ class SegmentBoundary(Generic[P]):
         return next((facts for facts in known if facts.open and facts.holds(exact)), None)
 
     def wanted(self, exact: SegmentGuard) -> SegmentGuard:
-        """The facts of a new stage that serves one run."""
+        """The facts that a new stage assumes, derived from the exact facts of one run."""
         if self.reason or not self.ranged:
             return exact
         facts = self.reads.around(exact, self.ends, self.steps)

@@ -43,7 +43,7 @@ class RateLimitRow(Base):
 
 
 class IdempotencyRow(Base):
-    """A request that its client has named, and the first answer."""
+    """A request with an idempotency key, and its first answer."""
 
     __tablename__ = "idempotency_keys"
 

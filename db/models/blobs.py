@@ -33,7 +33,7 @@ class BlobRow(Base):
 
 
 class BlobReferenceRow(Base):
-    """A row that names a blob: the blob stays while its holder is there."""
+    """A reference to a blob. The blob is kept as long as the row of its holder exists."""
 
     __tablename__ = "blob_references"
 

@@ -1,4 +1,4 @@
-"""Claims about speed, and the jobs that were built on them."""
+"""Claims about speed, and the jobs whose artifacts use them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ClaimRow(Base):
 
 
 class ClaimUseRow(Base):
-    """A job whose artifact was built on a claim."""
+    """The use of a claim by a job's artifact."""
 
     __tablename__ = "claim_uses"
 

@@ -9,7 +9,8 @@ from tilewright.db.types import SerialId
 
 
 class SweepRow(Base):
-    """Work that one process does for all: its holder, its end, and when it was last done."""
+    """A turn: work that one process does for all, its holder, the end of the hold, and when the
+    work was last done."""
 
     __tablename__ = "sweeps"
 
@@ -20,7 +21,8 @@ class SweepRow(Base):
 
 
 class NoticeRow(Base):
-    """The last notices of SQLite transactions (`tilewright.db.notices`); PostgreSQL has NOTIFY."""
+    """The last notices of SQLite transactions (`tilewright.db.notices`). PostgreSQL uses NOTIFY
+    instead."""
 
     __tablename__ = "notices"
     # numbers that were given once are not given again: a gap shows that rows were missed
@@ -31,7 +33,7 @@ class NoticeRow(Base):
 
 
 class LookupChangeRow(Base):
-    """Keys whose lookups changed, the last few (`tilewright.db.changes`)."""
+    """The last keys with changed look-ups, a limited number of them (`tilewright.db.changes`)."""
 
     __tablename__ = "lookup_changes"
     # numbers that were given once are not given again: they show how far behind a reader is

@@ -21,7 +21,8 @@ class WorkloadRow(Base):
 
 class WorkloadShapeRow(Base):
     """Derived facts of a workload, computed when first needed: its structure without sizes, the
-    sizes, the key shared with workloads that differ in numbers alone, and its name."""
+    sizes, its readable name, and the key that it shares with workloads that differ only in numbers.
+    """
 
     __tablename__ = "workload_shapes"
     __table_args__ = (sa.Index(None, "structure", "extent"),)

@@ -20,17 +20,20 @@ from tilewright.db.stores.statements import chunks
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, TuningRecord
 
 Foreign = tuple[TuningRecord, Measurement | None]
-"""A record, and the second measurement of its schedule if there was one."""
+"""A record to import, with the second measurement of its schedule, if one exists."""
 
 
 def adopt(
     connection: sa.Connection, new: Sequence[Foreign], now: float
 ) -> Sequence[ReviewState | None]:
-    """Keep records, each served unless a faster one is known, in as many statements for many as for
-    one. The transaction is one of `changing`. Times of a range at other sizes than those of the
-    record that is served cannot be compared with it, which stays.
+    """Store imported records. Each is served unless a faster record of its key exists.
 
-    Returns the new state of each, in order; None for a record that was known before and stays.
+    The number of statements does not depend on the number of records. Call it within a transaction
+    of `changing`. If the served record of a range was measured at other sizes, the times cannot be
+    compared, and that record remains served.
+
+    Returns the new state of each record, in order; None for a record that was stored before, which
+    does not change.
     """
     rows = [_values(record, confirmation, now) for record, confirmation in new]
     known = _known(connection, [row["id"] for row in rows])

@@ -39,7 +39,8 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One act. An `actor` is a token's id, or "" for a command on the service's own machine."""
+    """One logged action. `actor` is a token's id, or "" for a command on the service's own
+    machine."""
 
     serial: int
     at: float
@@ -52,7 +53,7 @@ class Entry:
 
 
 class AuditStore:
-    """Entries are added and read, and never changed."""
+    """The audit log. Entries are added and read, but never changed."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -90,7 +91,8 @@ class AuditStore:
         actor: str | None = None,
         subject: str | None = None,
     ) -> Page[Entry]:
-        """Newest first, after a page's `next`. Raises PositionError."""
+        """A page of entries, newest first, after the position `next` of the previous page. Raises
+        PositionError."""
         query = sa.select(_audit)
         wanted = ((_audit.c.action, action), (_audit.c.actor, actor), (_audit.c.subject, subject))
         for column, value in wanted:

@@ -37,7 +37,7 @@ MOST_DEATHS = 3
 """Number of workers that may die with a request before it is offered to none."""
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
-"""Before a request is tried again: doubles with each attempt."""
+"""Seconds until a failed request is offered again; doubled with each attempt."""
 
 MOST_TURNS = 3
 """Factor on a request's attempts after which the failures of one owner end it for all. Attempts
@@ -47,10 +47,10 @@ WINDOW_SECONDS = 3600.0
 """Seconds for which a worker's failures count."""
 
 FIRST_CANARY_SECONDS, LONGEST_CANARY_SECONDS = 30.0, 3600.0
-"""Before a worker in quarantine gets one request: doubles each time that it comes to that."""
+"""Seconds until a worker in quarantine gets a canary request; doubled after each failed canary."""
 
 FORGIVEN_SECONDS = 86_400.0
-"""Seconds after a quarantine until a worker begins with the first pause again."""
+"""Seconds after the end of a quarantine until the next one starts with the first pause again."""
 
 
 def end_some(
@@ -94,7 +94,7 @@ def end_without_result(
     now: float,
     alive: Sequence[FitWorker],
 ) -> RequestState:
-    """End a lease, and queue its request again or end that, too.
+    """End a lease without a result. Its request is queued again, or ends too.
 
     `request` is the row of a leased request, locked; `alive` are the `fit_workers`.
     """
@@ -225,7 +225,7 @@ class Failures:
 def failures_by_owner(
     connection: sa.Connection, request_ids: Collection[str]
 ) -> Mapping[str, Mapping[str | None, Failures]]:
-    """By request and owner; an owner that is not named has none."""
+    """Failures by request and owner; owners without failures are missing."""
     ends = (LeaseOutcome.FAILED, LeaseOutcome.REFUSED, LeaseOutcome.LOST)
     query = (
         sa.select(
@@ -345,7 +345,7 @@ def inherited(connection: sa.Connection, owner: str | None) -> dict[str, Any]:
 
 
 def _count(failed: Any) -> int:
-    """Number of failures: all leases of a worker at its death count as one."""
+    """Number of failures. All leases that a worker held when it died count as one failure."""
     own = {row.request_id for row in failed if row.outcome != LeaseOutcome.LOST.value}
     lost = [row for row in failed if row.outcome == LeaseOutcome.LOST.value]
     deaths = min(
@@ -370,8 +370,11 @@ def readmit(connection: sa.Connection, worker_id: str, taken_at: float | None, n
 
 
 def blame_others(connection: sa.Connection, request_id: str, worker_id: str) -> set[str]:
-    """A worker did what others could not: so it was neither the service's fault nor the
-    candidate's. Whom it speaks against, to be judged."""
+    """Blame the other workers for their failures at a request that a worker has completed.
+
+    The completed request shows that neither the service nor the candidate caused these failures.
+    Returns the ids of the blamed workers, for `judge`.
+    """
     update = (
         sa.update(leases)
         .where(

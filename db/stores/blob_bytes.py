@@ -85,7 +85,8 @@ class BlobBytes(Protocol):
         ...
 
     def keep(self, staged: Staged) -> None:
-        """Let the bytes be found under their digest, whole or not at all. May move the file."""
+        """Store staged bytes under their digest. They appear complete or not at all; the file may
+        be moved."""
         ...
 
     def size(self, digest: str) -> int | None:
@@ -128,7 +129,8 @@ class BlobBytes(Protocol):
         ...
 
     def remove_left_overs(self, older_than: float) -> int:
-        """Remove what killed processes left half-written before that time; bytes freed."""
+        """Remove unfinished files that killed processes left before a time; returns the freed
+        bytes."""
         ...
 
 
@@ -164,7 +166,7 @@ class Staging:
         return Staged(self._path, self._hasher.hexdigest(), self._bytes)
 
     def close(self) -> None:
-        """Remove the file, if it is still where it was gathered."""
+        """Remove the temporary file, unless it was moved."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -189,7 +191,8 @@ def stage(folder: Path, chunks: Iterable[bytes], max_bytes: int | None = None) -
 
 
 def remove_old_files(folder: Path, older_than: float) -> int:
-    """Remove what was modified before that time; bytes freed. Raises StorageError."""
+    """Remove files that were modified before a time; returns the freed bytes. Raises
+    StorageError."""
     freed = 0
     for path in folder.iterdir():
         try:
@@ -213,7 +216,8 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 def _write_all(file: FileIO, chunk: bytes) -> None:
-    """An unbuffered write may take a part only, above all just before the disk is full."""
+    """Write all bytes. One unbuffered write may write only a part of them, mainly if the disk is
+    almost full."""
     rest = memoryview(chunk)
     while rest:
         rest = rest[file.write(rest) :]

@@ -44,7 +44,7 @@ class BlobFolder:
         return self.folder / _ASIDE
 
     def path(self, digest: str) -> Path:
-        """Where the file of a digest lies, or would."""
+        """The path of a digest's file, which need not exist."""
         return self.folder / digest[:2] / digest[2:]
 
     def keep(self, staged: Staged) -> None:
@@ -143,7 +143,7 @@ class BlobFolder:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
+    """Flush this folder to the disk, so that a rename in it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -29,7 +29,7 @@ _ASIDE = "aside/"
 
 RETRIES = 4
 RETRY_SECONDS = 20
-"""How often, and for how long altogether, a request that failed is made again."""
+"""Number of repetitions of a failed request, and their longest total time in seconds."""
 
 
 class BlobObjects:
@@ -41,7 +41,7 @@ class BlobObjects:
     """
 
     def __init__(self, url: str, staging: Path) -> None:
-        """A store behind `s3://bucket/prefix`. Raises StorageError if the URL is no such thing."""
+        """A store behind `s3://bucket/prefix`. Raises StorageError if the URL has another form."""
         try:
             import obstore.exceptions
             from obstore.store import S3Store
@@ -68,7 +68,7 @@ class BlobObjects:
 
     @property
     def staging(self) -> Path:
-        """On this machine: what arrives is sent on when its digest is known."""
+        """A local folder. Arriving bytes are uploaded once their digest is known."""
         return self._staging
 
     def keep(self, staged: Staged) -> None:
@@ -129,7 +129,8 @@ class BlobObjects:
             yield Path(file.name)
 
     def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
-        """A store cannot rename: it copies, without sending the bytes."""
+        """An object store cannot rename, so it copies; the bytes do not pass through this
+        machine."""
         return [one for one in map(Aside.of, digests) if self._move(_key(one.digest), _aside(one))]
 
     def bring_back(self, aside: Sequence[Aside]) -> None:
@@ -155,7 +156,7 @@ class BlobObjects:
         return [one for one in found if one is not None]
 
     def _move(self, source: str, place: str) -> bool:
-        """Whether there was such an object."""
+        """Move an object; False if it does not exist."""
         import obstore
 
         try:
@@ -183,7 +184,8 @@ class BlobObjects:
     def _errors(self, *, key: bool = False) -> Iterator[None]:
         """Turn errors of the object store into StorageError.
 
-        That a `key` is absent passes; where none is asked for, the bucket is.
+        The error for a missing `key` passes unchanged. Without a `key`, the same error means that
+        the bucket is missing.
         """
         import obstore.exceptions as errors
 

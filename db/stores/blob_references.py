@@ -54,14 +54,15 @@ def cost_model_holder(target_key: str, version: int) -> str:
 
 
 def refer(connection: sa.Connection, kind: BlobKind, holder: str, digests: Sequence[str]) -> None:
-    """Keep blobs as long as the holder is there. As `refer_all`, for one."""
+    """Keep blobs from the sweep as long as the row of their holder exists; `refer_all` for a single
+    holder."""
     refer_all(connection, kind, {holder: digests})
 
 
 def refer_all(
     connection: sa.Connection, kind: BlobKind, named: Mapping[str, Collection[str]]
 ) -> None:
-    """Keep the blobs that each holder names as long as that holder is there.
+    """Keep blobs from the sweep as long as the row of the holder that names them exists.
 
     The rows of the blobs are locked against a sweep until the transaction ends. A sweep does not
     delete a blob without a row; `db check` reports it.
@@ -104,7 +105,7 @@ def _holds(kind: BlobKind) -> sa.ColumnElement[bool]:
 
 
 def named_by_rows(connection: sa.Connection) -> Iterator[tuple[str, str, str]]:
-    """(kind, holder, digest) of all that rows name, whether or not there is a reference."""
+    """(kind, holder, digest) of every blob that a row names, with or without a reference."""
     for digest in connection.execute(sa.select(_models.c.digest)).scalars():
         yield BlobKind.MODEL.value, digest, digest
     artifacts = sa.select(_jobs.c.id, _jobs.c.artifact_digest)

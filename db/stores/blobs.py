@@ -54,7 +54,8 @@ _YOUNG = sa.select(_blobs.c.digest, _blobs.c.bytes).where(
 
 
 class BlobStore:
-    """Rows in the database, bytes in their place. Bytes are checked against the digest by `get`."""
+    """All blobs: their rows in the database, their bytes in a `BlobBytes`. Only `get` checks the
+    bytes against their digest."""
 
     def __init__(self, engine: sa.Engine, place: BlobBytes, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -87,7 +88,8 @@ class BlobStore:
     def staged(
         self, chunks: Iterable[bytes], max_bytes: int | None = None
     ) -> AbstractContextManager[Staged]:
-        """The joined chunks, to be inspected before they are kept; otherwise they are removed.
+        """The joined chunks in a temporary file, which the caller may inspect before `keep`.
+        Without `keep` they are removed.
 
         Raises StorageError; TooManyBytesError if they exceed max_bytes.
         """
@@ -100,7 +102,7 @@ class BlobStore:
         self.place.keep(staged)
 
     def touch(self, digests: Collection[str]) -> Set[str]:
-        """Make blobs young again, so that no sweep takes them; those that are there.
+        """Protect blobs from the next sweeps by renewing their age; returns the digests that exist.
 
         Raises StorageError.
         """
@@ -129,7 +131,7 @@ class BlobStore:
         return self.place.local(digest)
 
     def size(self, digest: str) -> int:
-        """How many bytes it has. Raises NotFoundError."""
+        """The size of a blob in bytes. Raises NotFoundError."""
         size = self.place.size(digest)
         if size is None:
             raise NotFoundError("blob", digest)
@@ -139,7 +141,7 @@ class BlobStore:
         return self.place.size(digest) is not None
 
     def digests(self) -> Iterator[str]:
-        """All digests whose bytes lie in the place."""
+        """The digests of all stored bytes."""
         return (stored.digest for stored in self.place.list())
 
     def sweep(self, keep_seconds: float) -> int:
@@ -162,8 +164,7 @@ class BlobStore:
         return freed
 
     def _need(self, sizes: Mapping[str, int]) -> None:
-        """The rows of blobs that are there or about to be, made young; not while a sweep is about
-        to delete their bytes."""
+        """Create or renew the rows of blobs. Waits while a sweep is about to delete their bytes."""
         now = self._clock()
         left = dict(sizes)
         if not left:
@@ -202,7 +203,7 @@ class BlobStore:
             return written.scalars().all()
 
     def _doomed(self) -> sa.ColumnElement[bool]:
-        """Whether a sweep that may still live has marked a blob."""
+        """Whether a sweep has marked a blob for deletion, and the mark has not expired."""
         return sa.and_(_blobs.c.doomed_until.is_not(None), _blobs.c.doomed_until > self._now())
 
     def _bring_back(self) -> None:
@@ -219,7 +220,7 @@ class BlobStore:
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
-        """Give rows to bytes that have none: those of a copied folder."""
+        """Add rows for bytes without a row, such as those of a copied folder."""
         with reading(self._engine) as connection:
             known = set(connection.execute(sa.select(_blobs.c.digest)).scalars())
         rows = [
@@ -246,7 +247,7 @@ class BlobStore:
             connection.execute(sa.delete(_references).where(stale()))
 
     def _remove_some(self, limit: float) -> int | None:
-        """Delete a batch of blobs; bytes freed, or None when none was left."""
+        """Delete a batch of blobs; returns the freed bytes, or None if no blob is left."""
         unwanted = (
             sa.select(_blobs.c.digest)
             .where(

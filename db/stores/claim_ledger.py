@@ -69,7 +69,7 @@ class ClaimLedger:
     # claims
 
     def propose(self, record: TuningRecord, job_id: str) -> None:
-        """Keep a provisional record of a job; a record of the same id stays as it is.
+        """Store a provisional record of a job. An existing record with the same id does not change.
 
         Raises ValueError for the record of a failed measurement.
         """
@@ -88,9 +88,9 @@ class ClaimLedger:
         verdict: Mapping[str, Any],
         worker: str | None = None,
     ) -> StoredRace:
-        """Keep the verdict of a race that a job requested.
+        """Store the verdict of a race that a job requested.
 
-        Without a worker our own machine raced, and the verdict is served at once.
+        Without a worker the service's own machine raced, and the verdict is served at once.
 
         Args:
             identity: identifies the programs that ran.
@@ -121,7 +121,7 @@ class ClaimLedger:
             return stored_race(connection.execute(query).one())
 
     def race(self, identity: str, job_id: str = "") -> StoredRace | None:
-        """The newest verdict that a job may believe: a confirmed one, or its own."""
+        """The newest verdict that a job may use: a confirmed one, or its own."""
         believed: sa.ColumnElement[bool] = is_confirmed
         if job_id:
             provisional = claims.c.state == ReviewState.PROVISIONAL.value
@@ -175,8 +175,8 @@ class ClaimLedger:
     ) -> bool:
         """Serve a provisional claim, or raise the attestation of a served one.
 
-        A provisional schedule is superseded at once if a newer and faster one is served whose
-        attestation is not below its own. It takes over when that one is taken back.
+        A provisional schedule is superseded at once if a newer and faster one with at least the
+        same attestation is served. It is served again if that one is withdrawn.
 
         Args:
             claim_id: the claim.
@@ -212,7 +212,8 @@ class ClaimLedger:
         return True
 
     def dispute(self, claim_id: str, review: Mapping[str, Any], reason: str) -> bool:
-        """Stop serving a claim that a second report contradicts; the claim before is served again.
+        """Stop serving a claim that a second report contradicts, and serve the previous claim
+        again.
 
         The trials of its reporters for this workload are withdrawn, too: a time that is too good
         would stay the best of every later run.
@@ -254,10 +255,11 @@ class ClaimLedger:
         but: Collection[str] = (),
         limit: int,
     ) -> Sequence[StoredRecord]:
-        """Records of a target and a code generation whose attestation one of the others could
-        raise; the newest first, without those named in `but`.
+        """Records of a target and a code generation whose attestation another reporter could raise,
+        the newest first, without those named in `but`.
 
-        They are served, or provisional though their job has ended, and the last of their key.
+        They are served, or they are provisional, their job has ended and no later record of their
+        key exists.
         """
         query = weak_schedules(target_key, codegen_version, others, but).limit(limit)
         with reading(self._engine) as connection:
@@ -270,7 +272,7 @@ class ClaimLedger:
         record_ids: Collection[str] = (),
         workers: Collection[str] = (),
     ) -> Withdrawn:
-        """Take claims back: the named records, and every claim that these workers reported.
+        """Withdraw the named records, and every claim that these workers reported.
 
         For each that was served, the newest one before it is served again. The trials of the
         workers, and those behind the named records, are withdrawn. The claims of others that only
@@ -287,17 +289,18 @@ class ClaimLedger:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """One transaction for the records adopted inside, and the rows of other stores.
+        """One transaction for the records adopted inside it, and for rows of other stores.
 
-        It comes before or after every other that changes what is served.
+        Transactions that change the served claims run one after the other.
         """
         with together(self._engine), changing(self._engine):
             yield
 
     def adopt(self, new: Sequence[Foreign]) -> Sequence[ReviewState | None]:
-        """Keep records that other services made; each is served unless a faster one is known.
+        """Store records of other services. Each is served unless a faster one exists.
 
-        The state of each in its turn; None for a record that was here before, and stays as it is.
+        Returns the state of each, in order; None for a record that was stored before, which does
+        not change.
         """
         with changing(self._engine) as connection:
             return adopt(connection, new, self._clock())
@@ -307,7 +310,8 @@ class ClaimLedger:
     ) -> None:
         """Assign records to the present code generation, which emits the same code for them.
 
-        A review that confirms one at the same time writes its row anew, so one waits for the other.
+        A concurrent review that confirms one of them rewrites its row, so the two transactions wait
+        for each other.
         """
         values = {"codegen_version": codegen_version, "compiler_version": compiler_version}
         keys = set[str]()
@@ -322,10 +326,10 @@ class ClaimLedger:
     # jobs that are built on claims
 
     def use(self, claim_ids: Collection[str], job_id: str) -> bool:
-        """Note that a job's artifact is built on these claims.
+        """Record that a job's artifact uses these claims.
 
-        False if one was withdrawn or disputed since the job found it: the job looks again what is
-        served.
+        Returns False if one was withdrawn or disputed since the job found it. The job then looks
+        the served claims up again.
         """
         names = sorted(set(claim_ids))
         gone_states = [ReviewState.WITHDRAWN.value, ReviewState.DISPUTED.value]
@@ -341,7 +345,7 @@ class ClaimLedger:
         return True
 
     def leave(self, claim_ids: Collection[str], job_id: str) -> None:
-        """Note that a job's artifact is built without these claims after all."""
+        """Record that a job's artifact does not use these claims after all."""
         with changing(self._engine) as connection:
             for some in chunks(sorted(set(claim_ids))):
                 chosen = _uses.c.claim_id.in_(some) & (_uses.c.job_id == job_id)
@@ -383,7 +387,8 @@ class ClaimLedger:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredRecord]:
-        """Records that match all that is given, the newest first, after a page's `next`.
+        """A page of the records that match all given filters, newest first, after the position
+        `next` of the previous page.
 
         `named` is a part of the names of their workloads, in capitals or not. Raises
         PositionError.
@@ -408,9 +413,9 @@ class ClaimLedger:
 
 
 class JobRecords:
-    """The record store of one job whose device is not ours: its records are provisional.
+    """The record store of a job on a worker's device, whose new records are provisional.
 
-    It finds the records that are served, and the trials of all jobs.
+    It finds the served records, and the trials of all jobs.
     """
 
     def __init__(self, served: SqlRecordStore, ledger: ClaimLedger, job_id: str) -> None:
@@ -419,15 +424,15 @@ class JobRecords:
         self._job_id = job_id
 
     def best_record(self, key: RecordKey) -> TuningRecord | None:
-        """The record that is served, or None."""
+        """The served record, or None."""
         return self._served.best_record(key)
 
     def add_record(self, record: TuningRecord) -> None:
-        """Propose it. Raises ValueError for the record of a failed measurement."""
+        """Store a provisional record. Raises ValueError for the record of a failed measurement."""
         self._ledger.propose(record, self._job_id)
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials; a trial whose id is known already stays as it is."""
+        """Save trials. Existing trials with the same id do not change."""
         self._served.add_trials(trials)
 
     def trials(self, key: RecordKey) -> list[Trial]:
@@ -446,8 +451,8 @@ def _locked(connection: sa.Connection, claim_id: str) -> sa.Row[Any] | None:
 
 
 def _beaten(connection: sa.Connection, row: sa.Row[Any], attestation: Attestation) -> bool:
-    """Whether a newer schedule is served that is faster than a provisional one, in code of the same
-    generation and at the same sizes, and attested as well as that one would be."""
+    """Whether a newer served schedule is faster than a provisional one, has the same code
+    generation and sizes, and at least the attestation that the provisional one would get."""
     if row.kind != ClaimKind.SCHEDULE.value or row.state != ReviewState.PROVISIONAL.value:
         return False
     query = sa.select(claims).where(

@@ -27,13 +27,13 @@ from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Tuning
 claims = table_of(ClaimRow)
 
 Columns = Mapping[str, Any] | sa.RowMapping
-"""The columns of a claim, by their names."""
+"""All columns of a claim, by name."""
 
 MODE = ("target_key", "threads", "numerics")
 """The columns of a record key besides the workload."""
 
 SUBJECT = ("kind", "subject", *MODE)
-"""The columns that claims about the same thing have in common."""
+"""The columns in which claims with the same subject are equal."""
 
 # literals: the kind is a condition of a partial index, and SQLite prepares a statement anew for a
 # bound value that could decide whether such an index applies: a query takes 65 us instead of 14
@@ -142,7 +142,7 @@ def _claim(row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
-    """A name for a record, the same for the same evidence: 32 hexadecimal digits.
+    """The id of a record, 32 hexadecimal digits, derived from its evidence.
 
     The code generation is not part of the name, because a record stays valid while the code is the
     same.
@@ -154,7 +154,7 @@ def record_id(key: RecordKey, schedule_digest: str, trial_id: str) -> str:
 def record_values(
     record: TuningRecord, now: float, *, job_id: str = "", owner: str = "", ours: bool = True
 ) -> dict[str, Any]:
-    """The columns of a record that was measured by our own machine, or a worker of an owner.
+    """The columns of a record that the service's own machine or a worker measured.
 
     Raises ValueError for the record of a failed measurement.
     """
@@ -227,7 +227,7 @@ def _reported(reporter: ClaimReporter, ours: bool, job_id: str, now: float) -> d
 
 
 def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterator[sa.Row[Any]]:
-    """The schedules' rows that are served for these keys, in one query for each mode."""
+    """The rows of the schedules that are served for these keys, with one query per mode."""
     for mode, some in by_mode(keys):
         query = sa.select(claims).where(
             *(claims.c[name] == value for name, value in mode.items()),
@@ -239,8 +239,8 @@ def served_rows(connection: sa.Connection, keys: Sequence[RecordKey]) -> Iterato
 
 
 def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
-    """The columns that keys have in common besides the workload, and the workloads: as many as fit
-    a statement."""
+    """Groups of keys that differ only in the workload: the common columns, and at most as many
+    workloads as fit one statement."""
     workloads: dict[tuple[str, int, str], list[str]] = {}
     for key in dict.fromkeys(keys):
         mode = (key.target_key, key.threads, key.numerics)
@@ -252,7 +252,7 @@ def by_mode(keys: Sequence[RecordKey]) -> Iterator[tuple[dict[str, Any], Sequenc
 
 @contextmanager
 def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that changes which claims are served, one after the other.
+    """A transaction that changes the served claims. These transactions run one after the other.
 
     Serving a claim writes its row anew. On PostgreSQL another transaction that waited for the old
     row would miss the new one: a withdrawal would leave it served.
@@ -263,7 +263,7 @@ def changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def same_subject(values: Columns) -> sa.ColumnElement[bool]:
-    """Condition: a claim is about the same thing as the one with these columns."""
+    """Condition: a claim has the same subject as the one with these columns."""
     return sa.and_(*(claims.c[name] == values[name] for name in SUBJECT))
 
 
@@ -280,6 +280,6 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
 
 
 def tell_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
-    """Say that lookups of the schedules among these claims are answered otherwise."""
+    """Invalidate the cached lookups of the schedules among these claims."""
     changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
     lookups_change(connection, changed)

@@ -1,4 +1,4 @@
-"""Claims that are taken back: of a faulty device, or by their ids.
+"""Withdrawal of claims: those of a faulty device, or by id.
 
 The functions run in a transaction of `claim_rows.changing`.
 """
@@ -33,15 +33,15 @@ _uses = table_of(ClaimUseRow)
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The claims that were taken back.
+    """The withdrawn claims.
 
     Attributes:
         records: the schedules among them.
         restored: records that are served again in the place of withdrawn ones.
-        races: how many verdicts of races were withdrawn.
-        trials: how many trials were.
-        jobs: built with a withdrawn record, or measured by the workers.
-        named: the whole ids of the records that were named.
+        races: number of withdrawn verdicts of races.
+        trials: number of withdrawn trials.
+        jobs: the jobs whose artifact used a withdrawn record, or that the workers measured for.
+        named: the complete ids of the named records.
     """
 
     records: tuple[StoredRecord, ...]
@@ -58,7 +58,7 @@ def withdraw(
     record_ids: Collection[str],
     workers: Collection[str],
 ) -> Withdrawn:
-    """As `ClaimLedger.withdraw`."""
+    """Withdraw claims, within a transaction of `changing`; see `ClaimLedger.withdraw`."""
     rows, named = _chosen(connection, record_ids, workers)
     trials, jobs = _withdraw_trials(connection, [row.trial_id for row in rows], workers)
     jobs |= _jobs_built_on(connection, [row.id for row in rows if _is_schedule(row)])
@@ -86,7 +86,7 @@ def restore(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> tuple[str
 
     Args:
         connection: in a transaction of `claim_rows.changing`.
-        rows: the claims that are not served any more, as they were before.
+        rows: the claims that are no longer served, as they were before.
     """
     restored = []
     lost = [row for row in rows if row.state == ReviewState.CONFIRMED.value]
@@ -149,7 +149,8 @@ def _jobs_built_on(connection: sa.Connection, claim_ids: Sequence[str]) -> set[s
 
 
 def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[sa.Row[Any]]:
-    """Discard the reviews of these workers; the claims whose attestation falls, as they were.
+    """Discard the reviews of these workers. Returns the claims whose attestation decreases, as they
+    were before.
 
     A confirmed claim is provisional again. A superseded one stays so, and cannot be restored.
     """
@@ -171,7 +172,8 @@ def _lose_reviews(connection: sa.Connection, workers: Collection[str]) -> list[s
 def _withdraw_trials(
     connection: sa.Connection, trial_ids: Sequence[str], workers: Collection[str]
 ) -> tuple[int, set[str]]:
-    """Withdraw trials; how many were not before, and the jobs that the workers measured for."""
+    """Withdraw trials. Returns the number of newly withdrawn ones, and the jobs that the workers
+    measured for."""
     count, jobs = 0, set[str]()
     named = [name for name in trial_ids if name]
     for column, values in ((_trials.c.id, named), (_trials.c.worker, sorted(workers))):

@@ -1,7 +1,7 @@
-"""Trained cost models: a row for each version, its bytes among the blobs.
+"""Trained cost models: one row per version, with the bytes of the model as a blob.
 
 Versions of a target are numbered from 1. At most one of them is promoted, and tuning runs start
-from it. `promote` replaces it by another, and `roll_back` brings back the one before it.
+from it. `promote` replaces it by another version, and `roll_back` promotes the previous one again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CostModelState(StrEnum):
     """Trained, and never in use."""
     PROMOTED = "promoted"
     RETIRED = "retired"
-    """Was in use."""
+    """In use earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,9 @@ class CostModelStore:
             return _get(connection, target_key, version)
 
     def roll_back(self, target_key: str) -> StoredCostModel:
-        """Take the promoted version out of use, and bring back the one before it.
+        """Retire the promoted version, and promote the previous one again.
 
-        Raises StateError if none is promoted, or none was before.
+        Raises StateError if no version is promoted, or none was promoted before it.
         """
         with writing(self._engine) as connection:
             _lock(connection, target_key)

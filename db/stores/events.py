@@ -47,10 +47,8 @@ class EventStore:
             return append_events(connection, job_id, events, self._clock())
 
     def spread(self, job_id: str, kind: str, most: int) -> Sequence[JobEvent]:
-        """Events of one kind, in order; of many, some that lie evenly, and the last one.
-
-        `most` bounds their number but for that last one.
-        """
+        """Events of one kind, in order. If there are more than `most`, returns `most` evenly spaced
+        ones and the last one."""
         # by its place among its kind: sequence numbers of one kind may all be odd
         place = sa.func.row_number().over(order_by=_events.c.sequence)
         of_kind = sa.and_(_events.c.job_id == job_id, _events.c.kind == kind)
@@ -67,13 +65,13 @@ class EventStore:
     def list(
         self, job_id: str, *, but: str, limit: int, after: Position | None = None
     ) -> Page[JobEvent]:
-        """The events of a job but for one kind, the newest first. Raises PositionError."""
+        """The events of a job except those of one kind, the newest first. Raises PositionError."""
         query = sa.select(_events).where(_events.c.job_id == job_id, _events.c.kind != but)
         with reading(self._engine) as connection:
             return _newest_first.page(connection, query, _event, limit, after)
 
     def since(self, job_id: str, sequence: int = 0, limit: int = 500) -> Sequence[JobEvent]:
-        """Events after `sequence`, in order; empty without any (or without such a job)."""
+        """Events after `sequence`, in order; empty if no later event or no such job exists."""
         query = (
             sa.select(_events)
             .where(_events.c.job_id == job_id, _events.c.sequence > sequence)

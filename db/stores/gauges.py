@@ -20,7 +20,7 @@ _trials = table_of(TrialRow)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Ages are in seconds, 0 where there is nothing that could be old."""
+    """Figures of the database. Ages are in seconds; 0 if nothing of that kind exists."""
 
     oldest_lease: float  # of those that hold
     oldest_queued: float

@@ -1,8 +1,8 @@
-"""Requests that a client has named, so that it may repeat them: each is done once.
+"""Requests with an idempotency key: a client may repeat them, and each is executed once.
 
-A row is in flight until its answer is there. The process that works on it holds it for a while, and
-renews that; if it dies, the next repetition of the request takes over. An answer is kept as opaque
-bytes.
+A row is in flight until its answer is stored. The process that executes the request holds the row
+for a limited time, and renews this hold; if the process dies, the next repetition of the request
+takes over. An answer is stored as opaque bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A request that its holder works on."""
+    """A hold on an idempotency key: the process that has it executes the request."""
 
     token_id: str
     key: str
@@ -49,11 +49,11 @@ class IdempotencyStore:
         self._now = instant(clock)
 
     def begin(self, token_id: str, key: str, digest: str) -> HeldKey | Answered:
-        """Hold a request, or return its answer.
+        """Take the hold on a request, or return its stored answer.
 
         Raises:
             KeyMismatchError: if the key names a request of another digest.
-            KeyInFlightError: if a process works on it.
+            KeyInFlightError: if another process executes the request.
         """
         now = self._now()
         held = HeldKey(token_id, key, uuid.uuid4().hex)
@@ -85,20 +85,21 @@ class IdempotencyStore:
         return Answered(row.status, row.answer)
 
     def renew(self, held: HeldKey) -> None:
-        """Hold a request for longer."""
+        """Extend the hold on a request."""
         self._update(held, until=self._now() + HELD_SECONDS)
 
     def finish(self, held: HeldKey, status: int, answer: bytes) -> None:
-        """Keep the answer. A holder that was replaced changes nothing."""
+        """Store the answer. This has no effect if another process has taken over the hold."""
         self._update(held, status=status, answer=answer)
 
     def release(self, held: HeldKey) -> None:
-        """Forget a request that did nothing: the next one with its key is the first."""
+        """Delete a request that had no effect. The next request with its key counts as the
+        first."""
         with writing(self._engine) as connection:
             connection.execute(sa.delete(_keys).where(_mine(held)))
 
     def remove(self, kept_seconds: float) -> int:
-        """Forget requests that are older and not in flight; how many."""
+        """Delete older requests that are not in flight; returns their number."""
         now = self._now()
         old = sa.and_(_keys.c.created_at < now - kept_seconds, _keys.c.until <= now)
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock

@@ -1,4 +1,4 @@
-"""Rows by their ids, or by how an id begins."""
+"""Look-up of rows by id, or by the first characters of an id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tilewright.db.errors import AmbiguousIdError, NotFoundError
 _MOST_NAMED = 5
 
 LEAST_GIVEN = 4
-"""A shorter prefix finds nothing, so that a table cannot be listed letter by letter."""
+"""Minimum length of a prefix. Shorter ones find nothing, so that a table cannot be listed letter by
+letter."""
 
 WHOLE: Mapping[str, int] = {
     "job": 32,
@@ -34,7 +35,7 @@ def row_of_id(
 
     Args:
         connection: where to ask.
-        query: selects the column, among others; its conditions say which rows there are.
+        query: selects the column, among others; its conditions limit the rows.
         column: the ids.
         given: an id, or at least the first four characters of one.
         what: the noun of messages: "job".
@@ -71,6 +72,6 @@ def id_of(
     what: str,
     *where: sa.ColumnElement[bool],
 ) -> str:
-    """The whole id. Raises what `row_of_id` does."""
+    """The complete id. Raises the errors of `row_of_id`."""
     found: str = row_of_id(connection, sa.select(column).where(*where), column, given, what)[0]
     return found

@@ -1,4 +1,4 @@
-"""Operations of tuners on jobs: claim in a fair order, report, hand on, release."""
+"""Operations of tuners on jobs: claim in a fair order, report, change the state, release."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SHARED_ATTEMPTS = 2
 the job may be the cause."""
 
 ALONE_SECONDS = 60.0
-"""Seconds until such a job gets its turn: a tuner then claims no other job until it holds none."""
+"""Seconds that such a job waits for a tuner without other jobs. After that, tuners claim no other
+job until one holds none."""
 
 _tokens = table_of(TokenRow)
 _jobs = jobs_table
@@ -68,11 +69,11 @@ class JobClaims:
         stall_seconds: float = float("inf"),
         shared: bool = False,
     ) -> tuple[JobClaim, Job] | None:
-        """Take the job whose turn it is; None when there is nothing to do.
+        """Claim the next job; None if there is nothing to do.
 
-        It is the turn of the owner with the fewest running jobs, and of these of the job with the
-        highest priority, then of the oldest. The job becomes running with a higher fencing token.
-        One that was claimed `max_attempts` times without a trial becomes failed instead.
+        The next job is that of the owner with the fewest running jobs; among these the one with the
+        highest priority, then the oldest. The job becomes running with a higher fencing token. One
+        that was claimed `max_attempts` times without a trial becomes failed instead.
 
         Args:
             tuner: who takes it.
@@ -165,15 +166,16 @@ class JobClaims:
         *,
         only_wake: bool = False,
     ) -> int:
-        """Let queued jobs without a worker wait for one, and wake those that have one; how many.
+        """Let queued jobs without a worker wait, and queue waiting jobs that have one; returns
+        their number.
 
         The reason of jobs that wait for one specific worker is updated. Any process may call it at
         any time.
 
         Args:
-            served: whether a worker for a target key, or that very worker, is alive.
+            served: whether a worker for a target key, or the named worker, is alive.
             reason: why a job waits, and what would help.
-            only_wake: let none wait.
+            only_wake: only queue jobs again, and let no further job wait.
         """
         places = (_jobs.c.state, _jobs.c.target_key, _jobs.c.worker_id, _jobs.c.reason)
         moved = {JobState.WAITING: JobState.QUEUED}
@@ -217,7 +219,7 @@ class JobClaims:
         return count
 
     def renew(self, claim: JobClaim, lease_seconds: float) -> Job:
-        """Move the deadline.
+        """Renew a claim until a new deadline.
 
         Raises StaleLeaseError when another tuner has the job, or it was stopped or ended.
         """
@@ -234,8 +236,8 @@ class JobClaims:
     ) -> None:
         """Save counters (and an event "progress" with the counters and what `event` adds).
 
-        A tuner that is lost after some trials is forgiven: they count as progress. Raises
-        StaleLeaseError.
+        New trials count as progress: if the tuner is lost later, this does not count as a failed
+        attempt. Raises StaleLeaseError.
         """
         counters = asdict(progress)
         values: dict[str, Any] = dict(counters)
@@ -254,7 +256,7 @@ class JobClaims:
             append_events(connection, claim.job_id, [("progress", data)], now)
 
     def tell(self, claim: JobClaim, events: Sequence[EventData]) -> None:
-        """Add events; they count as progress. Raises StaleLeaseError."""
+        """Add events to the job; they count as progress. Raises StaleLeaseError."""
         with writing(self._engine) as connection:
             now = self._clock(connection)
             self._fenced_update(connection, claim, {"progressed_at": now})
@@ -270,7 +272,8 @@ class JobClaims:
         result: JsonObject | None = None,
         artifact_digest: str | None = None,
     ) -> Job:
-        """Step to another state; one that no tuner holds ends the claim. Adds an event "state".
+        """Change the state, and add an event "state". The claim ends if no tuner holds a job in the
+        new state.
 
         Raises StateError (no such step), StaleLeaseError.
         """
@@ -288,9 +291,9 @@ class JobClaims:
             return step(connection, job, state, self._clock(connection), **values)
 
     def release(self, claim: JobClaim, *, waits: str | None = None) -> None:
-        """Give the job back unfinished; the claim does not count as an attempt.
+        """Return an unfinished job; the claim does not count as an attempt.
 
-        It is queued, or waits for a worker where `waits` says why. Raises StaleLeaseError.
+        The job is queued, or waits for a worker if `waits` is the reason. Raises StaleLeaseError.
         """
         state = JobState.QUEUED if waits is None else JobState.WAITING
         with writing(self._engine) as connection:

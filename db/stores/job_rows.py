@@ -1,4 +1,4 @@
-"""The values of jobs, and the one way in which a job's row steps from state to state."""
+"""The values of jobs, and the only function that changes the state of a job's row."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class JobClaim:
 
 
 def seen_jobs(sees: str | None) -> tuple[sa.ColumnElement[bool], ...]:
-    """The condition that jobs are one owner's; none for None."""
+    """The condition that jobs belong to an owner; no condition for None."""
     if sees is None:
         return ()
     return (jobs_table.c.owner.in_(sa.select(_tokens.c.id).where(_tokens.c.name == sees)),)
@@ -101,7 +101,7 @@ _PROGRESS_FIELDS = tuple(field.name for field in fields(JobProgress))
 
 
 def job_of(row: sa.Row[Any]) -> Job:
-    """The job that a whole row describes."""
+    """The job of a complete row."""
     values = dict(row._mapping)
     progress = JobProgress(**{name: values.pop(name) for name in _PROGRESS_FIELDS})
     for name in ("idempotency_key", "event_sequence"):
@@ -111,7 +111,8 @@ def job_of(row: sa.Row[Any]) -> Job:
 
 
 def step(connection: sa.Connection, job: Job, state: JobState, now: float, **values: Any) -> Job:
-    """One step of the transition table with its event. The job's row is locked by the caller.
+    """Change the state of a job by the transition table, and add an event. The caller has locked
+    the job's row.
 
     Requests of a job that ends or is paused are cancelled with it.
     """
@@ -133,7 +134,7 @@ def step(connection: sa.Connection, job: Job, state: JobState, now: float, **val
 
 
 def state_event(state: JobState, **why: str | None) -> EventData:
-    """The event of a step; what is None is left out."""
+    """The event of a change of state, without the fields that are None."""
     return "state", {"state": state.value, **{k: v for k, v in why.items() if v is not None}}
 
 
@@ -150,7 +151,7 @@ def check_claim(connection: sa.Connection, claim: JobClaim) -> Job:
 
 
 def holds(claim: JobClaim) -> sa.ColumnElement[bool]:
-    """Whether a row is of the job that is claimed so."""
+    """Condition: a row is that of the claimed job, and the claim still holds."""
     return sa.and_(
         jobs_table.c.id == claim.job_id,
         jobs_table.c.fencing_token == claim.fencing_token,

@@ -64,11 +64,12 @@ class JobStore(JobClaims):
         max_open: int | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """A queued job, or one that waits for a worker where `waits` says why; and its first event.
+        """Create a job with its first event. It is queued, or waits for a worker if `waits` is the
+        reason.
 
-        The same owner and idempotency key give the first job back, however many the owner has.
-        `max_open` is how many open jobs an owner may have whose token says nothing else. `samples`
-        are blobs that are kept while the job is open.
+        If the owner has used the idempotency key before, returns the first job, regardless of
+        quotas. `max_open` is the quota of open jobs if the token has none. `samples` are blobs that
+        are kept while the job is open.
 
         Raises:
             NotFoundError: if the model is unknown.
@@ -130,7 +131,7 @@ class JobStore(JobClaims):
             return get_job(connection, job_id, sees=sees)
 
     def seen(self, job_ids: Collection[str], sees: str | None) -> Collection[str]:
-        """Those of the ids that an owner may know: `sees` as in `get`."""
+        """The ids among these whose jobs an owner may see; `sees` as in `get`."""
         if sees is None:
             return job_ids
         found: set[str] = set()
@@ -150,8 +151,9 @@ class JobStore(JobClaims):
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[Job]:
-        """Newest first, after a page's `next`; without `results`, which may be long, None stands
-        for each. `owner` is a token's id, `sees` as in `get`. Raises PositionError."""
+        """A page of jobs, newest first, after the position `next` of the previous page. Results may
+        be long; if `results` is false, they are None. `owner` is a token's id, `sees` as in `get`.
+        Raises PositionError."""
         query = sa.select(*_jobs.columns) if results else sa.select(*_without_results)
         query = query.where(*seen_jobs(sees))
         if owner is not None:
@@ -162,14 +164,15 @@ class JobStore(JobClaims):
             return _newest_first.page(connection, query, job_of, limit, after)
 
     def counts(self) -> Mapping[JobState, int]:
-        """How many jobs are in which state; every state is named."""
+        """Number of jobs by state, for every state."""
         query = sa.select(_jobs.c.state, sa.func.count()).group_by(_jobs.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
         return {state: found.get(state.value, 0) for state in JobState}
 
     def cancel(self, job_id: str) -> Job:
-        """End a job at once, and cancel its requests; a tuner that holds it finds out.
+        """End a job at once, and cancel its requests. A tuner that holds it learns this at its next
+        write.
 
         A job that ended stays as it is (cancelling twice is not an error). Raises NotFoundError.
         """
@@ -191,9 +194,9 @@ class JobStore(JobClaims):
             return step(connection, job, JobState.PAUSED, self._clock(connection))
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job again; it goes on from its trials.
+        """Queue a paused job again; it continues from its trials.
 
-        A job that goes on already stays as it is. Raises NotFoundError, StateError (it ended).
+        A job that is not paused does not change. Raises NotFoundError, StateError (it ended).
         """
         with writing(self._engine) as connection:
             job = get_job(connection, job_id, lock=True)
@@ -203,8 +206,8 @@ class JobStore(JobClaims):
 
 
 def _check_quota(connection: sa.Connection, owner: str, max_open: int | None) -> None:
-    """Raises QuotaError if one more open job is too many. The owner's row is locked: two requests
-    at once do not both count the same."""
+    """Raises QuotaError if one more open job is too many. The owner's row is locked: two concurrent
+    requests cannot both count the same jobs."""
     token = sa.select(_tokens.c.name, _tokens.c.max_open_jobs).where(_tokens.c.id == owner)
     row = connection.execute(token.with_for_update()).first()
     name, limit = owner, max_open

@@ -1,4 +1,4 @@
-"""Leases for all workers that claim at the same moment: their facts are read once for all.
+"""Leases for all workers that claim at the same moment. Their common facts are read once.
 
 A claim is judged in the order in which it came. The first requests of the queue are dealt out one
 at a time, so that where there are few, many workers get one each.
@@ -27,8 +27,8 @@ Now = sa.ColumnElement[float]
 class Claim:
     """A worker's claim of up to `limit` requests.
 
-    `claim_id` is the worker's own name for this claim. While leases that it brought are live, it
-    brings the same ones again: the worker asks so when the answer was lost.
+    `claim_id` is the worker's own name for this claim. If the answer was lost, the worker repeats
+    the claim with this name, and gets the same leases while these are live.
     """
 
     worker_id: str
@@ -40,7 +40,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a claim."""
+    """The result of a claim without leases."""
 
     leases: Sequence[Lease] = ()
     empty: bool = False
@@ -51,7 +51,8 @@ class Found:
 
 @dataclass(slots=True)
 class _Claimant:
-    """A claim on its way: how many requests it still gets, and those that it has got."""
+    """A claim during the distribution: the number of requests that it may still get, and those that
+    it has."""
 
     claim: Claim
     owner: str | None
@@ -70,8 +71,8 @@ class _Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Facts for several claims before anything is taken. `found` answers those without new
-    leases."""
+    """Facts for several claims, read before any request is leased. `found` has the results of
+    claims without new leases."""
 
     found: Mapping[int, Found | NotFoundError]
     able: Sequence[int]
@@ -81,7 +82,7 @@ class Survey:
 
 
 def survey(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Survey:
-    """Find the claims that may take a request, the claims already answered, and their targets."""
+    """Determine which claims may get requests, which are already answered, and their targets."""
     known = _facts(connection, {claim.worker_id for claim in claims}, now)
     again = _again(connection, claims)
     found: dict[int, Found | NotFoundError] = {}
@@ -111,7 +112,7 @@ def take(
     lost_after_seconds: float,
     lease_seconds: float,
 ) -> Sequence[Found]:
-    """Leases for claims that a survey found able, in their order."""
+    """Lease requests to the claims that a survey admitted, in their order."""
     claimants = [_Claimant(claim, seen.owners[claim.worker_id], claim.limit) for claim in claims]
     _try_canaries(connection, claimants, seen.in_quarantine, now)
     _avoid(connection, claimants, now - lost_after_seconds)
@@ -141,7 +142,7 @@ def _facts(
 def _again(
     connection: sa.Connection, claims: Iterable[Claim]
 ) -> Mapping[tuple[str, str | None], Sequence[Lease]]:
-    """The live leases that claims of the same name brought."""
+    """The live leases of earlier claims with the same name."""
     names = sorted({claim.claim_id for claim in claims if claim.claim_id is not None})
     found: dict[tuple[str, str | None], list[Lease]] = {}
     if names:
@@ -159,7 +160,7 @@ def _again(
 
 
 def _targets_that_wait(connection: sa.Connection, claims: Sequence[Claim], now: Now) -> Set[str]:
-    """The targets for which there is a request that one of these workers may take."""
+    """The targets with a queued request that one of these workers may get."""
     asked = sorted({target for claim in claims for target in claim.target_keys})
     names = sorted({claim.worker_id for claim in claims})
     looks = [
@@ -190,7 +191,8 @@ def _try_canaries(
 ) -> None:
     """A worker in quarantine gets one request at a time, after its pause.
 
-    Its row is locked: two claims of it at once, here or in another process, get one canary.
+    Its row is locked: two concurrent claims of the worker, here or in another process, get one
+    canary.
     """
     tried = {each.claim.worker_id: each for each in claimants if each.claim.worker_id in ill}
     if not tried:
@@ -210,10 +212,11 @@ def _try_canaries(
 
 
 def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_since: float) -> None:
-    """Note what each worker failed just now and another one, alive, has not failed yet.
+    """Record the requests that each worker recently failed, and that another live worker has not
+    failed yet.
 
-    Others come first for as long as a silent worker counts as alive: one that lives and takes
-    nothing must not keep a request from those who would.
+    Other workers come first, but only for the time in which a silent worker counts as alive: a
+    worker that is alive but claims nothing must not block a request.
     """
     able = {each.claim.worker_id for each in claimants if each.room}
     others = leases.alias()
@@ -260,7 +263,8 @@ def _deal(
     now: float,
     heard_since: float,
 ) -> Set[str]:
-    """Give requests to claims with room; returns the targets for which some may be left."""
+    """Assign requests to claims that may get more; returns the targets that may have further
+    requests."""
     left: set[str] = set()
     seen: list[int] = []
     unread = sorted(targets)
@@ -295,8 +299,8 @@ def _first(
     seen: Sequence[int],
     now: float,
 ) -> Sequence[sa.Row[Any]]:
-    """The first requests for a target, locked, up to the wanted number: without seen ones, and
-    without requests that none of these workers is to take."""
+    """The first queued requests for a target, locked, up to the wanted number. Requests that were
+    seen before, or that none of these workers should get, are left out."""
     query: sa.Select[Any] = (
         sa.select(*_taken_columns, requests.c.only_worker, requests.c.priority)
         .where(
@@ -313,7 +317,8 @@ def _first(
 def _deal_out(
     rows: list[sa.Row[Any]], claimants: Sequence[_Claimant], spent: Set[tuple[str, str | None]]
 ) -> None:
-    """The first requests that each may take, in turns, until none takes more."""
+    """Assign to each claim the first request that it may get, in turns, until no claim gets
+    more."""
     turn = [each for each in claimants if each.room]
     while rows and turn:
         next_turn = []

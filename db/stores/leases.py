@@ -1,9 +1,9 @@
-"""The queue of measurements as workers see it: claim, renew, report, give back.
+"""The queue of measurements for workers: claim, renew, report, return.
 
-A lease is a row of its own, named by 128 random bits. Operations name the lease and its worker
+A lease is a separate row, named by 128 random bits. Operations name the lease and its worker
 together, so that others can neither end nor revive it. A request has at most one lease that has not
-ended. Requests are locked before leases and those before workers, several in order, so that two
-processes cannot wait for each other.
+ended. Rows are locked in a fixed order, requests before leases before workers, so that two
+processes cannot deadlock.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ __all__ = [
 ]
 
 MOST_FAILURES = 5
-"""Failures of its own within an hour that put a worker into quarantine."""
+"""Failures caused by a worker within an hour that put it into quarantine."""
 
 
 class LeaseStore(MeasureQueue):
-    """Both sides of the queue.
+    """The queue of measurements, for workers and for tuners.
 
     Args:
         engine: the database.
         clock: for tests; without one, times are the database's.
         lost_after_seconds: silence after which a worker counts as lost.
-        most_failures: of its own within an hour, that put a worker into quarantine.
+        most_failures: number of failures caused by a worker within an hour that put it into
+            quarantine.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class LeaseStore(MeasureQueue):
     ) -> Sequence[Lease]:
         """Claim up to `limit` queued requests for these targets; empty if none is queued.
 
-        As `claim_all`, for one. Raises NotFoundError for a worker that is not known.
+        `claim_all` for a single claim. Raises NotFoundError for an unknown worker.
         """
         claim = Claim(worker_id, tuple(target_keys), limit, token_id, claim_id)
         (found,) = self.claim_all([claim], lease_seconds)
@@ -105,12 +106,13 @@ class LeaseStore(MeasureQueue):
     def claim_all(
         self, claims: Sequence[Claim], lease_seconds: float
     ) -> Sequence[Found | NotFoundError]:
-        """Leases for each of these claims, in one transaction; an error for an unknown worker.
+        """Lease requests to each of these claims, in one transaction; an error for an unknown
+        worker.
 
-        No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has
-        one writer. A worker that left or is drained gets nothing, one in quarantine a canary at
-        most. A request that a worker failed goes to others first, as long as there are any, until
-        `lost_after_seconds` have passed. A claim whose leases are live brings them again.
+        No request is ever in two claims: rows are locked and skipped on PostgreSQL, SQLite has one
+        writer. A worker that left or is drained gets nothing, and one in quarantine at most a
+        canary. A request that a worker failed is offered to other workers first, if there are any,
+        for `lost_after_seconds`. A repeated claim gets its live leases again.
         """
         with reading(self._engine) as connection:  # mostly there is nothing: take no write lock
             seen = survey(connection, claims, self._now())
@@ -132,15 +134,16 @@ class LeaseStore(MeasureQueue):
     def renew(
         self, worker_id: str, lease_ids: Sequence[str], lease_seconds: float
     ) -> Mapping[str, float]:
-        """lease id -> new deadline. As `renew_all`, for one worker."""
+        """Renew leases; returns lease id -> new deadline. `renew_all` for a single worker."""
         return self.renew_all([(worker_id, lease_ids)], lease_seconds)[0]
 
     def renew_all(
         self, named: Sequence[tuple[str, Sequence[str]]], lease_seconds: float
     ) -> Sequence[Mapping[str, float]]:
-        """lease id -> new deadline, for each worker with the leases that it names.
+        """Renew the leases that each worker names; returns lease id -> new deadline for each.
 
-        A lease that is missing from the answer is no longer the worker's: it stops.
+        A lease that is missing from the answer no longer belongs to the worker, which must stop its
+        work.
         """
         whose: dict[str, str] = {}
         asked = {(lease_id, worker_id) for worker_id, ids in named for lease_id in ids}
@@ -186,10 +189,10 @@ class LeaseStore(MeasureQueue):
     def complete(
         self, lease_id: str, worker_id: str, result_key: str, result: JsonObject
     ) -> Completion:
-        """Save a result. As `complete_all`, for one.
+        """Save a result; `complete_all` for a single result.
 
-        Raises NotFoundError (the worker has no such lease), StaleLeaseError (the worker ended it
-        itself, or its result was refused).
+        Raises NotFoundError (the worker has no such lease), StaleLeaseError (the worker ended the
+        lease, or its result was refused).
         """
         (told,) = self.complete_all([Report(lease_id, worker_id, result_key, result)])
         if isinstance(told, DatabaseError):
@@ -199,7 +202,7 @@ class LeaseStore(MeasureQueue):
     def complete_all(
         self, reports: Sequence[Report]
     ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-        """Save results that came together.
+        """Save several results in one transaction.
 
         A result after the end of its lease is still accepted while no other worker has the request.
         Once another worker has it, or it is cancelled, the result is LATE: kept with the lease, and
@@ -209,7 +212,8 @@ class LeaseStore(MeasureQueue):
             return save(connection, reports, self._time(connection), self._most_failures)
 
     def fail(self, lease_id: str, worker_id: str, cause: Cause, error: str) -> RequestState:
-        """The worker does not work on it, and why. Others may try, as long as attempts are left.
+        """End a lease that the worker gives up, with the cause. Others may try, as long as attempts
+        are left.
 
         Raises NotFoundError, StaleLeaseError (the lease has ended).
         """
@@ -232,7 +236,8 @@ class LeaseStore(MeasureQueue):
         return self._give_up(lease_id, worker_id, LeaseOutcome.REFUSED, Blame.WORKER, error)
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """Give leases back unmeasured (the worker shuts down); not an attempt. How many."""
+        """Return leases without a measurement (the worker shuts down). They do not count as
+        attempts. Returns their number."""
         live = sa.select(leases.c.request_id).where(
             leases.c.id.in_(sorted(set(lease_ids))),
             leases.c.worker_id == worker_id,
@@ -286,7 +291,8 @@ class LeaseStore(MeasureQueue):
         )
 
     def wake(self) -> int:
-        """Notify waiting claims of requests whose pause before another attempt has ended; how many.
+        """Notify waiting claims of requests whose pause before another attempt has ended; returns
+        their number.
 
         Any process may call it, at any time, several at once.
         """
@@ -303,13 +309,14 @@ class LeaseStore(MeasureQueue):
         return len(rows)
 
     def extend(self, seconds: float) -> int:
-        """Extend every deadline by the time in which no worker could renew; how many leases."""
+        """Extend every deadline by the time in which no worker could renew; returns the number of
+        leases."""
         update = sa.update(leases).where(leases.c.ended_at.is_(None))
         with writing(self._engine) as connection:
             return connection.execute(update.values(deadline=leases.c.deadline + seconds)).rowcount
 
     def in_hand(self) -> dict[str, int]:
-        """Number of requests that each worker has leased, and a drained one still finishes."""
+        """Number of requests that each worker holds, drained workers included."""
         query = (
             sa.select(leases.c.worker_id, sa.func.count())
             .where(leases.c.ended_at.is_(None))
@@ -319,7 +326,7 @@ class LeaseStore(MeasureQueue):
             return {row[0]: row[1] for row in connection.execute(query)}
 
     def names_blob(self, token_id: str, digest: str) -> bool:
-        """Whether a request that a worker of this token has leased just now names the blob."""
+        """Whether a live lease of one of this token's workers names the blob."""
         query = (
             sa.select(requests.c.blob_digests)
             .join(leases, leases.c.id == requests.c.lease_id)
@@ -330,7 +337,7 @@ class LeaseStore(MeasureQueue):
             return any(digest in named for named in connection.execute(query).scalars())
 
     def name_more(self, lease_id: str, worker_id: str, digests: Collection[str]) -> None:
-        """Let the request of a live lease name further blobs, so that its worker may read them.
+        """Add blobs to the request of a live lease, so that its worker may read them.
 
         Raises NotFoundError, StaleLeaseError (the lease has ended).
         """
@@ -367,7 +374,7 @@ class LeaseStore(MeasureQueue):
         return state
 
     def _time(self, connection: sa.Connection) -> float:
-        """One moment for all that a transaction writes."""
+        """One time for all rows that a transaction writes."""
         now = connection.execute(sa.select(self._now())).scalar_one()
         return float(now)
 
@@ -375,7 +382,7 @@ class LeaseStore(MeasureQueue):
 def _locked(
     connection: sa.Connection, lease_id: str, worker_id: str
 ) -> tuple[sa.Row[Any], sa.Row[Any]]:
-    """The request of a worker's lease, locked, and the lease as it is then."""
+    """The request of a worker's lease, locked, and the current state of the lease."""
     mine = sa.and_(leases.c.id == lease_id, leases.c.worker_id == worker_id)
     name = sa.select(leases.c.request_id).where(mine).scalar_subquery()
     query = sa.select(requests).where(requests.c.id == name).with_for_update()

@@ -1,7 +1,7 @@
-"""The queue of measurements as the tuner sees it: submit, ask, acknowledge, cancel.
+"""The queue of measurements for tuners: submit, query, acknowledge, cancel.
 
 States: queued -> leased -> done | failed | expired | set_aside | cancelled, and back from leased to
-queued when a lease ended without a result. `attempt` counts the leases that were not given back.
+queued when a lease ended without a result. `attempt` counts the leases that were not returned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _UNSTORED = sa.text("state NOT IN ('queued', 'leased') AND NOT acknowledged")
 
 
 class MeasureQueue:
-    """The tuner's side. `clock` is for tests: without one, times are the database's."""
+    """The tuner's side of the queue. `clock` is for tests: without one, times are the
+    database's."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
@@ -53,14 +54,14 @@ class MeasureQueue:
         self._insert_made: postgresql.Insert | sqlite.Insert | None = None
 
     def submit(self, new: Sequence[NewRequest], stored: Collection[str] = ()) -> Sequence[str]:
-        """Queue requests in one transaction; the ids that are new. Known ones stay as they are.
+        """Queue requests in one transaction; returns the ids of the new ones. Existing ones do not
+        change.
 
-        One that was cancelled counts as new: its job was paused, and goes on.
+        A cancelled request counts as new: its job was paused, and continues. `stored` are other
+        requests whose outcomes the tuner has stored; they are acknowledged in the same transaction.
 
-        `stored` are others, whose outcomes the tuner has stored: they are acknowledged with it.
-
-        Raises StaleLeaseError if a job of theirs is paused or has ended: no worker measures for it
-        any more, even if its tuner has not noticed yet. Nothing is acknowledged then.
+        Raises StaleLeaseError if a job of the requests is paused or has ended, even if its tuner
+        has not noticed yet. Nothing is queued or acknowledged then.
         """
         rows = [
             {
@@ -93,7 +94,7 @@ class MeasureQueue:
         return [name for name in dict.fromkeys(r.request_id for r in new) if name in known]
 
     def _insert(self, connection: sa.Connection, columns: tuple[str, ...]) -> sa.Executable:
-        """Puts requests into the queue, and those that were cancelled into it again; their ids."""
+        """Queue new requests, and cancelled ones again; returns their ids."""
         if self._insert_made is None:  # to make it takes as long as to run it
             insert = upsert(connection, requests)
             again = {name: insert.excluded[name] for name in columns if name != "id"}
@@ -117,7 +118,7 @@ class MeasureQueue:
     def of_job(
         self, job_id: str, *, unfinished: bool = False, unacknowledged: bool = False
     ) -> Sequence[RequestStatus]:
-        """The requests of a job, oldest first: all, or those that are not final, or those whose
+        """The requests of a job, oldest first: all, those that are not final, or those whose
         outcome its tuner has not stored yet. A restarted tuner resumes the last kind."""
         query = sa.select(*_status_columns).where(requests.c.job_id == job_id)
         if unfinished:
@@ -131,7 +132,7 @@ class MeasureQueue:
     def unstored(self, job_id: str) -> Sequence[str]:
         """The requests of a job that have an outcome which no tuner has stored yet, by their ids.
 
-        What a tuner asks all the time: an index holds these, however many the job has.
+        A tuner sends this query often. An index contains only these requests.
         """
         query = sa.select(requests.c.id).where(requests.c.job_id == job_id, _UNSTORED)
         with reading(self._engine) as connection:
@@ -152,9 +153,9 @@ class MeasureQueue:
             return [_status(row) for row in rows.all()]
 
     def unfinished(self, jobs: str) -> Sequence[str]:
-        """The requests that are not final, by their ids, of all jobs whose names begin so.
+        """The requests that are not final, by id, of all jobs whose names have this prefix.
 
-        Indexes hold what waits and what is in hand, however many requests are kept.
+        Indexes contain only the queued and the leased requests.
         """
         mine = requests.c.job_id.startswith(jobs, autoescape=True)
         in_hand = sa.select(leases.c.request_id).where(leases.c.ended_at.is_(None))
@@ -176,14 +177,15 @@ class MeasureQueue:
         return found
 
     def acknowledge(self, request_ids: Collection[str]) -> int:
-        """Note that the tuner has stored the outcomes of these; how many of them were final."""
+        """Record that the tuner has stored the outcomes of these requests; returns how many were
+        final."""
         if not request_ids:
             return 0
         with writing(self._engine) as connection:
             return _acknowledge(connection, request_ids)
 
     def cancel(self, *, job_id: str | None = None, request_ids: Sequence[str] | None = None) -> int:
-        """Cancel requests that are not final, of a job or of a list; how many.
+        """Cancel the requests that are not final, of a job or of a list; returns their number.
 
         A worker notices at its next renewal.
         """
@@ -196,7 +198,7 @@ class MeasureQueue:
             return sum(_cancel(connection, which, self._now()) for which in wanted)
 
     def hand_on(self, request_ids: Sequence[str], worker_id: str) -> Sequence[str]:
-        """Let another worker have requests that are not claimed yet; returns their ids."""
+        """Assign requests that are not claimed yet to another worker; returns their ids."""
         waiting = (
             sa.select(requests.c.id, requests.c.target_key)
             .where(requests.c.id.in_(list(request_ids)), is_queued())
@@ -212,8 +214,8 @@ class MeasureQueue:
         return names
 
     def prune(self, older_than_seconds: float) -> int:
-        """Delete final requests that finished that long ago and whose outcome is not awaited, with
-        their leases; how many.
+        """Delete old final requests with their leases, unless a tuner still needs their outcome;
+        returns their number.
 
         An outcome that the tuner of an open job has not stored is kept, however old: no finished
         measurement is lost because its tuner was away.
@@ -248,7 +250,7 @@ class MeasureQueue:
         return found
 
     def depth(self) -> Mapping[RequestState, int]:
-        """How many requests are in which state, every state named: for metrics."""
+        """Number of requests by state, for every state; for metrics."""
         query = sa.select(requests.c.state, sa.func.count()).group_by(requests.c.state)
         with reading(self._engine) as connection:
             found = {row[0]: row[1] for row in connection.execute(query)}
@@ -264,8 +266,8 @@ _WANTED = (
 
 
 def _check_wanted(connection: sa.Connection, job_ids: Collection[str]) -> None:
-    """Raises StaleLeaseError. The rows are locked, so that a stop of a job comes before or
-    after."""
+    """Raise StaleLeaseError if a job of these is paused or has ended. Locks their rows until the
+    transaction ends, so that no job is stopped meanwhile."""
     for row in connection.execute(_WANTED, {"names": sorted(job_ids)}):
         if row.state == JobState.PAUSED.value or row.state not in _open_job:
             raise StaleLeaseError(f"job '{row.id}' is {row.state}: nothing is measured for it")
@@ -281,14 +283,14 @@ def _acknowledge(connection: sa.Connection, request_ids: Collection[str]) -> int
 
 
 def cancel_requests(connection: sa.Connection, job_id: str, now: float) -> int:
-    """Cancel what is not final of a job, within a transaction of another store; how many."""
+    """Cancel the requests of a job that are not final, within a transaction of another store;
+    returns their number."""
     return _cancel(connection, requests.c.job_id == job_id, sa.literal(now, sa.Double()))
 
 
 def lock_leases(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Sequence[sa.Row[Any]]:
-    """Leases, locked in the common order; their requests are locked first. The rows come without
-    late results, which may be large.
-    """
+    """The rows of leases, locked in the common order, after their requests. Late results, which may
+    be large, are left out."""
     columns = (column for column in leases.c if column.name != "late_result")
     query = sa.select(*columns).where(which).order_by(leases.c.id)
     return connection.execute(query.with_for_update()).all()

@@ -35,7 +35,7 @@ class UploadedModel:
 
 
 class ModelStore:
-    """Rows in the database, bytes in the blob store."""
+    """Uploaded models: rows in the database, bytes in the blob store."""
 
     def __init__(self, engine: sa.Engine, blobs: BlobStore, clock: Clock = system_clock) -> None:
         self._engine = engine
@@ -43,14 +43,14 @@ class ModelStore:
         self._clock = clock
 
     def add(self, data: bytes, name: str, owner: str | None = None) -> UploadedModel:
-        """Save a model, as `register` does. Raises StorageError."""
+        """Save the bytes of a model, and register it. Raises StorageError."""
         return self.register(self._blobs.put(data), len(data), name, owner)
 
     def register(
         self, digest: str, size: int, name: str, owner: str | None = None
     ) -> UploadedModel:
-        """Add the row for a blob of `size` bytes that is already stored (a streamed upload), and
-        the name that its owner gives it; the owner's last one holds.
+        """Register a model whose blob of `size` bytes is already stored (a streamed upload), under
+        the owner's name for it. A later name of the owner replaces it.
 
         Args:
             owner: the id of a token, whose name stands for all tokens of the owner.
@@ -78,15 +78,15 @@ class ModelStore:
     def get(self, digest: str, sees: str | None = None) -> UploadedModel:
         """The model with this digest, or the only one whose digest begins so.
 
-        `sees` is an owner for whom there are only models that this owner uploaded (`Token.sees`),
-        under the owner's names. Raises NotFoundError.
+        With an owner in `sees` (`Token.sees`), finds only models that this owner uploaded, under
+        the owner's names. Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             return _get(connection, digest, sees)
 
     def names(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-        """(digest, owner) -> what the owner calls the model; its first name where the owner has
-        none for it."""
+        """(digest, owner) -> the owner's name for the model, or its first name if the owner has
+        none."""
         first: dict[str, str] = {}
         own: dict[tuple[str, str], str] = {}
         with reading(self._engine) as connection:
@@ -99,12 +99,12 @@ class ModelStore:
         return {each: own.get(each, first[each[0]]) for each in wanted if each[0] in first}
 
     def register_samples(self, digest: str, owner: str) -> None:
-        """Note that an owner, by name, uploaded samples of models; the blob is stored already."""
+        """Record that an owner, by name, uploaded samples of models. The blob is stored already."""
         with writing(self._engine) as connection:
             insert_new(connection, _samples, [{"digest": digest, "owner": owner}])
 
     def touch_samples(self, digests: Collection[str], sees: str | None) -> Collection[str]:
-        """Keep samples from being swept for a while; those that are there, `sees` as in `get`.
+        """Protect samples from the next sweeps; returns the digests that exist, `sees` as in `get`.
         Raises StorageError."""
         mine = set(digests)
         if sees is not None:
@@ -122,7 +122,8 @@ class ModelStore:
     def list(
         self, limit: int = 100, after: Position | None = None, sees: str | None = None
     ) -> Page[UploadedModel]:
-        """Newest first, after a page's `next`; `sees` as in `get`. Raises PositionError."""
+        """A page of models, newest first, after the position `next` of the previous page; `sees` as
+        in `get`. Raises PositionError."""
         with reading(self._engine) as connection:
             return _newest_first.page(connection, _query(sees), _model, limit, after)
 

@@ -29,16 +29,16 @@ class OpenTask:
 
 
 class OpenTaskStore:
-    """Tasks taken under a claim of a job are held as long as the claim, independent of the rows."""
+    """Tasks that jobs hold. A job holds its tasks as long as the claim under which it took them."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, claim: JobClaim, wanted: Sequence[OpenTask]) -> frozenset[OpenTask]:
-        """Those of the tasks that are this job's now: they were free, or its own.
+        """Take the tasks that are free; returns the ones that the job now holds.
 
-        The others are in the hands of jobs that tuners work on. Raises StaleLeaseError.
+        Running jobs hold the others. Raises StaleLeaseError.
         """
         with writing(self._engine) as connection:
             check_claim(connection, claim)
@@ -75,9 +75,9 @@ class OpenTaskStore:
         return frozenset(mine)
 
     def release(self, claim: JobClaim) -> None:
-        """Let other jobs have all that this one took under this claim.
+        """Release all tasks that the job took under this claim.
 
-        A tuner that was believed dead lets nothing go that the next one took for the job.
+        If a tuner lost its claim, it cannot release the tasks that the next tuner took for the job.
         """
         mine = _open.c.job_id == claim.job_id, _open.c.fencing_token == claim.fencing_token
         with writing(self._engine) as connection:

@@ -1,8 +1,8 @@
 """Lists in pages.
 
-A page goes on behind the values that its last row had in the columns that order the list. So rows
-that come or go in between neither hide nor repeat others, and a late page costs what the first
-does.
+A page starts after the values that the last row of the previous page had in the columns that order
+the list. So rows added or removed in between neither hide nor repeat others, and a late page costs
+as much as the first.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class PageOrder:
         limit: int | None,
         after: Position | None = None,
     ) -> Page[T]:
-        """The rows of a query, of which at most `limit`, behind a position.
+        """A page of a query: at most `limit` rows after a position.
 
         Args:
             connection: where to ask.
             query: selects these columns, among others.
-            item: what a row stands for; None for one to leave out.
-            limit, after: without, all rows from the first one on.
+            item: converts a row to an item; None omits the row.
+            limit, after: if missing, there is no limit, or the page starts at the first row.
 
         Raises:
-            PositionError: if no row of such a list can be there.
+            PositionError: if no row of such a list can have this position.
         """
         query = query.order_by(*(c.desc() if self.descending else c for c in self.columns))
         if after is not None:
@@ -93,7 +93,7 @@ def _kind(column: sa.Column[Any]) -> type:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a column of a kind can hold a value from a request."""
+    """Whether a column of this type can hold a value from a request."""
     match value:
         case bool():
             return False

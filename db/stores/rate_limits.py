@@ -1,7 +1,7 @@
 """Rate limits as token buckets in the database, so that they hold across replicas.
 
 A bucket is one row. Taking from it is one statement on the database's clock: two replicas that take
-at once take one after the other, and a clock that is off on one of them changes nothing.
+at the same time are served one after the other, and a wrong clock of a replica has no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _buckets = table_of(RateLimitRow)
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `burst` at once, and `per_second` in the long run. `burst` is 1 at least."""
+    """A rate limit: at most `burst` (1 or more) at once, and `per_second` in the long run."""
 
     burst: float
     per_second: float
@@ -34,7 +34,7 @@ class RateLimitStore:
         self._now = instant(clock)
 
     def take(self, bucket: str, rate: Rate) -> float:
-        """Take one from a bucket. 0.0 if it had one, else the seconds until it will.
+        """Take one from a bucket; returns 0.0, or the seconds until the bucket has one.
 
         A refusal takes nothing.
         """
@@ -61,7 +61,7 @@ class RateLimitStore:
         return max(0.0, float(short or 0.0)) / rate.per_second
 
     def remove_full(self, idle_seconds: float) -> int:
-        """Delete buckets that have been unused until they are full; how many."""
+        """Delete buckets that are full because they were not used; returns their number."""
         idle = _buckets.c.at < self._now() - idle_seconds
         with reading(self._engine) as connection:  # mostly nothing is due: take no write lock
             if (

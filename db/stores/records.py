@@ -1,4 +1,4 @@
-"""Trials (every one, failures too) and the records that are served.
+"""All trials, failed ones included, and the served records.
 
 The states of records are in `claim_ledger`: a record is served while it is the newest confirmed one
 of its key. Withdrawn trials are kept, and marked.
@@ -54,8 +54,8 @@ class SqlRecordStore:
     # trials
 
     def add_trials(self, trials: Sequence[Trial]) -> None:
-        """Save trials in one transaction, and count them for their workers; a trial whose id is
-        known already stays as it is."""
+        """Save trials in one transaction, and count them for their workers. Existing trials with
+        the same id do not change."""
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
         with writing(self._engine) as connection:
@@ -85,7 +85,7 @@ class SqlRecordStore:
             return [trial_of(row) for row in connection.execute(query)]
 
     def count_trials(self, job_id: str) -> dict[Status, int]:
-        """The number of a job's trials by the status in which they ended; every status is named."""
+        """The number of a job's trials by status, for every status."""
         query = (
             sa.select(_trials.c.status, sa.func.count())
             .where(_trials.c.job_id == job_id)
@@ -112,7 +112,7 @@ class SqlRecordStore:
     def newest_trials(
         self, target_keys: Sequence[str], codegen_version: str, limit: int
     ) -> list[Trial]:
-        """The last trials of some targets, of one version, in the order of their arrival."""
+        """The newest trials of these targets with one version, in the order of their arrival."""
         query = (
             sa.select(_trials)
             .where(
@@ -139,7 +139,7 @@ class SqlRecordStore:
     # records
 
     def add_record(self, record: TuningRecord) -> None:
-        """Serve this as the record of its key, in place of any earlier one.
+        """Serve a record for its key, in place of any earlier one.
 
         Raises ValueError for the record of a failed measurement.
         """
@@ -151,7 +151,8 @@ class SqlRecordStore:
         return self.best_records([key]).get(key)
 
     def best_records(self, keys: Sequence[RecordKey]) -> dict[RecordKey, TuningRecord]:
-        """The known records of these keys: a whole model at once, in one query per kind of key."""
+        """The served records of these keys, such as those of a whole model, with one query per
+        mode."""
         with reading(self._engine) as connection:
             found = map(record_of, served_rows(connection, keys))
             return {record.key: record for record in found}

@@ -1,4 +1,4 @@
-"""Reporters of claims, as the table of workers has them."""
+"""Reporters of claims, read from the table of workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _workers = table_of(WorkerRow)
 
 
 def reporter_of(connection: sa.Connection, worker: str) -> ClaimReporter:
-    """A worker by its id, with the token that it has now."""
+    """The reporter for a worker's id, with the worker's present token."""
     query = sa.select(_workers.c.owner).where(_workers.c.id == worker)
     return ClaimReporter(worker, connection.execute(query).scalar() or "")

@@ -14,12 +14,12 @@ from tilewright.db.stores.measure_queue import leases, lock_leases, requests
 from tilewright.db.stores.requests import Completion, Held, JsonObject, LeaseOutcome, RequestState
 
 _LATE = (LeaseOutcome.LOST.value, LeaseOutcome.CANCELLED.value)
-"""Ends of a lease after which a result may still arrive without a fault of the worker."""
+"""Outcomes of a lease after which a late result is not a fault of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's result. `result_key` names it: sending it again is not an error."""
+    """A worker's result. `result_key` identifies it, so that a repeated report is not an error."""
 
     lease_id: str
     worker_id: str
@@ -28,7 +28,7 @@ class Report:
 
 
 def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequence[Held | None]:
-    """Facts by which results are judged, for each lease that is named with its worker."""
+    """Facts by which results are judged, for each pair of a lease and its worker."""
     wanted = list(named)
     query = (
         sa.select(
@@ -47,7 +47,7 @@ def held(connection: sa.Connection, named: Iterable[tuple[str, str]]) -> Sequenc
 def save(
     connection: sa.Connection, reports: Sequence[Report], now: float, most_failures: int
 ) -> Sequence[Completion | NotFoundError | StaleLeaseError]:
-    """Save results, in the order in which they came."""
+    """Save results, in the order of their arrival."""
     batch = _Batch(connection, {report.lease_id for report in reports}, now)
     told = [batch.judge(report) for report in reports]
     batch.write(connection, most_failures)
@@ -55,7 +55,8 @@ def save(
 
 
 class _Batch:
-    """Leases and their requests, locked, as the results change them one after the other."""
+    """The locked rows of leases and their requests, which the results change one after the
+    other."""
 
     def __init__(self, connection: sa.Connection, names: Collection[str], now: float) -> None:
         of = sa.select(leases.c.request_id).where(leases.c.id.in_(sorted(names)))
@@ -119,7 +120,8 @@ class _Batch:
         return self._requests[self._leases[report.lease_id]["request_id"]]
 
     def _judge_workers(self, connection: sa.Connection, most_failures: int) -> None:
-        """Canaries that came back well, and workers that failed at what others could do."""
+        """Readmit workers whose canary succeeded, and judge workers that failed requests which
+        others completed."""
         names = sorted({report.worker_id for report in self._accepted})
         ill = sa.select(workers.c.id).where(
             workers.c.id.in_(names), workers.c.quarantined_at.is_not(None)

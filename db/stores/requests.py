@@ -55,8 +55,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request as a tuner submits it. The tuner chooses its name, which makes submitting
-    idempotent: a restarted tuner that submits again finds the old request and its result."""
+    """A request submitted by a tuner. The tuner chooses its name, so submitting is idempotent: a
+    restarted tuner that submits it again finds the old request and its result."""
 
     request_id: str
     target_key: str
@@ -85,7 +85,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Facts by which a worker's result is judged: the request of its lease."""
+    """The request of a lease, by which the worker's result is judged."""
 
     lease_id: str
     request_id: str
@@ -94,7 +94,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """Outcome of a lease: the worker of a request, and how its work ended."""
+    """A lease of a request: its worker, and how the work ended."""
 
     lease_id: str
     request_id: str
@@ -112,7 +112,7 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A request as the tuner sees it."""
+    """The state of a request, for tuners."""
 
     request_id: str
     job_id: str | None

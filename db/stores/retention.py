@@ -1,7 +1,7 @@
 """Deletion by age: trials, finished jobs, artifacts, models and audit entries.
 
-The best record and its evidence do not age: they stay until a better one replaces them. Rows of an
-open job stay. Blobs are not deleted here: the sweep removes those that no row names any more.
+The best record and its evidence are kept regardless of age, until a better one replaces them. Rows
+of an open job stay. Blobs are not deleted here: the sweep removes those that no row names any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilewright.db.stores.statements import chunks, table_of, upsert
 from tilewright.tuner.protocol.measurement import RecordKey
 
 BATCH = 400
-"""Rows of one transaction, few enough that others do not wait long."""
+"""Rows deleted per transaction, few enough that others do not wait long."""
 
 MOST_BATCHES = 25
 """Most batches of one kind in one call; the next call deletes the rest."""
@@ -62,7 +62,7 @@ _open_jobs = sa.select(_jobs.c.id).where(sa.not_(_ended))
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days for which each kind is kept. 0: for ever."""
+    """Days for which each kind of row is kept; 0 keeps it for ever."""
 
     trials: float = 0.0
     jobs: float = 0.0
@@ -77,7 +77,7 @@ class RetentionStore:
         self._now = instant(clock)
 
     def apply(self, policy: Retention) -> Mapping[str, int]:
-        """Delete rows that are older than the policy allows; how many, by kind.
+        """Delete rows that are older than the policy allows; returns their number by kind.
 
         Any process may call it at any time, several at once. Raises StorageError.
         """
@@ -94,7 +94,7 @@ class RetentionStore:
         }
 
     def retired(self, keys: Sequence[RecordKey], until: float) -> Sequence[RecordKey]:
-        """The ones of these keys with deleted trials that had arrived until then."""
+        """The keys among these with deleted trials that had arrived by a time."""
         found = set()
         with reading(self._engine) as connection:
             for some in chunks(sorted({key.workload_key for key in keys})):
@@ -108,7 +108,7 @@ class RetentionStore:
         return [key for key in keys if key in found]
 
     def _forget(self, key: Key, old: Condition, forget: Forget) -> int:
-        """Delete old rows, in batches; how many."""
+        """Delete old rows, in batches; returns their number."""
         count = 0
         for _ in range(MOST_BATCHES):
             some = sa.select(key).where(old).order_by(key).limit(BATCH)
@@ -202,7 +202,7 @@ def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> 
 
 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Leave a note in their place, which lookups of them report."""
+    """Delete trials, and store a note in their place that look-ups report."""
     which = [_trials.c[name] for name in KEY]
     oldest = sa.func.min(_trials.c.stored_at).label("oldest_at")
     query = sa.select(*which, oldest).where(key.in_(gone)).group_by(*which)
@@ -224,7 +224,7 @@ def _clear_artifacts(connection: sa.Connection, key: Key, gone: Sequence[Any]) -
 
 
 def _delete_jobs(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
-    """Delete the jobs with the rows that are theirs alone.
+    """Delete jobs, and the rows that belong only to them.
 
     The served verdict of a race stays, because other jobs may use it. So does a verdict that
     another job uses. Verdicts that stayed behind are deleted with a later job, if they are neither

@@ -28,7 +28,7 @@ _runs = table_of(TuningRunRow)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run of the tune loop. Fields that are None are known at its end."""
+    """A run of the tune loop. Fields are None until the run ends."""
 
     id: str  # the job's, with a number from the second run of a job on
     starts: int  # more than one: it was killed and taken up again
@@ -52,10 +52,11 @@ class RunStore:
         self._clock = clock
 
     def start(self, started: Started) -> str:
-        """Keep what a run of a job starts from; returns the run's id: the job's, JOB.2 and so on.
+        """Store the starting point of a run of a job; returns the run's id: the id of the job, then
+        JOB.2 and so on.
 
-        A run that did not end was killed. The next run of its job continues it, and what that one
-        knows replaces what the killed one knew.
+        A run that did not end was killed. The next run of its job continues it, and its starting
+        point replaces the one of the killed run.
         """
         job_id = started.options.job_id
         values = {
@@ -80,7 +81,7 @@ class RunStore:
         return run_id
 
     def finish(self, run_id: str, finished: Finished) -> None:
-        """Keep how a run went. Raises NotFoundError if it was never started."""
+        """Store the course of a run at its end. Raises NotFoundError if it was never started."""
         error = finished.forecast_error
         times = [s.best_seconds and s.best_seconds * s.count for s in finished.tasks]
         known = [seconds for seconds in times if seconds is not None]

@@ -1,4 +1,4 @@
-"""Workloads that differ in sizes alone: what is known where an exact answer is missing."""
+"""Workloads that differ only in sizes. Their records are used if a workload has none."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _trials = table_of(TrialRow)
 INDEXED_AT_ONCE = 500
 
 LOOKED_AT = 1000
-"""Number of shapes compared with one, on each side of its extent."""
+"""Number of shapes that are compared with a given one, on each side of its extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """A workload's structure, family and sizes, and what people call it; nothing of one that is
-    not read any more."""
+    """A workload's structure, family, sizes and readable name; empty if this release cannot read
+    its text."""
 
     structure: str = ""
     family: str = ""
@@ -44,7 +44,7 @@ ShapeOf = Callable[[str], WorkloadShape]
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Root mean square of log2 of the ratios of sizes; infinite if they are not alike in rank."""
+    """Root mean square of log2 of the ratios of sizes; infinite if the ranks differ."""
     if len(one) != len(other):
         return math.inf
     squares = [math.log2(max(a, 1) / max(b, 1)) ** 2 for a, b in zip(one, other, strict=True)]
@@ -52,7 +52,8 @@ def distance(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 def extent(sizes: Sequence[int]) -> float:
-    """The sum of log2 of the sizes. Of n sizes, extents differ by n times the distance at most."""
+    """The sum of log2 of the sizes. The extents of two shapes with n sizes differ by at most n
+    times their distance."""
     return math.fsum(math.log2(max(size, 1)) for size in sizes)
 
 
@@ -66,7 +67,8 @@ class Relative:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """`operator` is "" for workloads that are not read any more."""
+    """Number of served workloads of a kind. `operator` is "" for workloads whose text this release
+    cannot read."""
 
     operator: str
     target_key: str
@@ -79,8 +81,8 @@ class ShapeStore:
         self._engine = engine
 
     def index(self, shape_of: ShapeOf, most: int | None = None) -> int:
-        """Find the structure of workloads that came since the last time, `most` at most; how
-        many."""
+        """Compute the structure of at most `most` workloads that were added since the last call;
+        returns their number."""
         missing = (
             sa.select(_workloads.c.key, _workloads.c.text)
             .where(_workloads.c.key.not_in(sa.select(_shapes.c.workload_key)))
@@ -106,7 +108,7 @@ class ShapeStore:
         return count
 
     def names(self, workload_keys: Collection[str]) -> Mapping[str, str]:
-        """Key -> name of the workloads that have one."""
+        """Key -> readable name, for the workloads that have one."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(sorted(set(workload_keys))):
@@ -116,7 +118,7 @@ class ShapeStore:
         return found
 
     def coverage(self) -> Sequence[Coverage]:
-        """How many workloads have a served record, by operator, target and threads."""
+        """Number of workloads with a served record, by operator, target and threads."""
         of = (_shapes.c.operator, claims.c.target_key, claims.c.threads)
         query = (
             sa.select(*of, sa.func.count(_shapes.c.workload_key.distinct()))
@@ -140,8 +142,8 @@ class ShapeStore:
         """Workloads of a structure that have a served record, with their distance from `sizes`, the
         nearest first.
 
-        They are chosen among the `LOOKED_AT` on each side whose extents are nearest: none of the
-        others is nearer than their extents say.
+        Only the `LOOKED_AT` workloads on each side with the nearest extents are compared. The
+        difference of extents is a lower bound for the distance of the others.
         """
         at = extent(sizes)
         served = sa.exists().where(
@@ -170,8 +172,8 @@ class ShapeStore:
     def members(
         self, family: str, target_key: str, threads: int, numerics: str, most: int
     ) -> list[str]:
-        """The keys of workloads of a family that have a served record: so many at most, those with
-        the newest ones first."""
+        """The keys of workloads of a family with a served record, newest record first, up to a
+        limit."""
         query = (
             sa.select(_shapes.c.workload_key)
             .join(claims, claims.c.subject == _shapes.c.workload_key)

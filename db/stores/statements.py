@@ -1,4 +1,5 @@
-"""Statements with the same syntax in SQLite and PostgreSQL, but not in SQLAlchemy."""
+"""Statements that SQLite and PostgreSQL write alike, but for which SQLAlchemy has no common
+form."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def table_of(row: type[Base]) -> sa.Table:
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows that violate no unique constraint; the others are there already.
+    """Insert the rows that violate no unique constraint; the others exist already.
 
     If several processes may insert the same rows, the caller sorts them by key: PostgreSQL waits
     for the other's row, and with a fixed order no two wait for each other.
@@ -60,7 +61,7 @@ def insert_and_tell(
     rows: Sequence[dict[str, Any]],
     columns: Sequence[sa.Column[Any]],
 ) -> Sequence[sa.Row[Any]]:
-    """As `insert_new`; these columns of the rows that were not there, in whatever order."""
+    """`insert_new` that returns these columns of the inserted rows, in any order."""
     if not rows:
         return ()
     insert = _insert_new(connection.dialect.name, table).returning(*columns)
@@ -73,7 +74,7 @@ def _insert_new(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Ins
 
 
 def one_at_a_time(connection: sa.Connection, what: str) -> None:
-    """Wait until no other transaction does this; at the end of this one the next goes on.
+    """Let one transaction at a time pass this point: the others wait until it ends.
 
     SQLite has one writer anyway.
     """

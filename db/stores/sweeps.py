@@ -1,7 +1,7 @@
-"""Whose turn it is to do what one process does for all, and when it was last done.
+"""Turns: leases on work that only one process does at a time, and the time when it was last done.
 
-A row that is held for some seconds works alike on both databases, and says when the holder was last
-seen: what an advisory lock of PostgreSQL does not.
+A row that is held for some seconds works on both databases, and records when its holder was last
+seen. An advisory lock of PostgreSQL does neither.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tilewright.db.stores.statements import table_of, upsert
 _sweeps = table_of(SweepRow)
 
 CLAIMS = "claims"
-"""The turn of a tuner that looks for jobs: as long as one has it, jobs are taken."""
+"""The turn of tuners that look for jobs. While a tuner has it, jobs are claimed."""
 
 TERM_SECONDS = 6.0
-"""Seconds until another holder may take a turn over: a dead holder is replaced after this time."""
+"""Seconds after which another process may take a turn over from a dead holder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is the caller's turn. It was free for `away_seconds`: 0 if one holder followed the other
-    at once."""
+    """A turn that the caller has. It was free for `away_seconds` before; 0 if the previous holder
+    had it until then."""
 
     away_seconds: float
 
 
 class SweepStore:
-    """Turns by name. `clock` is for tests: without one, times are the database's."""
+    """All turns, by name. `clock` is for tests: without one, times are the database's."""
 
     def __init__(self, engine: sa.Engine, clock: Clock | None = None) -> None:
         self._engine = engine
         self._now = instant(clock)
 
     def take(self, name: str, holder: str) -> Turn | None:
-        """The turn, or None while another holder has it.
+        """Take a turn, or keep it; None while another holder has it.
 
         A holder that calls again within its term keeps it. Most calls only read: a term is renewed
         after half of it.
@@ -73,13 +73,15 @@ class SweepStore:
         return Turn(away if away > TERM_SECONDS else 0.0)
 
     def leave(self, name: str, holder: str) -> None:
-        """Give the turn up, if the holder has it: `age` is then None, as for an unused turn."""
+        """Release the turn, if the holder has it. `age` then returns None, as for an unused
+        turn."""
         with writing(self._engine) as connection:
             mine = sa.and_(_sweeps.c.name == name, _sweeps.c.holder == holder)
             connection.execute(sa.delete(_sweeps).where(mine))
 
     def age(self, name: str) -> float | None:
-        """Seconds since any holder had the turn, to half a term; None if it was never taken."""
+        """Seconds since any holder had the turn, exact to half a term; None if no process has taken
+        it."""
         with reading(self._engine) as connection:
             row = connection.execute(self._query(name)).first()
         return None if row is None else max(0.0, float(row.age))

@@ -51,7 +51,7 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkload:
-    """`text` is what `key` is the hash of."""
+    """A workload's text, and `key`, the hash of this text."""
 
     key: str
     text: str
@@ -60,7 +60,7 @@ class StoredWorkload:
 
 @dataclass(frozen=True, slots=True)
 class StoredTarget:
-    """`description` is the target as JSON."""
+    """A target that jobs or workers use; `description` is its JSON form."""
 
     key: str
     name: str
@@ -113,7 +113,7 @@ class TaskStore:
             return _as_put.page(connection, query, _task, limit, after)
 
     def get(self, job_id: str, workload_key: str) -> JobTask:
-        """The task of a job with this workload key, or the only one whose key begins so.
+        """The task of a job with this workload key, or the only one whose key has this prefix.
 
         Raises NotFoundError.
         """
@@ -132,8 +132,8 @@ class TaskStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[tuple[str, JobTask]]:
-        """Tasks that match all that is given with the ids of their jobs, job by job; `sees` as in
-        `JobStore.get`.
+        """Tasks that match all given filters, with the ids of their jobs, ordered by job; `sees` as
+        in `JobStore.get`.
 
         Raises PositionError.
         """
@@ -162,33 +162,33 @@ def _task(row: sa.Row[Any]) -> JobTask:
 
 
 class WorkloadStore:
-    """Texts behind the keys: the key is a hash, the text is what it stands for."""
+    """Texts of workloads and targets by their keys, which are hashes of the texts."""
 
     def __init__(self, engine: sa.Engine, clock: Clock = system_clock) -> None:
         self._engine = engine
         self._clock = clock
 
     def put_workloads(self, texts: Mapping[str, str]) -> None:
-        """Save workload_key -> text; known keys stay as they are."""
+        """Save workload_key -> text; existing keys do not change."""
         now = self._clock()
         rows = [{"key": key, "text": text, "created_at": now} for key, text in texts.items()]
         with writing(self._engine) as connection:
             insert_new(connection, _workloads, sorted(rows, key=lambda row: str(row["key"])))
 
     def workload(self, key: str) -> str:
-        """The text. Raises NotFoundError."""
+        """The text of a workload. Raises NotFoundError."""
         return self.found_workload(key)[1]
 
     def found_workload(self, key: str) -> tuple[str, str]:
-        """The key and the text of the workload with this key, or of the only one whose key begins
-        so. Raises NotFoundError."""
+        """The key and the text of the workload with this key, or of the only one whose key has this
+        prefix. Raises NotFoundError."""
         query = sa.select(_workloads.c.key, _workloads.c.text)
         with reading(self._engine) as connection:
             row = row_of_id(connection, query, _workloads.c.key, key, "workload")
         return row.key, row.text
 
     def workloads(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Key -> text of the keys that are known."""
+        """Key -> text, for the keys that exist."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(keys):
@@ -206,7 +206,7 @@ class WorkloadStore:
             )
 
     def list_targets(self, *, limit: int, after: Position | None = None) -> Page[StoredTarget]:
-        """Targets that jobs and workers have brought, by key. Raises PositionError."""
+        """A page of the targets that jobs and workers use, ordered by key. Raises PositionError."""
         with reading(self._engine) as connection:
             return _by_key.page(
                 connection,
@@ -217,7 +217,7 @@ class WorkloadStore:
             )
 
     def put_target(self, key: str, name: str, description: Mapping[str, Any]) -> None:
-        """Save target_key -> (name, JSON description); a known key stays as it is."""
+        """Save target_key -> (name, JSON description); an existing key does not change."""
         row = {
             "key": key,
             "name": name,
@@ -228,7 +228,7 @@ class WorkloadStore:
             insert_new(connection, _targets, [row])
 
     def target(self, key: str) -> tuple[str, Mapping[str, Any]]:
-        """(name, description). Raises NotFoundError."""
+        """The name and the JSON description of a target. Raises NotFoundError."""
         with reading(self._engine) as connection:
             row = connection.execute(sa.select(_targets).where(_targets.c.key == key)).first()
         if row is None:
@@ -236,7 +236,7 @@ class WorkloadStore:
         return row.name, row.description
 
     def targets(self) -> Mapping[str, str]:
-        """key -> name of every target."""
+        """Key -> name of every target."""
         query = sa.select(_targets.c.key, _targets.c.name).order_by(_targets.c.name)
         with reading(self._engine) as connection:
             return {row.key: row.name for row in connection.execute(query)}

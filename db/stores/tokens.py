@@ -25,7 +25,7 @@ _tokens = table_of(TokenRow)
 _oldest_first = PageOrder((_tokens.c.created_at, _tokens.c.id), descending=False)
 
 USED_SECONDS = 60.0
-"""How exact the time of a token's last use is: each is not worth a write."""
+"""Resolution in seconds of the time of a token's last use, so that not every use is a write."""
 
 
 class Scope(StrEnum):
@@ -51,8 +51,8 @@ class Token:
 
     @property
     def sees(self) -> str | None:
-        """The owner whose jobs and models the token sees: all tokens of a name are one owner's.
-        None is everybody's."""
+        """The owner whose jobs and models the token sees, which is its name; None if it sees those
+        of all owners."""
         return None if self.all_owners or Scope.ADMIN in self.scopes else self.name
 
     def allows(self, scope: Scope) -> bool:
@@ -61,7 +61,8 @@ class Token:
 
 
 def new_secret() -> str:
-    """256 random bits, which no command line takes for an option and a scanner of leaks knows."""
+    """A new secret of 256 random bits. It never looks like a command-line option, and its prefix
+    lets leak scanners recognise it."""
     return "tw_" + secrets.token_urlsafe(32)
 
 
@@ -84,10 +85,10 @@ class TokenStore:
         """Create a token; returns (secret, token). The secret is shown once and not kept.
 
         An existing secret (the embedded mode keeps its secret in a file) makes this idempotent: the
-        token of that secret gets this name, these scopes and this lifetime from now on. One that
-        was revoked stays so. Without `all_owners` it sees the jobs and models of tokens of this
-        name alone. The quotas bound open and running jobs of the token; the service's settings are
-        the default.
+        token of that secret gets this name, these scopes and this lifetime from now on. A revoked
+        token stays revoked. Without `all_owners` it sees only the jobs and models of tokens with
+        this name. The quotas limit its open and running jobs; the default is set by the service's
+        settings.
         """
         secret = secret if secret is not None else new_secret()
         now = self._clock()
@@ -110,7 +111,7 @@ class TokenStore:
         return secret, _token(row)
 
     def verify(self, secret: str) -> Token | None:
-        """The token, unless it is unknown, revoked or over."""
+        """The token of a secret; None if it is unknown, revoked or expired."""
         found = self._find(secret)
         if found is None:
             return None
@@ -122,17 +123,18 @@ class TokenStore:
         return None if over or token.revoked_at is not None else token
 
     def find(self, secret: str) -> Token | None:
-        """The token whose secret this is or was, also one that is revoked or over."""
+        """The token whose present or previous secret this is, including revoked and expired
+        tokens."""
         found = self._find(secret)
         return None if found is None else found[0]
 
     def holds(self, secret: str) -> bool:
-        """Whether a secret is the last one of a token that was not revoked."""
+        """Whether a secret is the present one of a token that is not revoked."""
         found = self._find(secret)
         return found is not None and not found[1] and found[0].revoked_at is None
 
     def names(self, token_ids: Collection[str]) -> Mapping[str, str]:
-        """Id -> name of the tokens that are known, those that were revoked too."""
+        """Id -> name of the tokens that exist, including revoked ones."""
         found: dict[str, str] = {}
         with reading(self._engine) as connection:
             for some in chunks(sorted(set(token_ids))):
@@ -145,8 +147,8 @@ class TokenStore:
     ) -> tuple[str, Token]:
         """Give a token a new secret: (secret, token). The previous one stays valid for a while.
 
-        An older one expires at once. With a lifetime the token ends that long from now, else at its
-        earlier end.
+        An older one expires at once. With a lifetime the token expires that long from now; without
+        one, its expiry does not change.
 
         Raises NotFoundError, and StateError for a token that was revoked.
         """
@@ -173,18 +175,18 @@ class TokenStore:
         return secret, _token(row)
 
     def used(self, token_id: str) -> None:
-        """Note that a token was used just now. Raises StorageError."""
+        """Record that a token was used now. Raises StorageError."""
         with writing(self._engine) as connection:
             update = sa.update(_tokens).where(_tokens.c.id == token_id)
             connection.execute(update.values(last_used_at=self._clock()))
 
     def use_is_old(self, token: Token) -> bool:
-        """Whether its last use was noted so long ago that it should be noted again."""
+        """Whether the recorded last use is old enough to be updated."""
         last = token.last_used_at
         return last is None or self._clock() - last >= USED_SECONDS
 
     def _find(self, secret: str) -> tuple[Token, bool] | None:
-        """The token of a secret, and whether it has had another one since."""
+        """The token of a secret, and whether it has a newer secret."""
         digest = _digest(secret)
         query = sa.select(_tokens).where(
             sa.or_(_tokens.c.digest == digest, _tokens.c.previous_digest == digest)
@@ -198,7 +200,8 @@ class TokenStore:
         return _token(row), True
 
     def revoke(self, token_id: str) -> Token:
-        """End a token; one that is revoked already keeps its time. Raises NotFoundError."""
+        """Revoke a token. If it is revoked already, the time of its revocation does not change.
+        Raises NotFoundError."""
         revoked_at = sa.func.coalesce(_tokens.c.revoked_at, self._clock())
         with writing(self._engine) as connection:
             token_id = id_of(connection, _tokens.c.id, token_id, "token")
@@ -212,7 +215,7 @@ class TokenStore:
         return _token(row)
 
     def list(self, *, limit: int | None = None, after: Position | None = None) -> Page[Token]:
-        """All tokens, oldest first; the revoked ones too. Raises PositionError."""
+        """A page of all tokens, oldest first, including revoked ones. Raises PositionError."""
         with reading(self._engine) as connection:
             return _oldest_first.page(connection, sa.select(_tokens), _token, limit, after)
 

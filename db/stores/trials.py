@@ -40,7 +40,7 @@ class TrialOutline:
 
 
 class TrialStore:
-    """Only reads: trials are saved by `SqlRecordStore`."""
+    """Queries of trials. `SqlRecordStore` saves them."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -57,9 +57,8 @@ class TrialStore:
         limit: int = 100,
         after: Position | None = None,
     ) -> Page[StoredTrial]:
-        """Trials that match all that is given, the newest first; of a job or of a workload, since
-        there may be millions. Raises PositionError.
-        """
+        """A page of the trials that match all given filters, newest first. A job or a workload is
+        required, since there may be millions. Raises PositionError."""
         if job_id is None and workload_key is None:
             raise ValueError("trials are those of a job or of a workload")
         wanted = {
@@ -87,8 +86,8 @@ class TrialStore:
             )
 
     def outlines(self, job_id: str, workload_key: str, limit: int) -> Page[TrialOutline]:
-        """Trials of a task, the newest first: in a seventh of the time of `list`, which also reads
-        how each was measured."""
+        """Schedules and outcomes of a task's trials, newest first. This takes a seventh of the time
+        of `list`, which also reads the measurements."""
         columns = [_trials.c[each.name] for each in fields(TrialOutline)]
         query = (
             sa.select(_trials.c.serial, *columns)
@@ -101,8 +100,8 @@ class TrialStore:
             )
 
     def fastest(self, job_id: str, key: RecordKey) -> Trial | None:
-        """The trial of a job and a record key that took least; the first of several. None if none
-        worked."""
+        """The fastest trial of a job and a record key, the first one among equals; None if no trial
+        succeeded."""
         query = (
             sa.select(_trials)
             .where(
@@ -120,10 +119,11 @@ class TrialStore:
         return None if row is None else trial_of(row)
 
     def _is(self, column: sa.Column[str], value: str) -> sa.ColumnElement[bool]:
-        """That a column has a value, so that PostgreSQL reads an index that begins with it.
+        """Condition: a column has a value, written so that PostgreSQL reads an index on the column.
 
-        For `=` it may prefer to read the whole table from its end until enough rows are found: it
-        takes those of a job to be spread evenly, and of an old one all are at the beginning.
+        For `=` its planner may read the whole table from the end until enough rows are found. It
+        assumes that the rows of a job are spread evenly, but those of an old job are all at the
+        beginning.
         """
         if self._engine.dialect.name == "postgresql":
             return column.between(value, value)

@@ -1,4 +1,4 @@
-"""At which sizes of their dimensions jobs tuned a model."""
+"""The sizes of a model's dimensions at which jobs tuned it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _sizes = table_of(TunedSizesRow)
 
 
 class TunedSizesStore:
-    """One row for each combination of sizes, by the model's digest and the mode."""
+    """The sizes at which jobs tuned models: one row per combination, by the model's digest and the
+    mode."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
     def add(self, model_digest: str, mode: Mode, sizes: Mapping[str, int]) -> None:
-        """Note that a job tuned the model at these sizes of its named dimensions."""
+        """Record that a job tuned the model at these sizes of its named dimensions."""
         row = {**_key(model_digest, mode), "sizes": canonical_json(dict(sizes))}
         with writing(self._engine) as connection:
             insert = upsert(connection, _sizes).values(row)

@@ -22,7 +22,7 @@ _jobs = table_of(JobRow)
 def weak_schedules(
     target_key: str, codegen_version: str, others: Collection[ClaimReporter], but: Collection[str]
 ) -> sa.Select[tuple[object, ...]]:
-    """Statement: schedules of a target whose attestation one of the others could raise, the newest
+    """Statement: schedules of a target whose attestation another reporter could raise, newest
     first, without the claims named in `but`.
 
     The index of weak claims has them in this order.
@@ -59,8 +59,7 @@ _WEAK = sa.and_(
 
 
 def _left_behind() -> sa.ColumnElement[bool]:
-    """Condition: a claim is provisional, its job has ended, and there is no later one of its
-    subject.
+    """Condition: a claim is provisional, its job has ended, and no later claim has its subject.
 
     An open job reviews its own claims. Confirming a claim serves it, so a later one must not exist.
     """
@@ -88,7 +87,8 @@ def _better(other: ClaimReporter) -> sa.ColumnElement[bool]:
 
 
 def _decisive(others: Collection[ClaimReporter]) -> Sequence[ClaimReporter]:
-    """Two workers each of three owners: they raise every attestation that all of the others could.
+    """Two workers of each of three owners. Together they can raise every attestation that any
+    reporter can raise.
 
     The reporter of a claim is one worker of one owner.
     """

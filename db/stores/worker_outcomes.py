@@ -1,5 +1,5 @@
-"""How many trials each worker measured, by how they ended: kept as a count, since there may be
-millions of trials, and some are forgotten by age."""
+"""Number of trials that each worker measured, by status. It is a stored count, because there may be
+millions of trials, and old ones are deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _workers = table_of(WorkerRow)
 
 
 def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) -> None:
-    """Count trials that were stored just now: (worker, status) of each.
+    """Count newly stored trials; (worker, status) of each.
 
     Trials of the service's own machine, of other services and of deleted workers are not counted.
     """
@@ -43,7 +43,7 @@ def count_outcomes(connection: sa.Connection, ended: Iterable[tuple[str, str]]) 
 def outcomes_of(
     connection: sa.Connection, worker_ids: Collection[str]
 ) -> Mapping[str, Mapping[str, int]]:
-    """The number of trials by status, of each worker that has any."""
+    """The number of trials by status, for each of these workers that has any."""
     found: dict[str, dict[str, int]] = {}
     for some in chunks(sorted(worker_ids)):
         query = sa.select(_outcomes).where(_outcomes.c.worker.in_(some))
@@ -53,6 +53,6 @@ def outcomes_of(
 
 
 def forget_outcomes(connection: sa.Connection) -> None:
-    """Delete the counts of workers that are not known any more."""
+    """Delete the counts of deleted workers."""
     known = sa.select(_workers.c.id)
     connection.execute(sa.delete(_outcomes).where(_outcomes.c.worker.not_in(known)))

@@ -1,4 +1,4 @@
-"""Workers: the processes on target devices, the facts of their devices, and their last sign."""
+"""Workers: the processes on target devices, the facts of their devices, and their heartbeats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A worker that failed too often: why, since when, and when it may try one request."""
+    """The quarantine of a worker that failed too often: its reason, its start, and when the worker
+    may try one request."""
 
     reason: str
     since: float
@@ -82,7 +83,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, and device facts, speed and condition that may have changed."""
+    """A heartbeat, with the device facts, speed and condition that may have changed."""
 
     worker_id: str
     device: Mapping[str, Any] | None = None
@@ -97,7 +98,7 @@ class Heartbeat:
 
 
 class WorkerStore:
-    """`clock` is for tests: without one, times are the database's."""
+    """All workers. `clock` is for tests: without one, times are the database's."""
 
     def __init__(
         self, engine: sa.Engine, clock: Clock | None = None, *, lost_after_seconds: float = 60.0
@@ -116,9 +117,9 @@ class WorkerStore:
         owner: str | None = None,
         worker_id: str | None = None,
     ) -> RegisteredWorker:
-        """Register a new worker, or the same one after a restart if it states the id that it had.
+        """Register a new worker, or the same one after a restart if it states its earlier id.
 
-        A new one begins in quarantine where another worker of its owner is there.
+        A new worker starts in quarantine if another worker of its token is in quarantine.
 
         Raises NotFoundError for the id of another owner's worker.
         """
@@ -156,17 +157,17 @@ class WorkerStore:
         return self._worker(row)
 
     def heartbeat(self, worker_id: str, **facts: Mapping[str, Any] | None) -> Presence:
-        """As `heartbeats`, of one. Raises NotFoundError."""
+        """`heartbeats` for a single worker. Raises NotFoundError for an unknown one."""
         (found,) = self.heartbeats([Heartbeat(worker_id, **facts)])
         if found is None:
             raise NotFoundError("worker", worker_id)
         return found
 
     def heartbeats(self, signs: Sequence[Heartbeat]) -> Sequence[Presence | None]:
-        """Note all heartbeats that came together; returns the workers' states, None for an unknown
-        one.
+        """Record several heartbeats in one transaction; returns the workers' states, None for an
+        unknown worker.
 
-        A worker that left has to register again: a delayed heartbeat does not bring it back.
+        A worker that left must register again: a delayed heartbeat has no effect.
         """
         with writing(self._engine) as connection:
             # locked in one order, as everybody does who changes several
@@ -192,10 +193,10 @@ class WorkerStore:
             return {row.id: self._presence(row) for row in connection.execute(query)}
 
     def get(self, worker_id: str, owner: str | None = None) -> RegisteredWorker:
-        """The worker with this id, or the only one whose id begins so.
+        """The worker with this id, or the only one whose id has this prefix.
 
-        `owner` is a token's id for which there are only the workers that it registered, and those
-        that no token did. Raises NotFoundError.
+        With `owner`, the id of a token, finds only workers that this token registered, or no token.
+        Raises NotFoundError.
         """
         with reading(self._engine) as connection:
             query = sa.select(*self._columns())
@@ -206,7 +207,7 @@ class WorkerStore:
     def list(
         self, *, alive: bool = False, limit: int | None = None, after: Position | None = None
     ) -> Page[RegisteredWorker]:
-        """All workers, or only the healthy ones; the first registered come first.
+        """A page of all workers, or of the healthy ones, in the order of registration.
 
         Raises PositionError.
         """
@@ -220,14 +221,15 @@ class WorkerStore:
             return _oldest_first.page(connection, query, wanted, limit, after)
 
     def outcomes(self, worker_ids: Collection[str]) -> Mapping[str, Mapping[str, int]]:
-        """How the trials of these workers ended: their number by status, of each that has any."""
+        """The number of trials by status, for each of these workers that has any."""
         with reading(self._engine) as connection:
             return outcomes_of(connection, worker_ids)
 
     def healths(self, target_key: str, worker_ids: Collection[str] = ()) -> Counter[Health]:
-        """How many workers for a target are how well; of these, if any are named.
+        """Number of workers for a target by health; only among these, if any are named.
 
-        What a tuner asks all the time: it reads no facts of devices, which are most of a row.
+        A tuner sends this query often. It reads no facts of devices, which are the largest part of
+        a row.
         """
         query = sa.select(
             _workers.c.target_keys,
@@ -247,24 +249,24 @@ class WorkerStore:
             )
 
     def drain(self, worker_id: str, draining: bool = True) -> RegisteredWorker:
-        """Take it out of service, or back. Raises NotFoundError."""
+        """Drain a worker, or put it into service again. Raises NotFoundError."""
         return self._update(worker_id, {"draining": draining}, worker_topic(worker_id))
 
     def readmit(self, worker_id: str) -> RegisteredWorker:
-        """Take it out of quarantine, on an admin's request. Raises NotFoundError."""
+        """End a worker's quarantine, on an admin's request. Raises NotFoundError."""
         with writing(self._engine) as connection:
             readmit(connection, worker_id, None, self._now())
             announce(connection, [worker_topic(worker_id)])
         return self.get(worker_id)
 
     def leave(self, worker_id: str) -> None:
-        """Note that it said good-bye. Raises NotFoundError."""
+        """Record that a worker unregistered. Raises NotFoundError."""
         self._update(worker_id, {"gone": True}, worker_topic(worker_id))
 
     def forget(self, silent_seconds: float) -> int:
-        """Delete workers that were silent for so long; returns their number.
+        """Delete workers without a heartbeat for this time; returns their number.
 
-        A worker that comes back after all registers again.
+        If such a worker comes back, it registers again.
         """
         limit = self._now() - silent_seconds
         silent = _workers.c.last_heartbeat < limit
@@ -308,7 +310,7 @@ class WorkerStore:
         )
 
     def _columns(self) -> Sequence[sa.ColumnElement[Any]]:
-        """A row, and for how long the worker has been silent."""
+        """The columns of a row, and the seconds since the worker's last heartbeat."""
         return (*_workers.c, self._silent_seconds())
 
     def _silent_seconds(self) -> sa.ColumnElement[float]:

@@ -21,7 +21,8 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses of answers after which the same request may succeed in a moment."""
 
 IN_FLIGHT, QUOTA = "urn:tilewright:problem:idempotency-in-flight", "urn:tilewright:problem:quota-"
-"""The first request with this key is being answered; a quota that only others' ends make free."""
+"""Types of problems: the first request with this idempotency key is still running; the token has
+reached a quota, which only the end of other jobs frees."""
 
 
 class ClientError(Exception):
@@ -31,7 +32,7 @@ class ClientError(Exception):
     """Whether the same request may succeed in a moment."""
 
     retry_seconds: float = 0.0
-    """How long the service wants not to be asked again."""
+    """Seconds for which the service requests no repetition."""
 
 
 class UnreachableError(ClientError):

@@ -14,9 +14,9 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 class Silence:
     """The consecutive failed attempts of one call.
 
-    A pause is twice the one before, shortened by chance so that many clients do not come back at
-    once. The time counts from the first failure on: a job whose stream was quiet for an hour has
-    all of its patience left when the stream breaks.
+    Each pause is twice the previous one, shortened randomly so that many clients do not return at
+    the same moment. The time counts from the first failure on: a job whose stream was quiet for an
+    hour has all of its patience left when the stream breaks.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Silence:
         self._opened: float | None = None
 
     def opened(self) -> None:
-        """A stream was opened. If it lasts longer than any pause, that was an answer, though
-        nothing came: a proxy may end quiet streams again and again."""
+        """Record that a stream was opened. If it lasts longer than any pause, it counts as an
+        answer even without data, because a proxy may repeatedly end streams without data."""
         self._opened = self._clock()
 
     def over(self) -> None:

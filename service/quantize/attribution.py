@@ -127,7 +127,7 @@ def _layers(timed: Timed, made: Iterable[str]) -> Indices:
 
 
 def _made(plan: GraphPlan, step: KernelStep) -> Iterable[str]:
-    """The values of the graph that a kernel computes, those within it among them."""
+    """The values of the graph that a kernel computes, including internal ones."""
     inputs = set(step.inputs)
     seen = {step.output}
     pending = [step.output]
@@ -158,7 +158,7 @@ class _Groups:
         self._parents = list(range(count))
 
     def first(self, index: int) -> int:
-        """The least of its set."""
+        """The smallest element of the set that contains an element."""
         while self._parents[index] != index:
             index = self._parents[index]
         return index

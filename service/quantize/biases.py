@@ -1,5 +1,5 @@
-"""Biases as onnxruntime quantises them with a scale for each channel: one number for each channel.
-It forgets a `beta`, which is multiplied in.
+"""Biases in the only form that onnxruntime quantises with a scale per channel: one number per
+channel. It ignores `beta`, which is therefore multiplied into the bias.
 
 Gemm(x, w, b), b: () or (1,) or (1, channels)  ->  Gemm(x, w, b'), b': (channels,)
 Gemm(x, w, b), b: (rows, ...)                  ->  Add(Gemm(x, w), b)
@@ -15,10 +15,11 @@ from tilewright.service.quantize.names import fresh
 
 
 def spell_out_biases(graph: onnx.GraphProto) -> None:
-    """Rewrite the constant biases of Gemm nodes that have another shape than (channels,).
+    """Rewrite Gemm nodes so that each constant bias has the shape (channels,). A bias that differs
+    by row becomes an Add.
 
     Args:
-        graph: its nodes have names.
+        graph: is changed in place; its nodes must have names.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     kinds = {info.name: info.type for info in (*graph.value_info, *graph.output)}

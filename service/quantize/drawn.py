@@ -14,7 +14,7 @@ from tilewright.service.quantize.samples import Samples, drawn_samples, model_in
 
 
 def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
-    """Random samples, whose integers are rows of the tables that they index.
+    """Random samples. Random integers are valid rows of the tables that they index.
 
     Args:
         given: sizes of dynamic dimensions; all others get the sizes at which a tuning job plans

@@ -12,11 +12,12 @@ class QuantizeError(CompilerError):
 
 
 class NothingToQuantizeError(QuantizeError):
-    """A model has nothing that a method changes; the message is one sentence."""
+    """A model contains nothing that the method can quantise; the message is one sentence."""
 
 
 def require(library: str) -> None:
-    """Raises QuantizeError, naming the extra, where a library is missing or does not load."""
+    """Import a library. Raises QuantizeError, which names the extra to install, if the library is
+    missing or fails to load."""
     try:
         import_module(library)
     except ImportError as error:

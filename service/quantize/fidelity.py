@@ -58,14 +58,15 @@ class Fidelity:
 
     @property
     def noise_ratio(self) -> float:
-        """The noise over the signal: 0 where all is equal, infinite where nothing was expected."""
+        """The noise over the signal: 0 if all values are equal, infinite if all expected values are
+        0."""
         if self.noise == 0.0:
             return 0.0
         return self.noise / self.signal if self.signal > 0.0 else math.inf
 
     @property
     def sqnr_db(self) -> float:
-        """The ratio of signal to quantisation noise in decibels; infinite where all is equal."""
+        """Signal-to-quantisation-noise ratio in decibels; infinite if all values are equal."""
         ratio = self.noise_ratio
         if ratio == 0.0:
             return math.inf
@@ -73,14 +74,16 @@ class Fidelity:
 
     @property
     def cosine(self) -> float:
-        """The cosine of the angle between both, 1 where all is equal, NaN where it has none."""
+        """The cosine of the angle between both arrays: 1 if all values are equal, NaN if it is
+        undefined."""
         if self.noise == 0.0:
             return 1.0
         length = math.sqrt(self.signal) * math.sqrt(self.power)
         return self.product / length if length > 0.0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `json`, null where a number is not finite; `exact` is the reason."""
+        """Plain data for `json`. Numbers that are not finite are null; `exact` distinguishes the
+        reasons."""
         return {
             "sqnr_db": finite(self.sqnr_db),
             "cosine": finite(self.cosine),
@@ -90,7 +93,7 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True)
 class TopOne:
-    """The rows of a classification, and the rows whose largest entry is at the same place."""
+    """Number of rows of a classification, and of rows whose largest entry is at the same place."""
 
     rows: int = 0
     same: int = 0
@@ -151,7 +154,7 @@ Outputs = tuple[OutputFidelity, ...]
 
 
 def added(first: Outputs, second: Outputs) -> Outputs:
-    """Two samples together; the first of all has none before it: `()`."""
+    """The sums over two sets of samples. The empty tuple is the sum over none."""
     if not first:
         return second
     return tuple(a + b for a, b in zip(first, second, strict=True))

@@ -96,7 +96,7 @@ def as_read(graph: onnx.GraphProto, values: Iterable[str]) -> dict[str, str]:
 
 
 class Owners:
-    """Which layers a value of a model has to do with, by their positions."""
+    """The layers that compute or need a value of a model, by position."""
 
     def __init__(
         self, graph: onnx.GraphProto, known: Collection[str], layers: Iterable[Layer]
@@ -111,7 +111,8 @@ class Owners:
         }
 
     def makers(self, value: str) -> frozenset[int]:
-        """The layer that makes a value of the float32 model, or one that is rounded from it."""
+        """The layer that computes a value of the float32 model, or the value from which a value was
+        rounded."""
         while value not in self._known:
             node = self._wiring.producers.get(value)
             if node is None or node.op_type not in ROUNDING:
@@ -120,7 +121,7 @@ class Owners:
         return self._makers.get(value, frozenset())
 
     def served(self, value: str) -> frozenset[int]:
-        """The layers on whose way a value lies that only the quantised model has."""
+        """The layers whose data pass through a value that only the quantised model has."""
         found: set[int] = set()
         seen = {value}
         pending = [value]

@@ -1,4 +1,4 @@
-"""How much a quantised model may lose: `--max-loss`."""
+"""The allowed loss of a quantised model: `--max-loss`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.service.quantize.fidelity import Outputs
 
 @dataclass(frozen=True, slots=True)
 class LeastSqnr:
-    """Every output is at least so many decibels above its noise."""
+    """Lower limit of the signal-to-quantisation-noise ratio of every output, in decibels."""
 
     decibels: float
 
@@ -23,7 +23,7 @@ class LeastSqnr:
 
 @dataclass(frozen=True, slots=True)
 class MostChanged:
-    """At most this share of the rows of a classification, in 0..1, has another answer."""
+    """Upper limit of the share of a classification's rows with another answer, in 0..1."""
 
     share: float
 
@@ -38,7 +38,7 @@ def parse_limit(text: str) -> Limit:
     """LeastSqnr(30) from "30dB", MostChanged(0.01) from "1%".
 
     Raises:
-        QuantizeError: if it is neither, or no number that a loss can be.
+        QuantizeError: if it has neither form, or the number is out of range.
     """
     plain = text.strip().lower()
     for unit in ("db", "%"):
@@ -59,7 +59,7 @@ def parse_limit(text: str) -> Limit:
 
 
 def keeps(limit: Limit, outputs: Outputs) -> bool:
-    """Whether outputs lose no more than the limit. Call `check_limit` before."""
+    """Whether the outputs meet the limit. Call `check_limit` before."""
     match limit:
         case LeastSqnr(decibels):
             return all(output.fidelity.sqnr_db >= decibels for output in outputs)

@@ -1,4 +1,4 @@
-"""Messages that onnxruntime prints and logs while it quantises: they go to our log."""
+"""Redirection of the messages that onnxruntime prints and logs during quantisation to our log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kept_in_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[io.BufferedRandom | None]:
-    """A file in the place of standard error; None where the process has none."""
+    """The file that replaces standard error; None if the process has no standard error."""
     sys.stderr.flush()
     try:
         number = os.dup(2)

@@ -1,4 +1,4 @@
-"""The quantising itself, by `onnxruntime.quantization`: the only file that imports it."""
+"""Quantisation by `onnxruntime.quantization`. Only this file imports it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tilewright.service.quantize.messages import kept_in_log, log
 from tilewright.service.quantize.names import fresh, graphs, rename, stand_ins
 
 LEAST_OPSET = 13
-"""The first one with a scale for each channel."""
+"""The first opset with a scale per channel."""
 
 LARGEST_BYTES = 1 << 31
 """The limit of one protobuf message: the quantiser passes models around as messages."""
@@ -42,7 +42,7 @@ DYNAMIC_OPERATORS = ("Conv", "Gather", "MatMul")
 
 
 class Ranges(StrEnum):
-    """How calibration makes a range of the values that it saw."""
+    """The method by which calibration computes a range from the observed values."""
 
     MINMAX = "minmax"
     ENTROPY = "entropy"
@@ -149,10 +149,10 @@ class Quantiser:
         return self.folder / "ranges.json"
 
     def quantise(self, keep: Collection[str] = ()) -> onnx.ModelProto:
-        """The quantised model, but for the nodes of these names, which stay as they are.
+        """Quantise the model, except the nodes with these names.
 
-        So do all in bodies of If, Loop and Scan: int8 never goes there, int4 would, where no report
-        sees it.
+        Nodes in bodies of If, Loop and Scan also stay in float32: the int8 methods do not support
+        them, and int4 would change them without a report.
 
         Raises:
             QuantizeError: if onnxruntime cannot.
@@ -278,7 +278,8 @@ def load_whole(path: Path) -> onnx.ModelProto:
 
 
 def check_installed(method: Method) -> None:
-    """Raises QuantizeError, naming the extra, where a library that the method needs is missing."""
+    """Check that the libraries of a method are installed. Raises QuantizeError, which names the
+    extra to install."""
     require("onnxruntime.quantization")
     if isinstance(method, Int4):
         require("onnx_ir")
@@ -388,7 +389,7 @@ def _weights_in_bodies(graph: onnx.GraphProto, operators: Collection[str]) -> fr
 
 
 def _list_opsets_once(model: onnx.ModelProto) -> None:
-    """Some exporters list a domain twice, which onnxruntime's tools refuse."""
+    """List each domain once. Some exporters list one twice, which onnxruntime's tools refuse."""
     listed = {"" if o.domain == "ai.onnx" else o.domain: o for o in model.opset_import}
     kept = [onnx.helper.make_opsetid(one.domain, one.version) for one in listed.values()]
     del model.opset_import[:]
@@ -396,7 +397,7 @@ def _list_opsets_once(model: onnx.ModelProto) -> None:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give each node a name of its own, in bodies too: nodes are kept in float32 by name."""
+    """Give each node a unique name, also in bodies, because nodes are kept in float32 by name."""
     taken: set[str] = set()
     for node in (node for one in graphs(graph) for node in one.node):
         node.name = fresh(node.name or f"{node.op_type}.{node.output[0]}", taken)
@@ -425,7 +426,8 @@ def _scales(per_channel: bool) -> str:
 
 @contextlib.contextmanager
 def _border(failure: str, hint: str = "") -> Iterator[None]:
-    """Messages of onnxruntime go to the log; its errors become one sentence that ends with a hint.
+    """Send messages of onnxruntime to the log, and turn its errors into one sentence that ends with
+    a hint.
 
     It raises any exception that its Python meets in a model that it does not expect.
     """
@@ -440,7 +442,7 @@ def _border(failure: str, hint: str = "") -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The text of an error, reworded for users who do not know the code that raised it."""
+    """The text of an error, reworded for users."""
     if "truth value of an array" in str(error):
         return "its code takes an array for a single number"
     return ": ".join(each for each in (type(error).__name__, str(error)) if each)

@@ -17,8 +17,8 @@ import onnx
 
 
 def stand_ins(graph: onnx.GraphProto) -> dict[str, str]:
-    """By name of a node or value, in bodies too, that is the beginning of another name: its
-    stand-in, which no name begins with."""
+    """Temporary names for nodes and values, also in bodies, whose name is a prefix of another name.
+    No name begins with a temporary name."""
     names = {name for one in graphs(graph) for name in _names(one)}
     starts = {
         name[:end]
@@ -36,7 +36,7 @@ def stand_ins(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
-    """Give nodes and values of a graph and its bodies other names."""
+    """Rename nodes and values of a graph and its bodies."""
     for one in graphs(graph):
         for node in one.node:
             node.name = to.get(node.name, node.name)
@@ -47,7 +47,7 @@ def rename(graph: onnx.GraphProto, to: Mapping[str, str]) -> None:
 
 
 def fresh(base: str, taken: Collection[str]) -> str:
-    """A name that is not taken yet: `base`, or `base` with underscores."""
+    """A name that is not in use: `base`, or `base` with underscores appended."""
     while base in taken:
         base += "_"
     return base

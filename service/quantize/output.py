@@ -1,4 +1,4 @@
-"""Where a quantised model goes."""
+"""The file of a quantised model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tilewright.service.quantize.errors import QuantizeError
 
 
 def check_place(path: Path, model: Path) -> None:
-    """Raises QuantizeError where no file can be, or the model itself is."""
+    """Check the path of the output. Raises QuantizeError if no file can be written there, or if it
+    is the model itself."""
     if path.is_dir():
         raise QuantizeError(f"--output '{path}' is a folder, no file")
     if not path.parent.is_dir():
@@ -21,7 +22,7 @@ def check_place(path: Path, model: Path) -> None:
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model. A file that was there is replaced once the new one is complete.
+    """Write a model. An existing file is replaced once the new one is complete.
 
     Raises:
         OSError: if it cannot be written; its filename is `path`.

@@ -1,4 +1,4 @@
-"""The report of quantising a model, as values."""
+"""The report on a quantised model, as values."""
 
 from __future__ import annotations
 

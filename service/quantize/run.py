@@ -1,4 +1,4 @@
-"""From a float32 model to a quantised one and its report, as one column."""
+"""The steps from a float32 model to a quantised model and its report, in order."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ ALONE_SAMPLES = 4
 """Most samples on which each part is quantised alone."""
 
 Settle: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
-"""The plan and the schedules that a model is served with."""
+"""The plan of a model and the schedules of its kernels."""
 
 Tell: TypeAlias = Callable[[str], None]
 """Reports the current step in a few words."""
 
 
 def by_rule(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-    """Untuned."""
+    """A plan by the rules, with untuned schedules."""
     return planned, None
 
 
@@ -159,8 +159,8 @@ class _Run:
             ) from error
 
     def _timed(self, model: onnx.ModelProto) -> Timed | None:
-        """The model's plan with the times of its kernels; None where the device does not run it, or
-        the data decide sizes."""
+        """The model's plan with the times of its kernels; None if the device does not run it, or if
+        data decide its sizes."""
         work = self._work
         path = self._folder / "timed.onnx"
         onnx.save(model, path)
@@ -188,7 +188,8 @@ class _Run:
         reference: FloatOutputs,
         limit: Limit,
     ) -> tuple[onnx.ModelProto, Outputs, Selection]:
-        """Keep parts in float32 until the limit is kept. Raises QuantizeError if it takes all."""
+        """Keep parts in float32 until the model meets the limit. Raises QuantizeError if only all
+        parts suffice."""
         tell, count = self._work.tell, len(found.parts)
         switched = self._sizes.compile(switched_model(self._model, made, self._layers, found.parts))
         few = reference.first(ALONE_SAMPLES)

@@ -33,7 +33,7 @@ class CompiledFor:
     kernels: KernelCache = field(default_factory=KernelCache, repr=False, compare=False)
 
     def compile(self, model: onnx.ModelProto | Path) -> Model:
-        """Raises CompilerError if it does not compile."""
+        """Compile a model. Raises CompilerError."""
         options = CompileOptions(Mode(threads=self.threads), self.dims, kernels=self.kernels)
         return driver.compile_with(model, options)
 
@@ -79,7 +79,7 @@ def _names(executable: Model) -> tuple[str, ...]:
 
 
 def _named(executable: Model, outputs: Sequence[Array]) -> dict[str, Array]:
-    """Outputs as numbers, each by its name."""
+    """Outputs as arrays of numbers, by name."""
     return dict(zip(_names(executable), outputs, strict=True))
 
 

@@ -26,7 +26,7 @@ RANDOM_SAMPLES = 16
 _NUMBERED = re.compile(r"\d+/")
 
 HELD_OUT = 4
-"""One sample of so many is held out."""
+"""One sample out of this number is held out."""
 
 InputArrays = Mapping[str, Array]
 
@@ -42,7 +42,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples of one size.
+    """Samples with the same sizes, split into calibration and report.
 
     Attributes:
         calibration: the samples that determine value ranges.
@@ -153,7 +153,7 @@ def drawn_samples(
     """Random samples (`input_spec`), and empty texts; `dims` as in `read_samples`.
 
     Args:
-        integers: that random ones are of (`drawn_integers`), by name.
+        integers: distributions of random integers by input name (`drawn_integers`).
 
     Raises:
         QuantizeError: if a dimension has no size.
@@ -178,7 +178,8 @@ def drawn_samples(
 
 
 def split(samples: Sequence[InputArrays], dims: Mapping[str, int], origin: str) -> Samples:
-    """Every fourth sample is held out, of two or three the last; one is used for both."""
+    """Split samples: every fourth one is held out for the report. Of two or three samples the last
+    one is held out, and a single sample serves both purposes."""
     every = min(HELD_OUT, len(samples))
     held = tuple(s for i, s in enumerate(samples) if i % every == every - 1)
     rest = tuple(s for i, s in enumerate(samples) if i % every != every - 1)
@@ -220,7 +221,7 @@ def _load(path: Path) -> Mapping[str, Array]:
 def _numbered(
     where: str, arrays: Mapping[str, Array], inputs: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """The samples of a file by their numbers; the file as it is if its arrays have none."""
+    """The samples of a file, by number; the file as one sample if its arrays have no numbers."""
     if arrays.keys() <= set(inputs) or not all(_NUMBERED.match(name) for name in arrays):
         yield where, arrays
         return
@@ -233,7 +234,7 @@ def _numbered(
 
 
 def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> InputArrays:
-    """The arrays as the model takes them."""
+    """Check arrays against the model's inputs, and convert them."""
     names = {one.name for one in inputs}
     for name in arrays:
         if name not in names:
@@ -261,7 +262,8 @@ def _checked(where: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -
 
 
 def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]:
-    """A sample as it is, or split if each array has the same multiple of its input's rows."""
+    """A sample unchanged, or several samples if each array has the same multiple of its input's
+    rows."""
     counts = set()
     for one in inputs:
         rows, shape = (one.dims or (None,))[0], sample[one.name].shape
@@ -281,7 +283,7 @@ def _rows(sample: InputArrays, inputs: Sequence[Input]) -> Iterator[InputArrays]
 def _bind(
     where: str, sample: InputArrays, inputs: Sequence[Input], bound: dict[str, tuple[int, str]]
 ) -> None:
-    """Check the shapes of a sample, and note the sizes of named dimensions."""
+    """Check the shapes of a sample, and record the sizes of named dimensions."""
     for one in inputs:
         shape = sample[one.name].shape
         fits = len(shape) == len(one.dims) and all(

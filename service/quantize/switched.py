@@ -83,7 +83,7 @@ class _Switches:
         self._read = as_read(graph, (v for v in self._touching if v in self._there))
 
     def choose_layers(self, model: onnx.GraphProto) -> None:
-        """Each layer once more, in float32, and which of both makes its values."""
+        """Add each layer again in float32, and select by flag which one computes its values."""
         weights = {tensor.name: tensor for tensor in model.initializer}
         for node in model.node:
             part = self._part_of.get(node.name)
@@ -106,7 +106,7 @@ class _Switches:
                     self._choose(flag(part), f"{value}.float", value)
 
     def choose_rounding(self) -> None:
-        """Leave a value as it is where all layers that make or read it are in float32."""
+        """Do not round a value if all layers that compute or read it are in float32."""
         for value, rounded in self._read.items():
             if rounded == value:
                 continue
@@ -118,7 +118,7 @@ class _Switches:
             self._choose(first, value, rounded)
 
     def _choose(self, condition: str, other: str, value: str) -> None:
-        """`value` becomes `other` where the condition is true."""
+        """Replace `value` with `other` if the condition is true."""
         self.renamed[value] = f"{value}.quantised"
         inputs = [condition, other, self.renamed[value]]
         self.nodes.append(helper.make_node("Where", inputs, [value], f"{value}.chosen"))

@@ -1,4 +1,4 @@
-"""The blobs that lie on the device: files by digest, within a limit."""
+"""Cache of blobs on the device: files by digest, within a size limit."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _State = tuple[int, int, int]
 
 
 def _state(path: Path) -> _State:
-    """Inode, size and change time: they change with a file's bytes. The kernel alone sets the
-    change time, no program can."""
+    """Inode, size and change time of a file. They change whenever its bytes do, because only the
+    kernel sets the change time."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def partial_file(target: Path) -> Path:
-    """Where the bytes of a file lie until all have arrived."""
+    """The path that holds a file's bytes until the download is complete."""
     return target.with_name(f".{target.name}")
 
 
@@ -61,7 +61,7 @@ class BlobCache:
         return self._folder / digest
 
     def __contains__(self, digest: str) -> bool:
-        """Whether the file is there; looking at it makes it recent."""
+        """Whether the file exists. The query marks it as recently used."""
         path = self.path(digest)
         try:
             seen = self._seen.get(digest) == _state(path)
@@ -73,12 +73,13 @@ class BlobCache:
         return True
 
     def verified(self, digest: str) -> Path:
-        """The file, whose bytes have this digest now; to be asked before it is loaded.
+        """The path of a file whose bytes have this digest. Call this before the file is loaded.
 
-        It is read anew if it has changed since it was last read. A damaged one is deleted.
+        It reads the file again if the file has changed since the last read. A damaged file is
+        deleted.
 
         Raises:
-            OSError: if it is not there, cannot be read, or was damaged.
+            OSError: if the file does not exist, cannot be read, or is damaged.
         """
         path = self.path(digest)
         if self._seen.get(digest) == _state(path):
@@ -93,7 +94,7 @@ class BlobCache:
         return path
 
     def refusal(self, blobs: Mapping[str, int]) -> str | None:
-        """The reason why blobs of these sizes can never lie here together; None if they can."""
+        """The reason why blobs of these sizes exceed the cache together; None if they fit."""
         wanted = sum(blobs.values())
         if wanted > self._limit_bytes:
             return (
@@ -114,7 +115,7 @@ class BlobCache:
         return self._shrink(self._missing(blobs), {*keep, *blobs})
 
     def trim(self, keep: Collection[str]) -> None:
-        """Delete the oldest files beyond the limit, but none that `keep` names."""
+        """Delete the oldest files beyond the limit, except those that `keep` names."""
         self._shrink(0, keep)
 
     def _shrink(self, coming: int, keep: Collection[str]) -> bool:
@@ -130,7 +131,7 @@ class BlobCache:
             return total <= self._limit_bytes
 
     def _missing(self, blobs: Mapping[str, int]) -> int:
-        """Bytes of the blobs that are not here yet."""
+        """Number of bytes of the blobs that are not in the cache yet."""
         missing = 0
         for digest, size in blobs.items():
             path = self.path(digest)
@@ -145,7 +146,8 @@ class BlobCache:
         return sum(stat.st_size for stat, _ in self._files())
 
     def _files(self) -> list[tuple[os.stat_result, Path]]:
-        """The files with their states, without files that disappear meanwhile: downloads end."""
+        """The files with their states. Files that disappear meanwhile, because downloads end, are
+        left out."""
         found = []
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""`tilewright-worker --check`: whether this device measures well, and commands that help.
+"""`tilewright-worker --check`: checks whether this device measures reliably, and prints remedies.
 
 The sandbox measures the noise; the operating system reports everything else.
 """
@@ -46,7 +46,7 @@ class Grade(StrEnum):
     UNKNOWN = "unknown"
     """The operating system does not report it."""
     POOR = "poor"
-    """The worker works, but its times are worth less."""
+    """The worker works, but its times are less reliable."""
     WRONG = "wrong"
     """The worker cannot work."""
 
@@ -73,7 +73,7 @@ OSError, RuntimeError."""
 
 
 def check_device(root: Path, cores: Sequence[int], probe: Probe) -> list[DeviceFinding]:
-    """All findings.
+    """Run all checks; returns their findings.
 
     Args:
         root: the folder that holds `proc` and `sys`.
@@ -107,7 +107,8 @@ def report(findings: Sequence[DeviceFinding], as_json: bool) -> str:
 
 
 def exit_status(findings: Sequence[DeviceFinding]) -> int:
-    """0: nothing to do; 1: the worker cannot work; 3: it can, but its times are worth less."""
+    """The exit status: 0 if nothing needs attention, 1 if the worker cannot work, 3 if its times
+    are less reliable."""
     grades = {each.grade for each in findings}
     if Grade.WRONG in grades:
         return 1
@@ -134,7 +135,7 @@ def _cores(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _first(listed: str) -> int:
-    """3 of "3,7" or "3-4"; 0 of nonsense."""
+    """The first number of a list of cores: 3 for "3,7" and "3-4"; 0 for an invalid list."""
     digits = listed.replace("-", ",").split(",")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= 5 else 0
 
@@ -194,7 +195,7 @@ def _clock(root: Path, used: Sequence[int]) -> DeviceFinding:
 
 
 def _heat(root: Path, heat: Heat) -> DeviceFinding:
-    """After the noise was measured: that warms the device."""
+    """Check the temperature. This comes after the measurement of noise, which warms the device."""
     condition, reason = device_condition(root), heat.reason()
     warmth = condition["temperature_celsius"]
     found = "no sensor" if warmth is None else f"{warmth:.0f} °C"

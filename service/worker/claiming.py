@@ -48,7 +48,7 @@ class Claimer:
         self._log = log
 
     def serve(self) -> None:
-        """The thread's body."""
+        """Claim and prepare leases until the worker ends: the main function of the thread."""
         hand = self._hand
         backoff = self._registration.backoff()
         claim_id = uuid.uuid4().hex
@@ -125,7 +125,8 @@ class Claimer:
             hand.put_down(request_id)
 
     def _may_run(self, work: HeldLease) -> bool:
-        """Whether the device has the memory and disk space that a run states; else it is refused.
+        """Whether the device has the memory and disk space that a run requires; otherwise refuse
+        the run.
 
         Waits until earlier leases release their blobs. Batches of candidates are small and always
         fit.
@@ -162,7 +163,7 @@ class Claimer:
         return False
 
     def _fetch_blobs(self, work: HeldLease) -> bool:
-        """Whether everything that a request names lies on disk."""
+        """Download the blobs that a request names; returns whether all of them are on disk."""
         backoff = self._registration.backoff()
         request, cache = work.request, self._hand.cache
         sizes = request.blobs if isinstance(request, RunRequest) else {}
@@ -200,10 +201,8 @@ class Claimer:
 
 
 def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:
-    """A name that becomes part of a file's path or of an address.
-
-    Raises Unreachable unless it can be.
-    """
+    """A field of a lease that becomes part of a file's path or of an address. Raises Unreachable if
+    it is not safe for that."""
     found = field(lease, key, str)
     if not pattern.fullmatch(found):
         raise Unreachable(f"the answer is not the service's: {found[:100]!r} is no {key}")

@@ -56,7 +56,7 @@ def _load(root: Path) -> Iterable[float]:
 
 
 def _largest(readings: Iterable[float], least: float, most: float) -> Reading:
-    """The largest that makes sense; NaN never does."""
+    """The largest plausible reading. NaN is not plausible."""
     return max((n for n in readings if least <= n <= most), default=None)
 
 
@@ -68,7 +68,7 @@ def _number(path: Path) -> Reading:
 
 
 def _text(path: Path) -> str:
-    """The text of a file, empty if it is not there, may not be read, or its sensor fails."""
+    """The text of a file; empty if the file is missing or unreadable, or its sensor fails."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

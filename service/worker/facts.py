@@ -20,6 +20,7 @@ def device_facts(cores: Collection[int] = ()) -> dict[str, Any]:
 
 
 def registration_facts(cores: Collection[int] = ()) -> dict[str, Any]:
-    """The same and the CPU's features, from which the service finds its targets."""
+    """The facts of `device_facts` and the CPU's features, from which the service determines the
+    device's targets."""
     facts = named_device(cores=cores or None)
     return replace(facts, vector_bits=vector_bits() or facts.vector_bits).to_json()

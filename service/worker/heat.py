@@ -18,8 +18,8 @@ _COOLING = re.compile(r"^(thermal-cpufreq|cpufreq-|thermal-idle)|^Processor$")
 """Kinds of cooling that slow a processor down, by the names that Linux's drivers give them."""
 
 _OWN_CLOCK = ("pstate", "cppc")
-"""In the names of drivers by which processors choose their clocks themselves: idle ones are slow,
-whatever the governor is."""
+"""Parts of the names of drivers with which processors choose their clocks themselves. Their idle
+cores are slow with any governor."""
 
 _FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 """The throttling bits of a Raspberry Pi: the present state, and from bit 16 on past events."""
@@ -33,7 +33,7 @@ _FIRMWARE_BITS = (
 
 
 class Heat:
-    """The causes that throttle a device at the moment.
+    """Finds the cause that throttles a device at the moment.
 
     Args:
         root: the folder that holds `sys`.
@@ -84,7 +84,8 @@ class Heat:
         return sum(read_integer(folder / name) for folder in folders for name in names)
 
     def _folders(self, name: str) -> list[Path]:
-        """Folders of this name of the cores, in the order of their numbers."""
+        """The folders with this name in the directories of the cores, in the order of the cores'
+        numbers."""
         found = {}
         for folder in (self._root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}"):
             number = folder.parent.name.removeprefix("cpu")

@@ -28,14 +28,14 @@ class HeldLease:
 
 
 class Hand:
-    """The in-flight leases; `changed` guards them and their files.
+    """The in-flight leases of a worker. The condition `changed` guards them and their files.
 
     Attributes:
         changed: must be held to access `leases` or `unreported`; notified when a slot is free.
         leases: the leases by request id.
         unreported: request ids whose results wait in the spool.
         ready: leases whose blobs are on the disk.
-        away: whether the device is unreachable; nothing is claimed for it then.
+        away: whether the device is unreachable; the worker then claims no leases.
         stopping: set when the worker ends, by any thread.
         report_now: set when the spool has a new result.
     """
@@ -52,15 +52,15 @@ class Hand:
         self.report_now = threading.Event()
 
     def stop(self) -> None:
-        """End the worker: every thread sees it."""
+        """Stop the worker: all threads check this flag."""
         self.stopping.set()
         self.report_now.set()
 
     def room(self) -> int:
-        """How many leases may be claimed, of PREFETCHED; to be called with `changed` held.
+        """Number of leases that may be claimed, at most PREFETCHED. Call it with `changed` held.
 
-        Results are reported first, because the service offers a request again once its lease runs
-        out.
+        Returns 0 while a result is unreported. Results are reported first, because the service
+        offers a request again once its lease expires.
         """
         return 0 if self.unreported or self.away else PREFETCHED - len(self.leases)
 
@@ -70,12 +70,12 @@ class Hand:
             return {name: work.lease_id for name, work in self.leases.items()}
 
     def digests(self) -> set[str]:
-        """Blobs that are still needed."""
+        """The digests of the blobs that in-flight leases need."""
         with self.changed:
             return {d for work in self.leases.values() for d in work.request.digests}
 
     def put_down(self, request_id: str) -> None:
-        """The lease is measured, lost or failed."""
+        """Remove a lease that is measured, lost or failed."""
         with self.changed:
             work = self.leases.pop(request_id, None)
             self.files.drop(request_id)

@@ -38,11 +38,11 @@ class Unreachable(Exception):
 
 
 class Damaged(Unreachable):
-    """All of a blob arrived, and its bytes are others. Once that is the network's fault."""
+    """A complete download has another digest. The cause of a single one is the network."""
 
 
 class Refused(Exception):
-    """The service itself answered with a problem that trying again does not change."""
+    """The service refused the request with a problem; a repetition would be refused as well."""
 
     def __init__(self, status: int, slug: str, detail: str, what: str = "") -> None:
         self.status = status
@@ -52,12 +52,13 @@ class Refused(Exception):
 
     @property
     def worker_unknown(self) -> bool:
-        """The service does not know this worker: it introduces itself anew."""
+        """Whether the service does not know this worker, which must then register again."""
         return self.slug == "not-found" and self._what == "worker"
 
     @property
     def ends_worker(self) -> bool:
-        """No other request can do better: the token or the release is wrong."""
+        """Whether every further request would be refused too, because the token or the release is
+        wrong."""
         return self.slug in ("unauthorized", "forbidden", "protocol-version")
 
 
@@ -66,7 +67,7 @@ class Distrusted(Exception):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: followed, the token would go to whatever host it names."""
+    """Treats a redirect as an error, because following it would send the token to another host."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
@@ -88,7 +89,7 @@ class Api:
         body: Mapping[str, Any] | None = None,
         extra_seconds: float = 0.0,
     ) -> dict[str, Any]:
-        """One request with a JSON body, the JSON answer ({} for an empty one)."""
+        """Send a request with a JSON body; returns the JSON answer, {} for an empty one."""
         data = None if body is None else json.dumps(body).encode()
         request = self._request(method, path, data)
         try:
@@ -173,7 +174,8 @@ class Api:
 
 
 class Backoff:
-    """Pauses that double up to a limit, with jitter so that a fleet does not come back at once."""
+    """Pauses that double up to a limit, with jitter, so that many workers do not retry at the same
+    moment."""
 
     def __init__(
         self, stopping: threading.Event, longest_seconds: float = LAST_PAUSE_SECONDS
@@ -186,13 +188,13 @@ class Backoff:
         self._pause = FIRST_PAUSE_SECONDS
 
     def wait(self) -> None:
-        """Sleep, but not beyond the worker's end."""
+        """Sleep for the next pause, or until the worker ends."""
         self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, self._longest_seconds)
 
 
 def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
-    """The checksum of a file so far, and its size; of nothing if it is not there."""
+    """The checksum and size of a partial file; those of no bytes if the file does not exist."""
     checksum = hashlib.sha256()
     size = 0
     with contextlib.suppress(FileNotFoundError), file.open("rb") as source:
@@ -203,7 +205,7 @@ def _digest_of(file: Path) -> tuple[hashlib._Hash, int]:
 
 
 def _problem(error: urllib.error.HTTPError) -> Exception:
-    """Refused if the service itself wrote this, and not a proxy before it; else Unreachable."""
+    """The error of a failed answer: Refused if the service wrote it, Unreachable if a proxy did."""
     said = f"{error.code} {error.reason}"
     if 300 <= error.code < 400:
         return Unreachable(f"the answer is a redirect ({said}), which is not followed")
@@ -226,7 +228,7 @@ _Kind = TypeVar("_Kind", str, int, list[Any], dict[str, Any])
 
 
 def field(answer: object, name: str, kind: type[_Kind]) -> _Kind:
-    """The field of an answer with this name. Raises Unreachable if it is not of the kind."""
+    """A field of an answer. Raises Unreachable if it is missing or has another type."""
     found = answer.get(name) if isinstance(answer, dict) else None
     if type(found) is not kind:
         raise Unreachable(f"the answer is not the service's: it has no '{name}'")

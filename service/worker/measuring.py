@@ -14,7 +14,7 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 class Measuring:
-    """Measures the leases that lie ready, and looks at the device while none does."""
+    """Measures the ready leases, and checks the speed of the device while no lease is ready."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Measuring:
         self._lost_with: set[str] = set()
 
     def serve(self) -> None:
-        """Work until the worker ends."""
+        """Measure leases until the worker ends."""
         self._find()
         while not self._hand.stopping.is_set():
             together = self._hand.ready.take(0.2, self._harness.most_together)
@@ -48,7 +48,7 @@ class Measuring:
                 self._find()
 
     def _look(self) -> None:
-        """Between batches, now and then: how fast the device is."""
+        """Measure the speed of the device from time to time, between batches."""
         try:
             self._harness.look()
         except DeviceLost:
@@ -113,7 +113,7 @@ class Measuring:
             self._hand.put_down(work.request.request_id)
 
     def _find(self) -> None:
-        """Wait until something reaches the device, or the worker ends."""
+        """Wait until the device is reachable again, or the worker ends."""
         backoff = self._registration.backoff()
         while not self._hand.stopping.is_set():
             try:
@@ -130,5 +130,5 @@ class Measuring:
 
 
 def _bytes_in(cache: BlobCache) -> Blob:
-    """The bytes of a digest, compared with it."""
+    """Read a blob and verify its digest."""
     return lambda digest: cache.verified(digest).read_bytes()

@@ -46,7 +46,7 @@ END_SECONDS = 10.0
 
 
 class Worker:
-    """The life of a worker, from registration to good-bye."""
+    """A worker process, from its registration to its end."""
 
     def __init__(self, options: WorkerOptions, log: Log) -> None:
         self._log = log
@@ -67,7 +67,7 @@ class Worker:
         self._failure: Refused | Distrusted | OSError | None = None
 
     def stop(self) -> None:
-        """Ask the worker to end; to be called from a thread, not from a signal handler."""
+        """Stop the worker. Call this from a thread, not from a signal handler."""
         self._hand.stopping.set()
 
     def run(self) -> None:
@@ -108,7 +108,7 @@ class Worker:
         return {**self._harness.state(), "condition": device_condition()}
 
     def _recover(self) -> None:
-        """Report the finished results of an earlier process, and give back its other leases."""
+        """Report the finished results of an earlier process, and return its other leases."""
         backoff = self._registration.backoff()
         while not self._hand.stopping.is_set():
             try:
@@ -122,7 +122,7 @@ class Worker:
                 backoff.wait()
 
     def _leave(self, claiming: threading.Thread) -> None:
-        """Say good-bye and give leases back, without insisting."""
+        """Unregister and return leases, without retries."""
         try:
             # In this order: a waiting claim is answered now, and its leases go back with the rest.
             self._registration.leave()
@@ -137,7 +137,8 @@ class Worker:
         self._log(f"stopped after {self._reporter.finished} requests")
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A thread's body: a refusal or a full disk ends the worker, the reason kept for `run`."""
+        """Run the main function of a thread. A refusal or a full disk stops the worker; `run`
+        raises the error."""
         try:
             work()
         except (Refused, Distrusted, OSError) as error:

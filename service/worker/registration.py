@@ -54,13 +54,14 @@ class Registration:
         self._longest_pause = LAST_PAUSE_SECONDS
 
     def backoff(self) -> Backoff:
-        """Pauses that end well within a lease: a service that comes back renews all leases."""
+        """Pauses that are much shorter than a lease, so that all leases are renewed if the service
+        comes back."""
         return Backoff(self._stopping, self._longest_pause)
 
     def register_again(self, worker_id: str) -> None:
-        """Introduce the worker anew, because the service does not know this id of it any more.
+        """Register the worker again, because the service no longer knows its id.
 
-        Several threads may find that out: the first one does it. Raises Refused.
+        If several threads call this, only the first call registers. Raises Refused.
         """
         with self._lock:
             if self.worker_id == worker_id:
@@ -68,11 +69,11 @@ class Registration:
                 self.register()
 
     def register(self) -> None:
-        """Returns when the service knows this worker, or when the worker ends.
+        """Register the worker, and retry until the service answers or the worker ends.
 
         Raises:
-            Refused: if the service does not want it (a wrong token or protocol).
-            Distrusted: if the service has another key than it had.
+            Refused: if the service rejects the worker (a wrong token or protocol).
+            Distrusted: if the key of the service has changed.
         """
         backoff = Backoff(self._stopping)
         said = False
@@ -116,8 +117,8 @@ class Registration:
         self._log(f"registered as {worker_id} for {len(keys)} targets{why}")
 
     def come_again(self, answer: dict[str, Any]) -> None:
-        """Adopt the interval of heartbeats in the answer to one. Raises Unreachable if it makes no
-        sense."""
+        """Adopt the interval of heartbeats from the answer to a heartbeat. Raises Unreachable if it
+        is invalid."""
         self.heartbeat_seconds = seconds_of(answer, "heartbeat_seconds")
 
     def _check_key(self, key: str) -> None:
@@ -145,5 +146,5 @@ class Registration:
             )
 
     def leave(self) -> None:
-        """Say good-bye. Raises Unreachable or Refused."""
+        """Unregister the worker. Raises Unreachable or Refused."""
         self._api.call("DELETE", f"/v1/workers/{self.worker_id}")

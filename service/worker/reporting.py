@@ -45,7 +45,8 @@ class Reporter:
         self.finished = 0
 
     def serve(self) -> None:
-        """The thread's body. After the worker's end it reports once more."""
+        """Report results and renew leases until the worker ends, and then report the last results:
+        the main function of the thread."""
         stopping, report_now = self._hand.stopping, self._hand.report_now
         backoff = self._registration.backoff()
         next_heartbeat = 0.0
@@ -69,7 +70,7 @@ class Reporter:
             report_now.wait(max(0.05, next_heartbeat - time.monotonic()))
 
     def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
-        """Put a result into the spool: from then on it is never lost."""
+        """Store a result in the spool, where it survives the end of the process."""
         request_id = work.request.request_id
         with self._hand.changed:
             entry = Spooled(request_id, work.lease_id, uuid.uuid4().hex, result.to_json())
@@ -102,7 +103,7 @@ class Reporter:
                     hand.changed.notify_all()
 
     def fail(self, lease_id: str, cause: str, error: str) -> None:
-        """Say that a lease is not worked on, and why. Raises Unreachable."""
+        """Report that the worker gives a lease up, with the cause. Raises Unreachable."""
         body = {
             "worker_id": self._registration.worker_id,
             "cause": cause,
@@ -116,14 +117,15 @@ class Reporter:
             self._log(f"lease {lease_id} is not ours any more: {refusal}")
 
     def fail_quietly(self, lease_id: str, cause: str, error: str) -> None:
-        """As `fail`; if the service is unreachable, the lease expires."""
+        """Call `fail`, but ignore an unreachable service: the lease then expires."""
         try:
             self.fail(lease_id, cause, error)
         except Unreachable as unreachable:
             self._log(str(unreachable))
 
     def release_quietly(self, leases: list[str]) -> None:
-        """As `release`; if the service is unreachable or forgot the leases, they expire."""
+        """Call `release`, but ignore a service that is unreachable or does not know the leases:
+        they then expire."""
         try:
             self.release(leases)
         except Unreachable as error:
@@ -134,7 +136,7 @@ class Reporter:
             self._log(str(error))
 
     def release(self, leases: list[str]) -> None:
-        """Give leases back. Raises Unreachable or Refused."""
+        """Return leases without results. Raises Unreachable or Refused."""
         body = {"worker_id": self._registration.worker_id, "leases": leases}
         self._api.call("POST", "/v1/leases/release", body)
 
@@ -148,7 +150,7 @@ class Reporter:
                 backoff.wait()
 
     def _report(self, entry: Spooled) -> bool:
-        """Send a result; returns whether the service takes it.
+        """Send a result; returns whether the service accepts it.
 
         Raises:
             Unreachable: if the outcome is unknown. Refused: if the service rejects this worker.

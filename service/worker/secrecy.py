@@ -38,7 +38,7 @@ def hide_process() -> None:
 def hide_argument(secret: str) -> bool:
     """Blank a secret in this process's command line, which every user may read.
 
-    Returns whether none of it is left there.
+    Returns whether it was removed completely.
     """
     with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()

@@ -29,7 +29,7 @@ MAX_WORKERS = 256
 
 
 ASIDE_RESULTS = 64
-"""Most results that are kept although the service does not take them."""
+"""Largest number of kept results that the service rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Spooled:
 
 
 class StateFolder:
-    """A folder that belongs to this process until it ends, however it ends.
+    """A folder that belongs to this process until the process ends, by any cause.
 
     `number` distinguishes it from the folders of other workers on this machine.
     """
 
     def __init__(self, base: Path, server: str) -> None:
-        """Take the first folder that no living worker has.
+        """Lock the first folder that no live worker uses.
 
         Raises:
             OSError: if the folder cannot be written.
@@ -91,7 +91,8 @@ class StateFolder:
 
     @property
     def service_key(self) -> str | None:
-        """The public key that the service had, for all workers of this machine."""
+        """The public key of the service from the first contact, shared by all workers of this
+        machine."""
         try:
             return (self.path.parent / "service-key").read_text().strip() or None
         except OSError:
@@ -108,7 +109,7 @@ class StateFolder:
     # leases: request id -> lease id, of the requests that are not measured yet
 
     def hold(self, request_id: str, lease_id: str) -> None:
-        """Remember a lease, so that it is given back after a crash instead of running out."""
+        """Store a lease on disk, so that it is returned after a crash before it expires."""
         (self.path / "leases" / request_id).write_text(lease_id)
 
     def drop(self, request_id: str) -> None:
@@ -122,7 +123,7 @@ class StateFolder:
     # the spool
 
     def spool(self, entry: Spooled) -> None:
-        """Keep a result; it is finished when this returns. Raises OSError on a full disk."""
+        """Store a result on disk, which completes it. Raises OSError on a full disk."""
         data = json.dumps(asdict(entry)).encode()
         write_atomically(self.path / "spool" / f"{entry.request_id}.json", data)
 
@@ -146,7 +147,8 @@ class StateFolder:
             return None
 
     def set_aside(self, request_id: str) -> None:
-        """Keep a result that the service does not take; the oldest of too many goes."""
+        """Keep a result that the service rejected. If there are too many, the oldest one is
+        deleted."""
         name = f"{request_id}.json"
         (self.path / "spool" / name).replace(self.path / "aside" / name)
         kept = sorted((self.path / "aside").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -154,12 +156,13 @@ class StateFolder:
             path.unlink(missing_ok=True)
 
     def forget(self, request_id: str) -> None:
-        """The service has the result."""
+        """Delete a result that the service has acknowledged."""
         (self.path / "spool" / f"{request_id}.json").unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file with all of `data` or leave it as it was, also when the power fails."""
+    """Replace the content of a file with `data`. After a crash or a power failure the file has
+    either all of the new or all of the old content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:

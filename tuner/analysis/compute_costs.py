@@ -43,7 +43,8 @@ _FMA, _ADD, _MUL, _COMPARE = map(
 
 @dataclass(frozen=True, slots=True)
 class LoopLevel:
-    """A loop around (or inside) a statement: how often its body runs, and what it touches.
+    """A loop around (or inside) a statement: the number of iterations, and the memory that it
+    accesses.
 
     `trips` counts the iterations of this loop alone. `footprint_bytes` are the bytes of all tensors
     in memory that one whole execution of the loop touches.

@@ -128,8 +128,8 @@ class RegisterTile:
         )
 
     def _in_matrices(self, case: TileCase, tiles: TileRegisters) -> tuple[float, ...]:
-        """As `parts`, for a product in matrix registers: one row is loaded and multiplied at a
-        time. The sums go through memory to the epilogue."""
+        """The parts of a product in matrix registers, as in `parts`: one row is loaded and
+        multiplied at a time. The sums go through memory to the epilogue."""
         statement, machine, core = self._statement, self._machine, self._machine.core
         sums = statement.accumulators * case.share
         ends = sums * statement.ending

@@ -63,7 +63,7 @@ def evaluate(samples: Sequence[Sample], predict: Predict) -> Scores:
 
 
 def evaluate_order(samples: Sequence[Sample], scores: np.ndarray) -> Scores:
-    """As `evaluate`, from the predicted scores (number,) of the samples."""
+    """The figures of `evaluate`, from the predicted scores (number,) of the samples."""
     seconds: dict[str, list[float]] = {}
     predicted: dict[str, list[float]] = {}
     for sample, score in zip(samples, scores, strict=True):

@@ -29,7 +29,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A trained base model in XGBoost's JSON, and how it ranks the held-out tasks."""
+    """A trained base model in XGBoost's JSON, and its scores on the held-out tasks."""
 
     data: bytes
     objective: Objective

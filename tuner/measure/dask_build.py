@@ -67,7 +67,7 @@ def build_on_worker(
 
 
 def versions_differ(theirs: Versions, ours: Versions) -> str:
-    """Where two machines' versions differ, for people."""
+    """The differences between the versions of two machines, as text for users."""
     return ", ".join(
         f"{name} {theirs.get(name, 'missing')} there, {ours.get(name, 'missing')} here"
         for name in sorted({*theirs, *ours})

@@ -139,7 +139,7 @@ def _at_ties(workload: Workload, specs: tuple[InputSpec, ...], output: np.ndarra
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether the floats of a node jump where its operand hardly moves."""
+    """Whether a small change of the operand can change the floats of a node abruptly."""
     return ops.get(node.op).jumps and graph.types[node.output].dtype.is_float
 
 
@@ -310,7 +310,7 @@ def _sums_bytes(node: Node) -> bool:
 
 
 def _sum_size(workload: Workload, node: Node, terms: int) -> float:
-    """Root mean square of sums of so many products."""
+    """Root mean square of sums with this number of products."""
     root = math.sqrt(terms)
     if workload.graph.types[node.inputs[0]].dtype in BYTES:
         return BYTE_PRODUCT * root

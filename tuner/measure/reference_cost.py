@@ -22,7 +22,8 @@ FLOAT64_BYTES = 8
 """References compute in float64."""
 
 COPIES = 4
-"""A NumPy expression holds so many arrays of the size of its operands and its result, at most."""
+"""Largest number of arrays, of the size of its operands and its result, that a NumPy expression
+holds."""
 
 NOT_COPIED = (OpKind.CONTRACTION, OpKind.GATHER)
 """Products and look-ups read their operands as they are."""
@@ -34,13 +35,13 @@ MOST_BYTES = 4 << 30
 """And no more than this on any machine: other jobs compute references, too."""
 
 MOST_OPERATIONS = 10**12
-"""NumPy takes a minute or several for so many on one core."""
+"""Number of operations for which NumPy takes one to several minutes on one core."""
 
 SMALLER = 0.75
 """A size that cannot be checked is multiplied by this factor and tried again."""
 
 STEPS = 64
-"""After so many such steps, any size is the least one."""
+"""Number of such steps after which any size has become the smallest one."""
 
 MOST_SECONDS = 120.0
 """The longest time of one reference. Most references take milliseconds."""
@@ -49,7 +50,7 @@ QUICK_BYTES = 256 << 20
 """A reference of no more is quick, unless it takes many operations."""
 
 QUICK_OPERATIONS = 4 * 10**9
-"""NumPy takes a second for so many on one core, or less."""
+"""Number of operations for which NumPy takes at most a second on one core."""
 
 GIB = 1 << 30
 

@@ -44,7 +44,7 @@ class Status(StrEnum):
     BUILD_ERROR = "build_error"
     BUILD_TIMEOUT = "build_timeout"
     SPILLS = "spills"
-    """Its code keeps so many vectors on the stack that it was not measured."""
+    """Not measured, because its code keeps too many vectors on the stack."""
     CRASH = "crash"
     RUN_ERROR = "run_error"
     """The candidate could not be run: its library or its buffers did not fit the device."""

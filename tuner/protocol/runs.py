@@ -205,7 +205,7 @@ class RunRequest(JsonValue):
 
         Raises:
             ProtocolError: if it is of another protocol version, or a field is missing, wrong, or
-                beyond all reason.
+                beyond plausible limits.
         """
         check_protocol(data)
         return decode(cls, data)

@@ -34,7 +34,7 @@ class Memory:
         return schedule not in self._seen
 
     def update(self, results: Iterable[Observed]) -> None:
-        """Remember results; their schedules are not new any more."""
+        """Record results. Their schedules are not suggested again."""
         for observed in results:
             schedule, seconds = observed.schedule, observed.seconds
             self._seen.add(schedule)
@@ -45,7 +45,7 @@ class Memory:
             self.seconds[schedule] = min(seconds, self.seconds.get(schedule, seconds))
 
     def take(self, schedules: Iterable[Schedule], origin: str) -> list[Suggestion]:
-        """Suggest these schedules; they are not new any more."""
+        """Return these schedules as suggestions, and do not suggest them again."""
         taken = [Suggestion(schedule, origin) for schedule in schedules]
         self._seen.update(suggestion.schedule for suggestion in taken)
         return taken

@@ -29,7 +29,8 @@ class SearchContext:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A candidate to measure. `origin` says how it was chosen: "random", "mutation", "model"..."""
+    """A candidate to measure. `origin` names the way in which it was chosen: "random", "mutation",
+    "model"..."""
 
     schedule: Schedule
     origin: str

@@ -52,15 +52,16 @@ ENDED_EARLY_SECONDS = 0.2
 class AsyncClient(AsyncConnection):
     """A connection to a service with a token. As a context manager, it closes its connections.
 
-    Every method raises ClientError. While a service that answered before is away, or says that it
-    will be back, requests are sent again, for `patience_seconds`; none is done twice.
+    Every method raises ClientError. If the service has answered before and is now unreachable, or
+    announces that it will return, requests are repeated for `patience_seconds`. No request is
+    executed twice.
 
     Args:
-        server: its URL.
-        token: with the scopes that the calls need.
-        timeout_seconds: for one answer.
-        patience_seconds: how long a service may be away.
-        transport: instead of the network, for tests.
+        server: the URL of the service.
+        token: a token with the scopes of the calls.
+        timeout_seconds: time limit of one answer.
+        patience_seconds: time for which requests to an unreachable service are repeated.
+        transport: replaces the network in tests.
     """
 
     async def health(self) -> HealthView:
@@ -75,7 +76,8 @@ class AsyncClient(AsyncConnection):
         name: str | None = None,
         sent: Callable[[int], None] = lambda total: None,
     ) -> ModelView:
-        """Upload a model file; `sent` is called with how many bytes have left, part after part."""
+        """Upload a model file. `sent` is called after each part, with the number of bytes sent so
+        far."""
         file = Path(path)
         return await self._uploaded(ModelView, "/v1/models", file, name or file.name, sent)
 
@@ -127,16 +129,16 @@ class AsyncClient(AsyncConnection):
         progress: bool | Display = True,
         **options: Any,
     ) -> Tuned:
-        """Upload a model, tune it, and wait until that is done.
+        """Upload a model, submit a job and wait until it ends.
 
-        An interrupted call leaves the job as it is: `wait` waits for it again, `cancel` ends it.
+        An interrupted call does not change the job: `wait` waits for it again, `cancel` ends it.
 
         Args:
             model: an ONNX file.
             target: a target's name, `host` for the service's machine, or a worker.
-            seconds: most time to tune.
-            output: a folder that is made for the artifact.
-            progress: show how it goes, in a notebook or on a terminal, if this is one.
+            seconds: limit of the tuning time.
+            output: a new folder for the artifact.
+            progress: show the progress, if this is a notebook or a terminal.
             options: other fields of `JobRequest`: `trials`, `threads`, `dims`, `precision`, ...
 
         Raises:
@@ -241,9 +243,9 @@ class AsyncClient(AsyncConnection):
         return await self._view(Job, "POST", f"/v1/jobs/{quoted(job_id)}:resume", once=True)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncIterator[JobEventView]:
-        """Every event of a job until it ends, each once.
+        """Yield every event of a job once, until the job ends.
 
-        A stream that breaks is resumed after the last event that came.
+        A broken stream is resumed after the last received event.
         """
         silence = self._silence()
         while True:

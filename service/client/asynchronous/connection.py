@@ -1,4 +1,4 @@
-"""Requests to a service: sent again while it is away, lists page by page, files in parts."""
+"""Requests to a service: repetition while it is unreachable, lists in pages, files in parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ViewT = TypeVar("ViewT", bound=BaseModel)
 CHUNK_BYTES = 1 << 20
 PAGE = 1000
 LONG_SECONDS = 600.0
-"""For requests that the service plans a whole model for."""
+"""Time limit of requests for which the service plans a whole model."""
 
 PASSING = (
     httpx2.TimeoutException,
@@ -37,7 +37,7 @@ Content = Callable[[], AsyncIterator[bytes]]
 
 
 class AsyncConnection:
-    """One service with one token, and the requests that calls are made of. Raises ClientError."""
+    """The requests to one service with one token. All methods raise ClientError."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class AsyncConnection:
         once: bool = False,
         **options: Any,
     ) -> httpx2.Response:
-        """The answer to a request, which is sent again while the service is away.
+        """Send a request, repeat it while the service is unreachable, and return the answer.
 
         Args:
-            content: begins the body anew for each attempt.
-            once: name the request by a key, so that the service executes it once. An idempotent
-                request needs no key.
+            content: returns the body for each attempt.
+            once: send an idempotency key, so that the service executes the request once. An
+                idempotent request needs no key.
         """
         sent = dict(headers or {})
         if once:
@@ -209,5 +209,5 @@ class AsyncConnection:
 
 
 def quoted(part: str) -> str:
-    """A part of a path, with every special character escaped."""
+    """A part of a URL's path, with every special character escaped."""
     return quote(part, safe="")

@@ -60,7 +60,7 @@ class Loadable:
 
 
 Variant = Sequence[Loadable]
-"""One way to compile a model: a program for each of its sizes, run one after the other."""
+"""One variant of a model: its programs, one per size, which run one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: `this machine`, or the worker's name."""
+        """The device's name for users: `this machine`, or the worker's name."""
 
     @property
     def facts(self) -> DeviceFacts | None:
@@ -107,10 +107,11 @@ class Device(Protocol):
         """The attestation that a confirmation by `beside` would have at this moment."""
 
     def runs(self, target: Target) -> bool:
-        """Whether code for this target runs there."""
+        """Whether the device runs code for this target."""
 
     def absence(self, target: Target) -> str:
-        """The reason why code for this target does not run there: a sentence without full stop."""
+        """The reason why the device does not run code for this target, as a sentence without full
+        stop."""
 
     def speeds(self, target: Target) -> Speeds:
         """Its roofline, measured with code for this target. It takes about a second.

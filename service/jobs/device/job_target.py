@@ -1,4 +1,4 @@
-"""Whom a job is for: a target, or a worker by its name or id."""
+"""The target of a job, which users name as a target, or as a worker by its name or id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.service.jobs.device.targets import is_target_key
 
 @dataclass(frozen=True, slots=True)
 class JobTarget:
-    """A target, and the one worker that measures; None is any worker that runs the target."""
+    """A target, and the only worker that measures; None for any worker that runs the target."""
 
     target: Target
     worker_id: str | None = None
@@ -98,7 +98,7 @@ def target_of_key(key: str, storage: Storage) -> Target:
 
 
 def mode_of(job: Job, storage: Storage) -> Mode:
-    """The mode of a job that has a target. Raises NotFoundError."""
+    """The mode of a job. Raises NotFoundError for an unknown target."""
     target = target_of_key(job.target_key or "", storage)
     return Mode(target, job.threads, job.numerics)
 

@@ -45,11 +45,11 @@ class LeasedDevice(ProgramRuns):
         storage: the queue, the workers and the blobs.
         job_id: the job that submits the runs.
         target: the target of the generated code.
-        interrupt: set when this process must let go of the job.
+        interrupt: set when this process must release the job.
         cancel: set when the user wants the job to end.
         worker_ids: the only workers that may be used, in order of preference; empty for all.
         absent_seconds: how long a run waits while no worker can take it.
-        gives_back: whether the job is given back then (WorkerAbsent), to wait for a worker.
+        gives_back: whether the job is returned then (WorkerAbsent), to wait for a worker.
         limit_seconds: wall time that one step of a run may take.
         second: whether a second opinion is requested; results of the first are never reused.
         canaries: whether a run may wait for a worker in quarantine.
@@ -188,7 +188,7 @@ class LeasedDevice(ProgramRuns):
 
     @property
     def workers(self) -> int:
-        """Living workers that measure for the job."""
+        """The live workers that measure for the job."""
         return self._runner.workers
 
     def runs(self, target: Target) -> bool:

@@ -60,7 +60,7 @@ class LocalDevice(ProgramRuns):
 
     @property
     def runner(self) -> Runner:
-        """The runner, started when it is first asked for."""
+        """The runner, started at the first access."""
         return self.local_runner
 
     @property
@@ -86,7 +86,7 @@ class LocalDevice(ProgramRuns):
         return f"{self.name} does not run target '{target.name}'"
 
     def _await(self, target: Target) -> None:
-        """It is always there."""
+        """Do nothing: this machine is always available."""
 
     @property
     def _where(self) -> str:

@@ -58,16 +58,16 @@ class ProgramRuns(ABC):
     @property
     @abstractmethod
     def facts(self) -> DeviceFacts | None:
-        """As `Device.facts`."""
+        """The facts of the device; see `Device.facts`."""
 
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The device, as a sentence begins."""
+        """The device, as the beginning of a sentence."""
 
     @abstractmethod
     def _await(self, target: Target) -> None:
-        """Wait until the device is there. Raises DeviceError."""
+        """Wait until the device is available. Raises DeviceError."""
 
     @abstractmethod
     def _answered(
@@ -81,11 +81,11 @@ class ProgramRuns(ABC):
 
     @property
     def fetch_bytes(self) -> int:
-        """As `Device.fetch_bytes`."""
+        """Limit of the outputs that one `check` returns, in bytes; see `Device.fetch_bytes`."""
         return FETCH_BYTES
 
     def speeds(self, target: Target) -> Speeds:
-        """As `Device.speeds`."""
+        """The measured roofline of the device; see `Device.speeds`."""
         known = self._speeds.get(target.key)
         if known is not None:
             return known
@@ -117,7 +117,7 @@ class ProgramRuns(ABC):
         expected: Mapping[str, np.ndarray],
         fetch: Sequence[str] = (),
     ) -> Checked:
-        """As `Device.check`."""
+        """Run a program once and compare its outputs; see `Device.check`."""
         ports = {port.name: port for port in loadable.program.outputs}
         coming = sum(ports[name].bytes for name in fetch)
         if coming > FETCH_BYTES:
@@ -143,8 +143,8 @@ class ProgramRuns(ABC):
         variants: Iterable[Variant],
         threads: int,
     ) -> Race:
-        """As `Device.race`; one request for each pair, so that a device holds two variants at a
-        time."""
+        """Race variants in pairs; see `Device.race`. Each pair is a request, so a device holds two
+        variants at a time."""
         turns = iter(variants)
         incumbent = tuple(map(self._packed, next(turns)))
         found: list[Race] = []
@@ -160,7 +160,7 @@ class ProgramRuns(ABC):
         )
 
     def profile(self, loadable: Loadable, threads: int, samples: int) -> np.ndarray:
-        """As `Device.profile`."""
+        """The seconds of each instruction; see `Device.profile`."""
         work = ProfileWork(0, samples)
         result, _ = self._run((self._packed(loadable),), threads, work, {}, 0)
         seconds = np.array(result.seconds, np.float64)

@@ -141,7 +141,7 @@ class RunQueue:
     def _submit(
         self, request: RunRequest, blobs: Blobs, worker: RegisteredWorker, target: Target
     ) -> str:
-        """Queue a request unless it is there; returns its name.
+        """Queue a request unless it exists; returns its name.
 
         A request that ended without a result in an earlier process of the job is queued anew. So is
         a race that this process has requested before: the second run is another sample.
@@ -207,8 +207,8 @@ class RunQueue:
             time.sleep(POLL_SECONDS)
 
     def _pass_on(self, name: str, worker: RegisteredWorker, target: Target) -> RegisteredWorker:
-        """Offer a run that its worker does not take to another one, if one is alive; return the
-        worker that has it."""
+        """Offer a run that its worker does not claim to another live worker, if there is one;
+        returns the worker that has it."""
         others = [other for other in self._alive(target) if other.id != worker.id]
         if not others or not self._storage.leases.hand_on([name], others[0].id):
             return worker
@@ -217,7 +217,7 @@ class RunQueue:
         return others[0]
 
     def _give_back(self, target: Target) -> None:
-        """Raises WorkerAbsent if the job is to wait for a worker that runs its target."""
+        """Raise WorkerAbsent if the job should wait for a worker that runs its target."""
         # the job would be woken at once for one in quarantine, whose pause is not over
         resting = self._alive(target, Health.QUARANTINED)
         if self._gives_back and target.key == self._target.key and not resting:

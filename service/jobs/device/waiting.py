@@ -17,18 +17,18 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Workforce:
-    """Every worker that is known, and the names of targets by their keys."""
+    """All workers in the database, and the names of targets by key."""
 
     workers: Sequence[Presence]
     names: Mapping[str, str]
 
     @staticmethod
     def of(storage: Storage) -> Workforce:
-        """The workers as they are now."""
+        """The present workers of a database."""
         return Workforce(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
-        """Whether a worker may measure for a target, or this very one."""
+        """Whether a worker may measure for a target; with a worker's id, whether this one may."""
         return any(map(may_measure, self._fitting(target_key, worker_id)))
 
     def reason(self, target_key: str, worker_id: str | None) -> str:
@@ -76,7 +76,8 @@ class Workforce:
 
 
 def may_measure(worker: Presence) -> bool:
-    """Whether a worker gets work: also one in quarantine, which nothing else brings back."""
+    """Whether a worker gets work. A worker in quarantine does, because only a successful request
+    ends its quarantine."""
     return worker.health in (Health.HEALTHY, Health.QUARANTINED)
 
 

@@ -45,7 +45,8 @@ def verification_limits(settings: Settings) -> Limits:
 
 @dataclass(slots=True)
 class BoundedVerifier:
-    """As `Verifier`, but a child verifies the program at all its sizes, one after the other."""
+    """A `Verifier` whose programs are verified by a child process, at all their sizes one after the
+    other."""
 
     planned: Sequence[Planned]
     device: Device
@@ -54,7 +55,8 @@ class BoundedVerifier:
     found: Verification = field(init=False)
 
     def verify(self, made: LoadableOf) -> None:
-        """As `Verifier.verify`. A size that exceeds its limits is not verified.
+        """Verify the program at all its sizes; see `Verifier.verify`. A size that exceeds its
+        limits is not verified.
 
         Raises:
             CompilerError: as `Verifier.verify` does.
@@ -143,7 +145,7 @@ def _never(*arguments: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _AskedDevice:
-    """The device as the child sees it: it only checks."""
+    """The device in the child process. It only forwards `check` to the parent."""
 
     name: str
     fetch_bytes: int

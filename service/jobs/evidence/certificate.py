@@ -72,7 +72,7 @@ class Certificate:
 
     Attributes:
         compared: the values that kernels write, or that the model returns, and that agree.
-        written: all of these.
+        written: the number of all such values, compared or not.
         worst: the largest error of a float, as a share of the largest element of its channel.
         excused: the elements that rounding ties or badly conditioned steps explain.
         unverified: values behind bodies of control flow that differ where rounding may be why.
@@ -323,7 +323,8 @@ def _rounding(graph: Graph, node: Node) -> float:
 
 
 def _in_range(right: np.ndarray, dtype: DType) -> np.ndarray:
-    """The reference, infinite where float32 is. An infinity in 16 bits counts as an error."""
+    """The reference with infinities where float32 overflows. An infinity in 16 bits counts as an
+    error."""
     large = max(right.max(initial=0.0), -right.min(initial=0.0))
     if dtype is not DType.FLOAT32 or not large > np.finfo(np.float32).max:
         return right

@@ -110,7 +110,7 @@ def _alike(one: TensorType, other: TensorType) -> bool:
 
 
 def _moves(graph: Graph, node: Node) -> bool:
-    """Whether a node gives elements of its operands as they are."""
+    """Whether a node only moves or selects elements of its operands."""
     if node.bodies:
         return False
     if node.op == "cast":
@@ -160,7 +160,7 @@ def _reverse(graph: Graph, node: Node) -> Node | None:
 
 
 def narrow_products(graph: Graph) -> DType | None:
-    """The 16-bit float that a graph multiplies in somewhere."""
+    """The 16-bit float type in which a graph computes products; None without such products."""
     for node in graph.nodes:
         if ops.get(node.op).kind in PRODUCTS:
             for value in node.inputs:

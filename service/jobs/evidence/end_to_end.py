@@ -58,7 +58,7 @@ SURE_RATIO = 0.97
 
 
 class Served(StrEnum):
-    """Which schedules an artifact is built from."""
+    """The choice of schedules for an artifact."""
 
     TUNED = "tuned"
     PARTLY = "partly"
@@ -277,7 +277,8 @@ def _differs(record: TuningRecord, planned: Planned, workload: Workload) -> bool
 
 
 class _Programs:
-    """A model's untuned program, and tuned ones to race with it; made when they are first run."""
+    """A model's untuned program and the tuned programs that race with it, compiled when they first
+    run."""
 
     def __init__(
         self,
@@ -293,7 +294,8 @@ class _Programs:
         self._builder = ProgramBuilder(FixedSchedules({}), first.mode, limit, kernels=kernels)
 
     def race(self, device: Device, schedules: Mapping[str, Schedule]) -> Race:
-        """The program with these schedules, and defaults for all others, against the untuned one.
+        """Race the program with these schedules, and defaults for all others, with the untuned
+        program.
 
         Raises DeviceError, CompilerError.
         """
@@ -351,7 +353,7 @@ def _race(
 
 
 def _is_sure(record: TuningRecord) -> bool:
-    """Whether a record was faster than the incumbent by more than could be lost elsewhere."""
+    """Whether a record's gain over the incumbent exceeds what its neighbours may lose."""
     comparison = record.measurement.comparison
     return comparison is not None and comparison.interval.high < SURE_RATIO
 
@@ -367,7 +369,8 @@ def _variant(builder: ProgramBuilder, planned: Sequence[Planned]) -> Variant:
 
 
 def _identity(planned: Sequence[Planned], tuned: Mapping[str, Schedule], limit: int | None) -> str:
-    """Identifies a race: the kernels in their order, the schedules, and the code that they give."""
+    """The identity of a race: a digest of the kernels in order, the schedules, and the generated
+    code."""
     first = planned[0]
     about = [
         [[step.workload.key for step in each.served_plan.kernels] for each in planned],

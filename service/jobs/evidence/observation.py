@@ -46,7 +46,7 @@ from tilewright.compiler.runtime.program import (
 from tilewright.service.jobs.device.device import Device, Loadable
 
 KEPT_GROUPS = 4
-"""Groups that stay in memory: a comparison looks at few values before its own."""
+"""Number of groups kept in memory: a comparison reads few values besides its own."""
 
 _CALLS = {
     KernelStep: KernelCall,
@@ -103,7 +103,7 @@ def written(plan: GraphPlan, program: Program) -> tuple[Written, ...] | None:
 
 
 def written_by(plan: GraphPlan, program: Program, kernels: Collection[str]) -> frozenset[str]:
-    """The values that kernels with one of these symbols write, outside of bodies."""
+    """The values written by kernels with one of these symbols, outside of bodies."""
     return frozenset(
         step.output
         for _, step, call in _paired(plan, program) or ()
@@ -190,8 +190,8 @@ class Observation:
         return True
 
     def _port_groups(self) -> Iterator[list[str]]:
-        """The names of the outputs, as many at a time as one run may bring: a stage of a detector
-        has hundreds."""
+        """The names of the outputs in groups that one run may return: a stage of a detector has
+        hundreds of outputs."""
         return ([port.name for port in group] for group in self._ports)
 
     def _fetched(self, group: Sequence[Written]) -> dict[str, np.ndarray]:

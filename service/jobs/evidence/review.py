@@ -27,7 +27,7 @@ from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.evidence.withdrawal import tell
 
 ROUNDS = 2
-"""Attempts: a second one where the workers of the first left."""
+"""Number of attempts. The second one is needed if the workers of the first left."""
 
 C = TypeVar("C", bound=StoredClaim)
 C_contra = TypeVar("C_contra", bound=StoredClaim, contravariant=True)
@@ -54,10 +54,11 @@ class Repetition(Protocol[C_contra]):
     """A way to repeat the measurements of one kind of claim."""
 
     def name(self, claim: C_contra) -> str:
-        """The claim's subject, for people."""
+        """The subject of the claim, as text for users."""
 
     def repeat(self, claims: Sequence[C_contra], device: Device) -> Sequence[SecondReport | None]:
-        """The report of each claim in its turn; None if the device did not measure it."""
+        """Repeat the measurements; returns the report for each claim, in order, None if the device
+        did not measure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Reviewed:
     open: int = 0
 
     def __add__(self, later: Reviewed) -> Reviewed:
-        """The sum of both; `open` is the later one's."""
+        """The sum of both results, except that `open` is that of the later one."""
         disputed = self.disputed + later.disputed
         return Reviewed(self.confirmed + later.confirmed, disputed, later.open)
 

@@ -50,7 +50,7 @@ def records_of(device: Device, storage: Storage, job_id: str) -> RecordStore:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleReviews:
-    """Reviews records of a job's tasks, for at most so many seconds per call."""
+    """Reviews records of a job's tasks, with a time limit per call."""
 
     storage: Storage
     builder: Builder

@@ -85,12 +85,12 @@ class Beside:
 
 
 def jumps(graph: Graph) -> bool:
-    """Whether a value that differs by a rounding may take a graph's outputs elsewhere."""
+    """Whether a difference by one rounding may change a graph's outputs by more than a rounding."""
     return any(_jumps(each, node) for each in graph.walk() for node in each.nodes)
 
 
 def has_bodies(graph: Graph) -> bool:
-    """Whether control flow is among the operators."""
+    """Whether the graph has control flow."""
     return any(node.bodies for node in graph.nodes)
 
 
@@ -165,7 +165,7 @@ def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:
 
 
 def _numbers_of(array: np.ndarray) -> np.ndarray:
-    """Integers and truth values as float64."""
+    """A value as float64, also if it has integers or booleans."""
     return array.astype(np.float64, copy=False)
 
 
@@ -176,7 +176,7 @@ def _integral(array: np.ndarray) -> bool:
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest finite magnitude."""
+    """The largest finite magnitude of a value."""
     numbers = _numbers_of(array)
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
 
@@ -195,8 +195,8 @@ class NormalPool:
 
 
 class _Mover:
-    """Moves results by a rounding of float32, and operands of jumps by a hair: up, down, or each
-    element at random."""
+    """Perturbs results by a rounding of float32, and operands of jumps by a small share: up, down,
+    or each element at random."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class _Mover:
         mixed: bool,
         terms: dict[str, np.ndarray],
     ) -> None:
-        """`terms` keeps the sums of magnitudes, which a rounding hardly moves, by result."""
+        """`terms` caches sums of magnitudes by result, because a rounding hardly changes them."""
         self._terms = terms
         self._graph = graph
         self._draw = draw
@@ -261,7 +261,7 @@ def _moved(array: np.ndarray, dtype: DType, by: float, draw: NormalPool) -> np.n
 
 
 def _jumps(graph: Graph, node: Node) -> bool:
-    """Whether a node's result jumps where a float that was computed hardly moves."""
+    """Whether a small change of a computed float can change a node's result abruptly."""
     floats = any(
         graph.types[value].dtype.is_float and value not in graph.constants for value in node.inputs
     )
@@ -274,7 +274,8 @@ def _jumps(graph: Graph, node: Node) -> bool:
 
 
 def _adds_up(node: Node) -> bool:
-    """Whether a node runs a native function that adds up elements. Other ones choose."""
+    """Whether a node runs a native function that adds elements; the other functions select
+    elements."""
     sums = ops.get(node.op).sums
     return sums is not None and sums(node.attrs)
 

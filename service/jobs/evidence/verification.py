@@ -82,7 +82,8 @@ class Verification:
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """Values that differ from the reference, where bodies hide whether rounding is why."""
+        """Values that differ from the reference, and for which bodies hide whether rounding is the
+        cause."""
         return () if self.by_steps is None else self.by_steps.unverified
 
     @property
@@ -238,7 +239,7 @@ def input_ports(planned: Planned) -> list[Port]:
 
 
 def _draw(planned: Planned, seed: int) -> dict[str, np.ndarray]:
-    """The inputs that a device draws from the same seed."""
+    """The inputs that a device generates from the same seed."""
     return planned.request.given.draw(input_ports(planned), seed)
 
 
@@ -286,13 +287,13 @@ def _verify(
 
 
 def _order(error: float) -> float:
-    """No number is larger than any."""
+    """Sort key of errors: None, the absence of a number, is larger than any number."""
     return error if error == error else float("inf")
 
 
 def _is_firm(planned: Planned) -> bool:
-    """Whether rounding cannot take the whole model elsewhere: its floats are wide, and nothing is
-    rounded or chosen."""
+    """Whether rounding can change the model's outputs only slightly: all floats are float32 or
+    wider, and nothing is rounded or selected by value."""
     return not jumps(planned.graph) and not _is_narrow(planned)
 
 
@@ -333,7 +334,7 @@ def _overflowing(graph: Graph, inputs: Mapping[str, np.ndarray]) -> tuple[str, f
 
 
 def largest_model_error(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Over all outputs, the largest difference relative to the output's largest finite value.
+    """The largest difference of any output, relative to the output's largest finite value.
 
     NaNs and infinities must be at the same places.
     """

@@ -31,17 +31,17 @@ MANY = 50_000_000
 because NumPy takes seconds for each operator."""
 
 FEW = 10_000_000
-"""Operations that a reference does in no time."""
+"""Number of operations that a reference computes in negligible time."""
 
 STEPS_ELEMENTS = 32_000_000
 """Elements of a model's values up to which it is always verified by steps: two to five seconds."""
 
 STEPS_OPERATIONS = 8_000_000_000
-"""Operations up to which it is."""
+"""Operations up to which a model is always verified by steps."""
 
 
 def costs_little(planned: Planned) -> bool:
-    """Whether a certificate by steps takes little time, so that nothing else decides about it."""
+    """Whether a certificate by steps takes so little time that it is always computed."""
     graph, plan = planned.graph, planned.plan
     made = [kind for name, kind in graph.types.items() if name not in graph.constants]
     computed = sum(costs.flops(w) * count for w, count in plan.tasks())
@@ -143,7 +143,7 @@ def elements(types: Iterable[TensorType], sizes: Mapping[str, int]) -> int:
 
 
 def end_of(dimension: Dimension, *, last: bool) -> int:
-    """One end of a range; of one without an end a size some way off."""
+    """An end of a range; a moderately large size if the range has no end."""
     if not last:
         return dimension.low * dimension.multiple
     if dimension.high is None:
@@ -152,7 +152,7 @@ def end_of(dimension: Dimension, *, last: bool) -> int:
 
 
 def _drawn(dimension: Dimension, draw: Random) -> int:
-    """A size of a range, whose orders of magnitude are alike."""
+    """A random size of a range, with equal probability for each order of magnitude."""
     low, high = dimension.low, end_of(dimension, last=True) // dimension.multiple
     share = draw.random()
     number: int = round(max(low, 1) ** (1 - share) * max(high, 1) ** share)
@@ -166,7 +166,8 @@ def affordable(
     most: int,
     cost: Callable[[Mapping[str, int]], int],
 ) -> dict[str, int]:
-    """The sizes, taken nearer to others until the model has at most this cost."""
+    """Sizes between two vectors of sizes at which the model costs at most a limit, as near as
+    possible to the first."""
     while wanted != near and cost(wanted) > most:
         wanted = {
             name: size

@@ -32,7 +32,7 @@ from tilewright.tuner.measure.references import ReferenceCache
 log = structlog.get_logger("tilewright.tuner")
 
 TURN = "weak records"
-"""The name of the turn: one tuner does it for all."""
+"""The name of the turn with which one tuner does this work for all."""
 
 AGAIN = "again-"
 """The prefix of the job ids in requests of repeated measurements; no real job's id begins so."""
@@ -41,7 +41,7 @@ LOOK_SECONDS = 30.0
 """The pause between two searches for weak records."""
 
 AT_A_TIME = 4
-"""The records measured at a time: a new job waits for no more than these."""
+"""Records measured together. A new job waits at most for these."""
 
 AGAIN_SECONDS = 3600.0
 """The pause before the next attempt on a record that only one owner attests after a repetition."""
@@ -50,7 +50,7 @@ MOST_TRIED = 1000
 """The most records that pause at one time; beyond that, the earliest are due again."""
 
 AWAY_SECONDS = 10.0
-"""The longest wait for a worker that has gone."""
+"""The longest wait for an absent worker."""
 
 AFTER_JOBS = -1
 """The priority of requests that come after all jobs' requests."""
@@ -75,8 +75,9 @@ class WeakRecords:
         self._tried: dict[str, float] = {}
 
     def due(self) -> Sequence[StoredRecord]:
-        """A few records of one target that an idle worker could back better; empty without any, if
-        another tuner sees to it, and shortly after it was so. Raises StorageError."""
+        """A few records of one target whose attestation an idle worker could raise. Empty if no
+        such record exists, if another tuner has the turn, and for a pause after each of these
+        cases. Raises StorageError."""
         now = self._clock()
         if now - self._looked_at < LOOK_SECONDS:
             return ()
@@ -113,7 +114,7 @@ class WeakRecords:
         references: ReferenceCache,
         token: CancelToken,
     ) -> None:
-        """Measure them again, and note which hold, until the token is cancelled.
+        """Repeat the measurements of these records and review them, until the token is cancelled.
 
         Raises:
             CompilerError: if the kernels cannot be made.

@@ -17,7 +17,7 @@ from tilewright.service.jobs.plan.planning import Planned
 from tilewright.tuner.measure.model_runs import draw_inputs
 
 FEW = 1 << 20
-"""Most elements of values that are computed to know a condition before a job tunes."""
+"""Limit of the elements of values that are computed to determine a condition before the tuning."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def with_inputs(error: InvalidInputError, plans: Sequence[Planned]) -> InvalidIn
 
 
 def deciding_inputs(graph: Graph, message: str) -> tuple[str, ...]:
-    """The inputs of a graph from which it follows that a run ends with an error."""
+    """The inputs of a graph that decide that a run ends with an error."""
     pending = [value for node in graph.nodes for value in _deciding(node, message)]
     seen = set(pending)
     while pending:

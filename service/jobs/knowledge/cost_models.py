@@ -25,14 +25,16 @@ from tilewright.tuner.cost_model.xgboost import XGBoostModel
 
 
 def _log() -> Any:
-    """The tuner's log. Its import loads asyncio, which a command without a log does not need."""
+    """The tuner's log. The import is lazy, because it loads asyncio, which many commands do not
+    need."""
     import structlog
 
     return structlog.get_logger("tilewright.tuner")
 
 
 MOST_TRIALS = 20_000
-"""Trials that a version is trained on: the newest. Their features take half a minute."""
+"""Number of trials on which a version is trained, the newest ones. Their features take half a
+minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,15 @@ class Trained:
 
     @property
     def promoted(self) -> bool:
-        """Whether runs start from it now."""
+        """Whether tuning runs start from this version."""
         return self.model.promoted_at is not None
 
 
 def base_model(storage: Storage, target_key: str) -> bytes:
     """The model that tuning runs of a target start from; empty if nothing usable is promoted.
 
-    If the version is of an earlier release, or its bytes are gone, the run starts cold; it does not
-    fail.
+    If the version belongs to an earlier release, or its bytes are missing, the run starts without a
+    model.
     """
     stored = storage.cost_models.promoted(target_key)
     if stored is None:
@@ -71,7 +73,7 @@ def base_model(storage: Storage, target_key: str) -> bytes:
 
 
 def train_cost_model(storage: Storage, target_key: str, seed: int = 0) -> Trained | None:
-    """Train, store and judge a new version; None if the target has too few tasks.
+    """Train, store and evaluate a new version; None if the target has too few tasks.
 
     Raises:
         NotFoundError: if nothing was ever tuned for the target.
@@ -115,7 +117,7 @@ def due_targets(storage: Storage, new_trials: int) -> list[str]:
 
 
 def train_due(storage: Storage, new_trials: int) -> list[Trained]:
-    """New versions for the targets that are due; `new_trials` of 0 trains none."""
+    """Train new versions for the targets that are due; 0 `new_trials` disables this."""
     if not new_trials:
         return []
     found = []
@@ -128,7 +130,7 @@ def train_due(storage: Storage, new_trials: int) -> list[Trained]:
 
 
 def describe(trained: Trained) -> str:
-    """One line for people."""
+    """A version and its scores as one line of text."""
     scores, chance = trained.scores, trained.model.chance
     text = (
         f"cost model, version {trained.model.version}: {trained.model.rows} rows of "
@@ -142,7 +144,7 @@ def describe(trained: Trained) -> str:
 
 
 def _relatives(storage: Storage, target_key: str) -> Mapping[str, Target]:
-    """The target, and those with the same instruction set of any width."""
+    """The target, and all targets with its instruction set and other vector widths."""
     own = _target(storage, target_key)
     found = {key: _target(storage, key) for key in storage.workloads.targets()}
     return {

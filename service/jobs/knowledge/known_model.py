@@ -58,7 +58,7 @@ class KnownModel:
     _source: Path | bytes = field(init=False)
     _digest: str = field(default="", init=False)
     _given: frozenset[str] = field(default=frozenset(), init=False)
-    """Dimensions that the caller gave sizes or ranges."""
+    """Dimensions with sizes or ranges from the caller."""
     _shares: Shares = field(default_factory=dict, init=False)
     """Hints that the caller states."""
 
@@ -110,7 +110,7 @@ class KnownModel:
         return self._digest
 
     def _plan(self, graph: Graph, sizes: Mapping[str, int] | None) -> GraphPlan:
-        """The plan that is served; from now on `best` knows the schedules of its workloads."""
+        """The served plan. From this call on, `best` returns the schedules of its workloads."""
         digest = self._model_digest()
         dims = dict(sizes or {})
         request = ModelRequest(self._source, self.mode, dims, digest)

@@ -27,17 +27,18 @@ from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.tasks import Task
 
 MEMBERS_AT_ONCE = 50
-"""Members of a family whose records are read together."""
+"""Number of members of a family whose records are read together."""
 
 MOST_MEMBERS = 500
-"""Members of a family that are looked at: a network of many scales may have thousands."""
+"""Limit of the members of a family that are considered: a network with many scales may have
+thousands."""
 
 MOST_RELATIVES = 60
-"""The nearest shapes that are looked at."""
+"""Number of nearest shapes that are considered."""
 
 
 class Match(StrEnum):
-    """A rung: the kind of evidence for an answer."""
+    """A rung of the ladder: the kind of evidence for an answer."""
 
     EXACT = "exact"
     OTHER_NUMBERS = "other-numbers"
@@ -115,13 +116,13 @@ def find(
 
 
 def known(tasks: Sequence[Task], storage: Storage) -> set[RecordKey]:
-    """The keys of the tasks whose own record leaves nothing to measure."""
+    """The keys of the tasks with a record of their own that needs no further measurement."""
     found = storage.records.best_records([task.key for task in tasks])
     return {task.key for task in tasks if task.is_known(found.get(task.key), CODEGEN_VERSION)}
 
 
 def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningRecord]:
-    """A record of its family for each task that is not known, where there is one.
+    """A record of the task's family, for each task without its own record, if one exists.
 
     Two layers of a quantised model that differ in their scales are two workloads with two record
     keys. A schedule that was found for one is all that a search for the other would find. So a job
@@ -139,7 +140,8 @@ def borrowed(tasks: Sequence[Task], storage: Storage) -> dict[RecordKey, TuningR
 
 
 def near_shapes(workload: Workload, mode: Mode, storage: Storage) -> Near:
-    """Workloads with a served record that differ in sizes alone; a range by its typical sizes."""
+    """Workloads with a served record that differ only in sizes. A range counts with its typical
+    sizes."""
     storage.shapes.index(shape_of)
     fixed = workload.typical()
     return storage.shapes.nearest(fixed.structure, fixed.sizes, *mode.key, MOST_RELATIVES)

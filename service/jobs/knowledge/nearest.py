@@ -1,4 +1,4 @@
-"""The best answer there is for a workload that may never have been tuned, and how sure it is.
+"""The best answer for a workload, which may never have been tuned, and its confidence.
 
 The answer is the first step of the ladder (`service.jobs.knowledge.ladder`), down to the default.
 The loss of a borrowed schedule is estimated from pairs of workloads that were both measured with
@@ -35,7 +35,7 @@ LIKE = 1.5
 """A pair of shapes gives evidence for a distance if its own is at most this multiple of it."""
 
 LEAST_DISTANCE = 0.1
-"""Distances below this are alike: a tenth of a doubling of every size."""
+"""Distances below this count as equal: a tenth of a doubling of every size."""
 
 MOST_RECORDS = 500
 """The most records of another target, newest first, from which the loss of its schedules here is
@@ -87,7 +87,7 @@ class _Losses:
 
 
 def best_answer(storage: Storage, workload_key: str, mode: Mode) -> Answer:
-    """The schedule to use for a workload, known or not.
+    """The schedule to use for a workload, with or without a record of it.
 
     Raises:
         NotFoundError: if the workload's text was never seen here.

@@ -1,4 +1,4 @@
-"""Tuning records out of a database and into another: a workload tuned once, by anyone, is tuned.
+"""Export and import of tuning records between databases.
 
 An export contains the served records, signed with the service's key. An import accepts lines that a
 trusted key signed, and checks them. An imported record is served if no faster one is known.
@@ -48,7 +48,7 @@ class Imported:
     refused: list[tuple[int, str]] = field(default_factory=list)
 
     def __add__(self, later: Imported) -> Imported:
-        """Both together."""
+        """The sum of two imports."""
         return Imported(
             self.served + later.served,
             self.slower + later.slower,

@@ -27,7 +27,7 @@ from tilewright.tuner.random_sizes import points_at
 FORMAT = 1
 
 LONGEST_LINE = 4 << 20
-"""Characters of a line that is read."""
+"""Largest accepted length of a line, in characters."""
 
 
 class RecordLineError(CompilerError):

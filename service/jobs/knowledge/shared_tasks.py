@@ -25,15 +25,15 @@ from tilewright.tuner.events import Finished
 from tilewright.tuner.tasks import Task
 
 LOOK_SECONDS = 1.0
-"""Between two looks at whether the others are done."""
+"""Seconds between two checks whether the other jobs have ended."""
 
 PATIENCE = 2
 """A job waits until others have made this multiple of the trials that it may spend: a job with the
 same budget ends before that."""
 
 QUIET_SECONDS = 300.0
-"""A job waits no longer for others that measure nothing new for so long. Their second measurements
-and races take less."""
+"""Seconds without a new measurement after which a job no longer waits for others. Their second
+measurements and races take less."""
 
 Tune = Callable[[list[Task], JobBudget], Finished]
 
@@ -46,7 +46,7 @@ class Sharing(Protocol):
 
 
 class Unshared:
-    """A job that no other knows of: `tilewright tune`."""
+    """The coordination of a job that shares no tasks: `tilewright tune`."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
@@ -78,7 +78,7 @@ class SharedTasks:
         self._clock = clock
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
-        """Raises Interrupted or JobCancelled if the job is to be let go while it waits."""
+        """Tune the tasks. Raises Interrupted or JobCancelled if the job must end during a wait."""
         ends = None if budget.seconds is None else self._clock() + budget.seconds
         others_before: int | None = None
         others_last, heard = 0, self._clock()
@@ -117,7 +117,7 @@ class SharedTasks:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Wait a little. It counts as progress: others are at work."""
+        """Wait before the next check. The wait counts as progress, because other jobs work."""
         self._hold.check()
         self._hold.interrupt.wait(LOOK_SECONDS)
         self._hold.check()
@@ -140,7 +140,7 @@ def _open_task(task: Task) -> OpenTask:
 
 
 def _part(budget: JobBudget, share: float) -> JobBudget:
-    """A part of a budget, without the target, which is of all tasks together."""
+    """A part of a budget, without the target latency, which concerns all tasks together."""
     seconds = None if budget.seconds is None else max(LEAST_SECONDS, share * budget.seconds)
     trials = max(1, round(share * budget.trials)) if budget.trials else 0
     return replace(budget, trials=trials, seconds=seconds, target_ms=None)

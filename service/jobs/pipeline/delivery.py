@@ -21,11 +21,12 @@ from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
 from tilewright.service.jobs.plan.planning import Planned
 
 MODULE_NAME = "model"
-"""The name of the files and functions of a job's module: a job has no name of its model."""
+"""The name of the files and functions of a job's module. A job does not know the name of its model.
+"""
 
 
 def check_tools(target: Target) -> None:
-    """Raises ToolchainError if this machine lacks the tools to deliver for a target."""
+    """Check that this machine has the tools to deliver for a target. Raises ToolchainError."""
     if target.family.modules:
         wasm_toolchain(target)
 

@@ -1,4 +1,4 @@
-"""One job in a tuner's hands: from its claim to the state in which the tuner leaves it."""
+"""The work of a tuner on one job, from the claim to the final or released state."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class JobRun:
 
     @property
     def holds(self) -> bool:
-        """Whether the job is still this tuner's."""
+        """Whether this tuner still holds the job."""
         return not (self._lease.interrupt.cancelled or self._lease.cancel.cancelled)
 
     def interrupt(self, reason: str) -> None:
-        """Let go of the job soon: it goes back to the queue."""
+        """Release the job soon; it returns to the queue."""
         self._lease.interrupt.cancel(reason)
 
     def run(self) -> None:
-        """Work on the job until it ends, is stopped, or has to be given back."""
+        """Work on the job until it ends, is stopped, or must be released."""
         job = self.job
         log.info("job", job=job.id, model=job.model_digest[:12], target=job.target)
         try:
@@ -188,7 +188,7 @@ class JobRun:
         log.info("job ended", job=job.id, state=state.value, trials=outcome.finished.trials_done)
 
     def _given(self, spec: JobSpec) -> GivenInputs:
-        """The real inputs that the job is given."""
+        """The real inputs of the job, from its samples and values."""
         options, shop = spec.options, self._context
         with ExitStack() as stack:
             files = tuple(
@@ -215,7 +215,8 @@ class JobRun:
 
 
 class JobReporter(JobWatcher):
-    """Tells the database how a job goes, and ends it when the tuner has to let go of it."""
+    """Writes a job's progress to the database, and ends the work when the tuner must release the
+    job."""
 
     def __init__(self, storage: Storage, hold: JobLease, job: Job) -> None:
         self._storage = storage
@@ -227,7 +228,8 @@ class JobReporter(JobWatcher):
         self.device: LeasedDevice | None = None
 
     def phase(self, name: str) -> None:
-        """Raises Interrupted or JobCancelled if the process must let go of the job."""
+        """Record the phase. Raises Interrupted or JobCancelled if this process must release the
+        job."""
         self._lease.check()
         if name == "settling" and self.device is not None:
             # the search's in-flight requests are no longer needed
@@ -272,7 +274,7 @@ class JobReporter(JobWatcher):
 
     @contextmanager
     def _fenced(self) -> Iterator[None]:
-        """Raises Interrupted or JobCancelled where a write finds the job another's."""
+        """Run a write. Raises Interrupted or JobCancelled if the claim on the job is lost."""
         try:
             yield
         except StaleLeaseError:
@@ -281,7 +283,7 @@ class JobReporter(JobWatcher):
 
 
 def _target_of(job: Job, storage: Storage) -> Target:
-    """The target that the api resolved for the job: "host" is the api's machine, not this one."""
+    """The target that the API resolved for the job: "host" is the API's machine, not this one."""
     if job.target_key is None:  # a job of an earlier release
         return resolve_target(job.target)
     _, description = storage.workloads.target(job.target_key)
@@ -289,7 +291,7 @@ def _target_of(job: Job, storage: Storage) -> Target:
 
 
 def _seconds_left(job: Job, options: JobOptions, storage: Storage) -> float | None:
-    """Seconds left of the job's time, which also runs while no tuner is up."""
+    """Remaining seconds of the job's budget. The time also runs while no tuner is active."""
     if options.seconds is None:
         return None
     started = job.started_at or storage.clock()

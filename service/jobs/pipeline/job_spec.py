@@ -24,14 +24,14 @@ from tilewright.tuner.options import TuneOptions, TuningError
 from tilewright.tuner.search import strategies
 
 LEAST_SECONDS = 1.0
-"""At least so many seconds are left to a job, so that it ends in order."""
+"""Least remaining seconds of a job, so that it ends normally."""
 
 
 def tune_options(budget: JobBudget) -> TuneOptions:
-    """The settings of the tune loop that a budget states; fields have the same names in both.
+    """The settings of the tune loop from a budget. Fields have the same names in both.
 
     Raises:
-        TuningError: if a limit is impossible, or there is no such strategy.
+        TuningError: if a limit is impossible, or the strategy does not exist.
     """
     if budget.strategy is not None and budget.strategy not in strategies():
         known = ", ".join(sorted(strategies()))

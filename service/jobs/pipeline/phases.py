@@ -1,4 +1,4 @@
-"""The phases of a job as its user knows them, and the time of each."""
+"""The phases of a job as users see them, and the time of each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A job, from a model to a verified artifact, as one readable column.
+"""A job, from a model to a verified artifact: its steps in order.
 
-plan -> tune -> confirm -> settle -> verify -> artifact
+plan -> tune -> confirm -> choose schedules -> verify -> artifact
 
 `tilewright tune` and the tuner process share this path. They differ in the device and the watcher.
 """

@@ -42,7 +42,7 @@ class Tracker:
         self.candidates_per_second: float | None = None
 
     def take(self, event: events.Event) -> list[JobTask]:
-        """Learn from an event; returns the rows that it changed."""
+        """Update the state by an event; returns the changed rows."""
         match event:
             case events.Started():
                 self._bound(event.inputs)
@@ -65,7 +65,7 @@ class Tracker:
         return changed
 
     def _bound(self, inputs: Sequence[events.TaskInputs]) -> None:
-        """Note the least time that the device allows each task, as far as it is known."""
+        """Record the lower bound of each task's time on the device, if known."""
         for task in inputs:
             if task.bound_seconds and math.isfinite(task.bound_seconds):
                 row = self.rows[task.key]
@@ -152,7 +152,8 @@ class Tracker:
         )
 
     def _total(self, attribute: str) -> float | None:
-        """Seconds of the whole model; the best counts for a task never run with its default."""
+        """Seconds of the whole model. A task without a measured default counts with its best
+        time."""
         total = 0.0
         for key, row in self.rows.items():
             seconds = getattr(row, attribute) or row.best_seconds

@@ -1,4 +1,4 @@
-"""The steps of a job that more than one of its callers takes: tune tasks, build an artifact."""
+"""Steps of a job that several callers share: tune tasks, build an artifact."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def tune_tasks(
     timings: Timings | None = None,
     beside: Timings | None = None,
 ) -> Finished:
-    """Tune; the database keeps trials, records, and all that is needed to repeat the run.
+    """Tune tasks. The database stores trials, records, and everything that is needed to repeat the
+    run.
 
     `bounds`, `timings` and `beside` are passed to `tuner.loop.tune`.
 
@@ -89,12 +90,13 @@ def tune_tasks(
 
 
 def all_known(tasks: Sequence[Task], storage: Storage) -> bool:
-    """Whether every task has a record that holds: then there is nothing to build, run or learn."""
+    """Whether every task has a valid record, so that nothing needs to be built, measured or
+    learned."""
     return len(known(tasks, storage)) == len({task.key for task in tasks})
 
 
 def save_texts(planned: Planned, storage: Storage) -> None:
-    """Keep the workloads and the target that the keys of trials and records stand for."""
+    """Store the texts of workloads and target, to which keys of trials and records refer."""
     target = planned.target
     storage.workloads.put_workloads({w.key: w.text() for w, _ in planned.workloads})
     storage.workloads.put_target(target.key, target.name, target.to_json())
@@ -161,14 +163,14 @@ def _builder(
 def check_weight_limit(
     planned: Sequence[Planned], limit: int, kernels: KernelCache | None = None
 ) -> None:
-    """Raises CompilerError if the packed weights of the untuned programs do not fit a limit."""
+    """Check that the packed weights of the untuned programs fit a limit. Raises CompilerError."""
     first = planned[0]
     builder = ProgramBuilder(None, first.mode, limit, kernels=kernels)
     builder.reserve([each.served_plan for each in planned])
 
 
 def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None) -> None:
-    """Raises CompilerError if a kernel that has to serve a range of sizes has no schedule."""
+    """Check that each kernel for a range of sizes has a schedule. Raises CompilerError."""
     for each in planned:
         if each.open is not None:
             builder = ProgramBuilder(None, each.mode, kernels=kernels)
@@ -176,7 +178,7 @@ def check_ranges(planned: Sequence[Planned], kernels: KernelCache | None = None)
 
 
 def store_artifact(folder: Path, storage: Storage) -> str:
-    """Keep an artifact folder as one tar file among the blobs; its digest.
+    """Store an artifact folder as a blob, one tar file; returns its digest.
 
     The same folder always gives the same bytes.
 

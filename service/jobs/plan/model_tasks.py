@@ -57,7 +57,7 @@ def task_of(
     count: int = 1,
     points: tuple[SizePoint, ...] = (),
 ) -> Task:
-    """The tuning task of a workload that a model runs so often."""
+    """The tuning task of a workload, with the number of its runs in the model."""
     return make_task(
         workload,
         mode,

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model as its plans leave them: with the dimensions that vary."""
+"""Inputs and outputs of a model with the dimensions that vary between its plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.service.jobs.plan.planning import Planned
 
 
 def open_ports(planned: Sequence[Planned], *, pad: bool) -> ModelPorts | None:
-    """Inputs and outputs with the dimensions that vary between plans; None where none does.
+    """Inputs and outputs with the dimensions that vary between plans; None if no dimension varies.
 
     Raises:
         InvalidArgumentError: if `pad` is set and no dimension varies.
@@ -51,7 +51,7 @@ def _staged_ports(first: Planned, *, pad: bool) -> ModelPorts:
 
 
 def _as_made(name: str, dims: Dims, planned: Sequence[Planned]) -> Dims:
-    """An output's dimensions as stated, but -1 where a plan makes another extent, or a list."""
+    """An output's stated dimensions, with -1 where a plan computes another extent, or a list."""
     if any(name not in each.graph.types for each in planned):
         return dims
     shapes = [(each.graph.types[name].shape, dict(each.sizes)) for each in planned]

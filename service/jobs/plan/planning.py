@@ -36,7 +36,7 @@ SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""
 
 COMBINATIONS = 64
-"""Most combinations of sizes in one artifact."""
+"""Limit of the combinations of sizes in one artifact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class Planned:
 
     @property
     def untuned(self) -> Mapping[str, Workload]:
-        """By the keys of `workloads`, the workload whose default serves each untuned."""
+        """For each key of `workloads`, the workload whose default schedule serves it without
+        tuning."""
         return {
             piece.workload.key: step.workload
             for step in self.served_plan.kernels
@@ -136,7 +137,8 @@ class Planned:
 
     @property
     def served_plan(self) -> GraphPlan:
-        """The plan that programs are built of: that for all sizes, if it stands for them."""
+        """The plan from which programs are built: the plan for all sizes, if this plan was derived
+        from one."""
         return self.plan if self.open is None else self.open.plan
 
     def programs(self, compiled: CompiledProgram) -> tuple[CompiledProgram, ...]:
@@ -394,7 +396,7 @@ def profiled(
 
 
 def _united(ports: ModelPorts, graph: Graph) -> ModelPorts:
-    """Ports in which a dimension that equals another has the name that the graph knows it by."""
+    """Ports in which dimensions that equal each other have the same name, that of the graph."""
 
     def named(name: str, dims: Dims) -> Dims:
         shape = graph.types[name].shape if name in graph.types else ()

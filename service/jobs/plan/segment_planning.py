@@ -178,7 +178,7 @@ def _beginning(
 
 
 def _numbered(cut: SegmentBoundary[Planned], plans: list[Planned]) -> SegmentBoundary[int]:
-    """The same stages with numbers in the places of plans, which go to `plans`."""
+    """The same stages with numbers in place of plans. The plans are appended to `plans`."""
     found = SegmentBoundary[int](cut.reads, cut.ends, reason=cut.reason)
     for facts, stage in cut.made.items():
         number = None

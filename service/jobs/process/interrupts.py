@@ -1,12 +1,12 @@
-"""The reasons why a process gives back an unfinished job. None is an error of the job."""
+"""The reasons why a process releases an unfinished job. None is an error of the job."""
 
 from __future__ import annotations
 
 
 class Interrupted(Exception):
-    """This process must let go of the job at once.
+    """This process must release the job at once.
 
-    Requests in flight stay in the queue: workers go on, and the tuner that takes over the job
+    Requests in flight stay in the queue: workers continue, and the tuner that takes over the job
     adopts their results.
     """
 
@@ -16,4 +16,4 @@ class WorkerAbsent(Interrupted):
 
 
 class JobCancelled(Exception):
-    """The user wants the job to end; its requests are withdrawn."""
+    """The user has cancelled the job; its requests are withdrawn."""

@@ -1,4 +1,4 @@
-"""A tuner's hold of a job: the claim is renewed as long as it holds, and the job let go after."""
+"""A tuner's lease on a job: a thread renews the claim, and tokens end the work if it is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.tuner.cancel import AnyToken, CancelToken
 log = structlog.get_logger("tilewright.tuner")
 
 RENEW_SECONDS = 0.5
-"""Longest time between two renewals: so soon a job that was stopped is let go."""
+"""Longest time between two renewals, and so until the tuner releases a stopped job."""
 
 
 class JobLease:
@@ -65,7 +65,7 @@ class JobLease:
                 self.interrupt.cancel("another tuner has the job")
 
     def check(self) -> None:
-        """Raises Interrupted or JobCancelled if the job is to be let go."""
+        """Raise Interrupted or JobCancelled if the tuner must release the job."""
         if self.interrupt.cancelled:
             raise Interrupted(self.interrupt.reason)
         if self.cancel.cancelled:

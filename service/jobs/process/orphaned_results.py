@@ -12,7 +12,7 @@ from tilewright.tuner.protocol.version import ProtocolError
 
 
 def store_orphaned_results(storage: Storage) -> int:
-    """Make trials of them, from which later jobs start; how many.
+    """Store these measurements as trials for later jobs; returns their number.
 
     A job may be cancelled while no tuner holds it, or its tuner be killed just then. Any process
     may call this at any time: a trial is saved once. Raises StorageError.

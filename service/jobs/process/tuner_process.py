@@ -40,7 +40,7 @@ RETRY_SECONDS = 2.0
 """Pause after the database did not answer."""
 
 KEEP_SECONDS = TERM_SECONDS / 3
-"""A turn is kept at least so often."""
+"""Longest time between two renewals of a turn."""
 
 
 class TunerProcess:
@@ -60,7 +60,7 @@ class TunerProcess:
         self._ended = False
 
     def stop(self) -> None:
-        """End soon: the running jobs go back to the queue. Safe in a signal handler's thread."""
+        """Stop soon: the running jobs return to the queue. Safe in a signal handler's thread."""
         self._stopping.set()
         self._leave_it.cancel("shutdown")
         for run in list(self._runs):
@@ -106,7 +106,7 @@ class TunerProcess:
             log.info("tuner is down", name=self._name)
 
     def _give_back(self) -> None:
-        """After the last of several jobs: give back their memory, which no other job has in use."""
+        """Return the memory of the jobs to the system after the last of several jobs."""
         if self._ended and not self._runs:
             self._ended = False
             give_back_memory()
@@ -157,7 +157,8 @@ class TunerProcess:
             run.interrupt("shutdown")
 
     def _learn(self) -> bool:
-        """Train cost models for the targets with enough new trials; always true: it was tried."""
+        """Train cost models for the targets with enough new trials. Always returns True, for the
+        caller's loop."""
         try:
             train_due(self._storage, self._settings.cost_model_trials)
         except DatabaseError as error:
@@ -203,7 +204,7 @@ class TunerProcess:
 
     @property
     def builder(self) -> Builder:
-        """Builder processes, started for the first job and kept."""
+        """The builder processes, started for the first job and then shared by all jobs."""
         if self._builder is None:
             self._builder = open_builder(self._settings)
             self._builder.start()

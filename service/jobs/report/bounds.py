@@ -1,4 +1,4 @@
-"""The least time that a device allows each task: tuning cannot find anything faster."""
+"""Lower bounds of each task's time on a device: no schedule can be faster."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def bounds_within(
 
 
 def task_bounds(tasks: Sequence[Task], device: Device) -> list[float]:
-    """Seconds that no schedule of each task can beat on the device, which it measures for a second.
+    """Lower bounds in seconds for each task, from a measurement of the device that takes a second.
 
-    0 means that nothing is known: the device does not run the tasks' target, or does not answer.
+    0 means that the bound is unknown: the device does not run the tasks' target, or does not
+    answer.
     """
     target = tasks[0].mode.target
     if not device.runs(target):
@@ -54,7 +55,7 @@ def task_bound(task: Task, speeds: Speeds) -> float:
 
 
 def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> float:
-    """At the sizes of one point."""
+    """The lower bound at the sizes of one point."""
     weights = costs.weight_bytes(workload)
     moved = costs.bytes_read(workload) + costs.bytes_written(workload)
     floats = {kind.dtype for kind in workload.graph.types.values()}
@@ -64,7 +65,7 @@ def _bound(task: Task, point: SizePoint, workload: Workload, speeds: Speeds) -> 
 
 
 def least_flops(task: Task, point: SizePoint, workload: Workload) -> float:
-    """Operations of contractions by the algorithm of the space that executes fewest."""
+    """Operations of contractions by the algorithm in the space with the fewest operations."""
     direct = 2.0 * (costs.macs(workload) - costs.padding_macs(workload))
     counts = [direct]
     for space in task.space.subspaces:

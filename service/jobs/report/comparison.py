@@ -18,7 +18,7 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a run, one list per round. CPU time with one thread, else wall time.
+    """Seconds of a run, one list per round; CPU time with one thread, otherwise wall time.
 
     Each number is the mean of as many runs as last SAMPLE_SECONDS. The numbers of engines of one
     race are pairs.
@@ -46,7 +46,7 @@ SAMPLE_SECONDS = 5e-3
 count."""
 
 MOST_RUNS = 1000
-"""The most runs in one sample, however short the first run was."""
+"""Limit of the runs in one sample, for very short runs."""
 
 LEAST_SAMPLES = 3
 """The samples of each engine in a round."""

@@ -84,7 +84,7 @@ class KernelReport:
 
     @property
     def of_roofline(self) -> float | None:
-        """The share of the device's limit that the kernel reaches; 1 is all of it."""
+        """The share of the device's peak that the kernel reaches, in 0..1."""
         if self.bound is None or not self.seconds:
             return None
         return self.bound.seconds / self.seconds
@@ -316,7 +316,8 @@ class _Kernel:
 
 
 def products_in_groups(nest: LoopNest) -> tuple[str, int]:
-    """The narrow type whose products a kernel adds in groups, and of how many: "" and 1 of none.
+    """The narrow type whose products a kernel adds in groups, and the size of a group; "" and 1
+    without groups.
 
     Weights of 4 bits are multiplied as groups of bytes where the activations are bytes, too.
     """

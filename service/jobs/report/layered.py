@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 GAP = 24.0
-"""Between boxes of a layer."""
+"""The distance between neighbouring boxes of a layer."""
 
 BEND_GAP = 12.0
 """The distance between a passing edge and its neighbours."""
@@ -25,8 +25,8 @@ LONGEST = 400
 MOST_BENDS = 20_000
 
 PULL = 0.98
-"""Towards the middle, a layer: without it, a deep model's residual edges lead farther and farther
-to one side."""
+"""Weight of a pull towards the middle, per layer. Without it, residual edges shift a deep model
+more and more to one side."""
 
 SWEEPS = 6
 
@@ -99,7 +99,7 @@ class _Net:
         self._layers: list[list[int]] = []
 
     def chain(self, start: int, end: int) -> list[int]:
-        """Connect two boxes; the bends between them."""
+        """Connect two boxes; returns the bends of the edge."""
         span = self.row[end] - self.row[start]
         if span > LONGEST or len(self.row) - self._boxes + span > MOST_BENDS:
             return []
@@ -144,7 +144,7 @@ class _Net:
                 self._settle(layer, wanted)
 
     def _settle(self, layer: Sequence[int], wanted: Sequence[float]) -> None:
-        """The places nearest to the `wanted` ones with the distances that there must be."""
+        """The positions nearest to the `wanted` ones that keep the required distances."""
         offsets = [0.0]
         for left, right in pairwise(layer):
             half = (self.widths[left] + self.widths[right]) / 2
@@ -156,7 +156,7 @@ class _Net:
             self.x[vertex] = x + offset
 
     def _walk(self) -> list[int]:
-        """All vertices, depth first from above: parts that belong together come together."""
+        """All vertices in depth-first order from the top, so that connected parts are adjacent."""
         seen = [False] * len(self.row)
         found = []
         for root in sorted(range(len(self.row)), key=lambda v: (self.row[v], v)):
@@ -180,7 +180,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _rising(goals: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The sequence that never falls with the least weighted squares of differences to `goals`."""
+    """The non-decreasing sequence with the least weighted squared differences from `goals`."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for goal, weight in zip(goals, weights, strict=True):
         mean, total, count = goal, weight, 1

@@ -40,18 +40,19 @@ from tilewright.service.jobs.report.layered import Point, layered
 from tilewright.service.jobs.report.workload_facts import workload_name
 
 MOST_STEPS = 6000
-"""The most steps in a drawing; a larger one would be unreadable."""
+"""Limit of the steps in a drawing; a larger drawing would be unreadable."""
 
 MOST_NODES = 200
-"""ONNX nodes that are named for one step; of more, how many there are."""
+"""Limit of the ONNX nodes that are named for one step. Further nodes are only counted."""
 
 MOST_NAMED = 100_000
-"""ONNX nodes that are named for all steps together: one may be behind thousands."""
+"""Limit of the ONNX nodes that are named for all steps together: one node may belong to thousands
+of steps."""
 
 MOST_EDGES = 100_000
 
 LONGEST_NODE_NAME = 200
-"""Characters of an ONNX node's name; of a longer one, the ends."""
+"""Characters of an ONNX node's name. A longer name is shortened in the middle."""
 
 BOX_HEIGHT = 44.0
 LAYER_DISTANCE = 78.0
@@ -153,7 +154,7 @@ def model_graph(planned: Planned) -> ModelGraph:
 
 
 def _short(name: str) -> str:
-    """The ends of a name of a megabyte."""
+    """A name, shortened in the middle if it is long."""
     half = LONGEST_NODE_NAME // 2
     return name if len(name) <= LONGEST_NODE_NAME else f"{name[:half]}...{name[-half:]}"
 
@@ -379,7 +380,7 @@ def _onnx_nodes(found: _Steps, nodes: Sequence[_OnnxNode]) -> Sequence[_Behind]:
 
 
 def _union(steps: Mapping[str, int], values: Iterable[str]) -> int:
-    """The steps of all these values."""
+    """The union of the steps of these values."""
     return reduce(or_, (steps.get(value, 0) for value in values), 0)
 
 
@@ -428,18 +429,18 @@ def _by_step(nodes: Sequence[_OnnxNode], of_node: Sequence[int], steps: int) -> 
 
 
 def _bits(numbers: int, count: int) -> NDArray[np.int64]:
-    """1 for each number that is in a set, else 0."""
+    """A list with 1 for each number in a set, and 0 for the others."""
     whole = np.frombuffer(numbers.to_bytes(-(-count // 8), "little"), np.uint8)
     return np.unpackbits(whole, count=count, bitorder="little").astype(np.int64)
 
 
 def _only_moves(plan: GraphPlan, value: str) -> bool:
-    """Whether the plan only moves elements to compute a value, whatever the file does."""
+    """Whether the plan computes a value by moving elements, whatever operators the file has."""
     node = plan.graph.producer(value)
     return node is not None and ops.get(node.op).kind in (OpKind.MOVEMENT, OpKind.VIEW)
 
 
 def _plain(operator: str) -> str:
-    """`LayerNormalization` and `layer_norm` alike, as far as names tell."""
+    """A common form of operator names: the same for `LayerNormalization` and `layer_norm`."""
     lower = operator.lower().replace("_", "")
     return "matmul" if lower in ("gemm", "matmulinteger", "qlinearmatmul") else lower

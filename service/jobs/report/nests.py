@@ -1,4 +1,4 @@
-"""The loop nest of a stored task, to be read. Nothing is compiled."""
+"""The loop nest of a stored task as text. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tilewright.compiler.schedule.select import lower_schedule, untuned_schedule
 
 
 def stored_nest(text: str, schedule: Mapping[str, Any] | None, mode: Mode) -> tuple[Schedule, str]:
-    """A schedule and what it makes of a workload's text; without a schedule, of the untuned one.
+    """A schedule and the loop nest that it gives for a workload's text; the untuned schedule by
+    default.
 
     Raises CompilerError, for a workload or a schedule of another release, too.
     """

@@ -24,7 +24,7 @@ from tilewright.compiler.runtime.program import (
 from tilewright.service.units import threads_text
 
 SAMPLES = 9
-"""Runs of the whole model; of each instruction the fastest counts."""
+"""Number of runs of the whole model. The fastest time of each instruction counts."""
 
 
 class StepKind(StrEnum):
@@ -68,11 +68,11 @@ class ModelProfile:
 
     @property
     def seconds(self) -> float:
-        """All instructions one after the other, each at its fastest."""
+        """The sum of the fastest times of all instructions, in seconds."""
         return sum(step.seconds for step in self.steps)
 
     def by_name(self) -> list[tuple[str, StepKind, int, float]]:
-        """Name, kind, how many instructions and their seconds, the most expensive first."""
+        """(name, kind, number of instructions, seconds), the most expensive first."""
         found: dict[tuple[str, StepKind], list[float]] = {}
         for step in self.steps:
             found.setdefault((step.name, step.kind), []).append(step.seconds)

@@ -1,4 +1,4 @@
-"""A stored run as something that can be repeated."""
+"""Repetition of a stored tuning run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tilewright.tuner.tasks import Task, make_task
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A run that was repeated, with the events on its way and who suggested its trials."""
+    """A repeated run, with its events and the origins of its trials."""
 
     finished: Finished
     origins: Mapping[str, int]
@@ -47,7 +47,7 @@ def repeat(run: StoredRun, storage: Storage) -> Repeated:
 
 
 def load_run(run: StoredRun, storage: Storage) -> RecordedRun:
-    """Everything that a run is repeated from. Raises ReplayError as `repeat` does."""
+    """Read the data from which a run is repeated. Raises ReplayError as `repeat` does."""
     if run.journal is None:
         raise ReplayError(f"run '{run.id}' did not end: the order of its batches is not known")
     if run.options.codegen_version != CODEGEN_VERSION:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """One row a kernel, the most expensive first. Columns that start with '<' are to the left."""
+    """One row per kernel, the most expensive first. Columns whose names start with '<' are
+    left-aligned."""
 
     headline: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     cut: bool
-    """Whether a column says for which sizes of a range each kernel is."""
+    """Whether a column states the sizes of a range that each kernel serves."""
 
     @classmethod
     def of(cls, report: ModelReport) -> ReportTable:

@@ -27,7 +27,7 @@ from tilewright.compiler.schedule.select import untuned_schedule
 
 MOST_NEST = 60_000
 MOST_ASSEMBLY = 200_000
-"""Characters that are kept of each, in whole lines: code that is written out may have megabytes."""
+"""Limit of the characters of each text, in complete lines: unrolled code may have megabytes."""
 
 MOST_LOOPS = 20
 """The most innermost loops in a result: the ones with the most multiply-adds."""
@@ -100,7 +100,7 @@ def _weight(loop: InnerLoop) -> tuple[int, int]:
 
 
 def _cut(lines: Iterable[str], most: int) -> tuple[str, int]:
-    """As many lines as have so many characters together, and how many are left out."""
+    """The first lines of a text up to a number of characters, and the number of omitted lines."""
     kept: list[str] = []
     left_out = used = 0
     for line in lines:

@@ -91,7 +91,7 @@ def schedule_facts(task: Task, schedule: Schedule, found: Measurement) -> dict[s
 def executed_flops(workload: Workload, schedule: Schedule, nest: LoopNest) -> float:
     """The operations of the algorithm that a schedule chose; `nest` is what it lowers to.
 
-    Elements that a ragged tile computes in vain are not counted, nor products with padding.
+    Elements that an incomplete tile computes twice, and products with padding, are not counted.
     """
     if not template_of(schedule.algorithm).transforms:
         return float(costs.flops(workload) - 2 * costs.padding_macs(workload))

@@ -220,8 +220,8 @@ class DeviceCommand:
         wanted: str,
         seconds: float = START_SECONDS,
     ) -> str:
-        """Have the device's shell run a script; the answer behind "tilewright". Banners that it
-        prints before are passed over."""
+        """Run a script in the device's shell; returns the text after "tilewright". Banners before
+        it are ignored."""
         assert process.stdout is not None
         pattern = re.compile(rf"tilewright (?:({wanted}) )?(.*)")
         late = threading.Timer(seconds, kill, [process])

@@ -68,7 +68,7 @@ PIECE_BYTES = 1 << 18
 """The most bytes of a message that are written at a time."""
 
 CANCEL_SECONDS = 20.0
-"""Longest that work takes to end once it is not wanted any more."""
+"""Limit in seconds for cancelled work to end."""
 
 IDLE_LINE_BYTES = 1 << 20
 """The most bytes of a line while no work is in flight."""
@@ -348,7 +348,8 @@ class Harness:
     def _given(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """As `_give`. The harness waits for each blob: one that cannot be had ends it."""
+        """Send blobs as `_give` does. The harness waits for each blob, so a blob that cannot be
+        read ends the harness."""
         try:
             return self._give(digests, blobs, cancelled)
         except BaseException:
@@ -358,7 +359,8 @@ class Harness:
     def _give(
         self, digests: Sequence[object], blobs: _Blobs, cancelled: Callable[[], bool]
     ) -> bool:
-        """Send blobs that the device lacks; false where the work is not wanted any more."""
+        """Send the blobs that the device lacks; returns False if the work was cancelled
+        meanwhile."""
         for digest in digests:
             if not isinstance(digest, str) or digest not in blobs.named:
                 raise self._lost("it asked for what is none of the request's blobs")
