@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -169,7 +169,11 @@ def _stated(name: str, path: Path) -> dict[str, list[tuple[str, tuple[str, ...]]
     """By scope, the import statements of a module: a module, and names from it."""
     tree = ast.parse(path.read_text())
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    scopes = {"everywhere": ast.walk(tree), "run": _run(tree), "at once": _at_once(tree)}
+    scopes = {
+        "everywhere": _statements(tree, lambda node: False),
+        "run": _statements(tree, _for_types),
+        "at once": _statements(tree, lambda node: _for_types(node) or _function(node)),
+    }
     return {
         scope: [each for node in statements for each in _imported(node, package)]
         for scope, statements in scopes.items()
@@ -187,26 +191,26 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, tuple[str, ...
         yield base, tuple(alias.name for alias in node.names)
 
 
-def _at_once(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements that run when the module is imported."""
+def _statements(tree: ast.AST, left_out: Callable[[ast.AST], bool]) -> Iterator[ast.AST]:
+    """The statements of a module, but for some and the statements inside them."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
-            continue
-        if not _for_types(node):
+        if not isinstance(node, ast.expr) and not left_out(node):
             yield node
-            yield from _at_once(node)
-
-
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """The statements that run when the module is imported, or when its functions are called."""
-    for node in ast.iter_child_nodes(tree):
-        if not _for_types(node):
-            yield node
-            yield from _run(node)
+            yield from _statements(node, left_out)
 
 
 def _for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    """Whether a statement never runs."""
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name | ast.Attribute)
+        and (ast.unparse(node.test).endswith("TYPE_CHECKING"))
+    )
+
+
+def _function(node: ast.AST) -> bool:
+    """Whether a statement's body does not run when the module is imported."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def test_packages_are_imported_one_way() -> None:
@@ -259,11 +263,10 @@ def test_passes_plans_and_code_generation_ask_for_proofs() -> None:
     """They let a `DynamicSizeError` pass, and call `always_less` and its like."""
     handlers = {
         name: [
-            ast.unparse(caught)
-            for node in ast.walk(ast.parse(path.read_text()))
-            for caught in _caught(node)
+            ast.unparse(caught) for node in ast.walk(ast.parse(text)) for caught in _caught(node)
         ]
         for name, path in modules().items()
+        if "DynamicSizeError" in (text := path.read_text())
     }
     found = {name for name, caught in handlers.items() if "DynamicSizeError" in " ".join(caught)}
     assert found == HANDLES_QUESTIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,9 @@ NOT_OF_OPERATORS = {
 
 def tables(source: str, names: frozenset[str]) -> list[list[str]]:
     """The sets and dictionaries of a module that hold two or more of these names."""
-    found = []
+    found: list[list[str]] = []
+    if len(names.intersection(re.findall(r"[\"'](\w+)[\"']", source))) < 2:
+        return found  # most modules: parsing them takes seconds
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Set(elts=items) | ast.Dict(keys=items):

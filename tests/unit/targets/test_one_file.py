@@ -57,7 +57,9 @@ def literals(tree: ast.Module) -> Iterator[ast.Constant]:
 
 def found(text: str) -> list[tuple[int, str]]:
     """Lines and words that name an architecture, a CPU or a feature."""
-    lines = []
+    lines: list[tuple[int, str]] = []
+    if not any(name in text for name in NAMES):
+        return lines  # most modules: parsing them takes seconds
     for node in literals(ast.parse(text)):
         value = node.value.decode("latin-1") if isinstance(node.value, bytes) else str(node.value)
         if match := WORDS.search(value):
