@@ -1,4 +1,4 @@
-"""Build the C runtime, the harness and the generated files; all other settings are in pyproject.toml.
+"""Build the C runtime, the harness and generated files; all other settings are in pyproject.toml.
 
 The C runtime contains no Python module: `compiler.runtime.native` loads it with ctypes, so that
 building it needs no Python headers. It is compiled here and not on the device. The harness of this
