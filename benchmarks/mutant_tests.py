@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutant_judges import CONTRACTS
 from benchmarks.mutant_recorder import PACKAGES, Recording
 from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_swap import differing_functions
@@ -27,10 +28,6 @@ from benchmarks.mutations import Mutant
 
 SLOWEST_SECONDS = 10.0
 """A test that takes more processor time, while it is recorded, judges no mutant."""
-
-CONTRACTS = {"service": "tests/golden/service/test_golden_contract.py"}
-"""Tests that compare all that a package declares with a file, by the package's first folder. They
-read what modules made at import, and execute little of them."""
 
 _NO_CODE = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 

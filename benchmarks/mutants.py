@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.mutant_judges import JUDGES
 from benchmarks.mutant_report import NAME, Judged, Outcome, write_results
 from benchmarks.mutant_session import Reply, Request
 from benchmarks.mutant_tests import Recordings, basis
@@ -35,34 +36,6 @@ from benchmarks.report import Origin
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT / "build" / "mutants"
-
-JUDGES: dict[str, tuple[str, ...]] = {
-    "service": (
-        *("tests/golden/service", "tests/unit/service", "tests/integration/test_service.py"),
-    ),
-    "db": (
-        "tests/unit/db",
-        *(
-            f"tests/unit/service/test_{name}.py"
-            for name in ("access", "housekeeping", "nearest", "pages", "probes", "record_exchange")
-        ),
-    ),
-    "compiler/passes": (
-        *("tests/golden/passes", "tests/unit/passes", "tests/unit/plan", "tests/unit/frontend"),
-    ),
-    "compiler/plan": ("tests/golden/plans", "tests/unit/plan", "tests/unit/passes"),
-    "compiler/ops": (
-        *("tests/unit/ops", "tests/unit/frontend", "tests/unit/passes"),
-        *(f"tests/integration/test_{name}.py" for name in ("branches", "loops", "scans")),
-    ),
-    "compiler/codegen": (
-        *("tests/golden/kernels", "tests/unit/codegen", "tests/unit/schedule"),
-        "tests/unit/runtime/test_link.py",
-    ),
-    "compiler/schedule": ("tests/golden/kernels", "tests/unit/schedule", "tests/unit/codegen"),
-    "tuner": ("tests/unit/tuner",),
-}
-"""The packages that mistakes are made in, and the tests that judge them."""
 
 LIBRARIES = ("mutmut", "libcst", "coverage", "pytest", "hypothesis")
 
@@ -157,11 +130,14 @@ class Judge:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A copy of the files that git lists, with the runtime and client that setup.py builds."""
+    """A copy of the files that git lists, with those that setup.py builds."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = [Path(name) for name in listed.split("\0") if name]
-    for built in ("compiler/runtime/*.so", "service/client/blocking/*.py"):
+    for built in (
+        *("compiler/runtime/*.so", "service/client/blocking/*.py"),
+        "tuner/measure/harness/harness-*",
+    ):
         names += [path.relative_to(ROOT) for path in ROOT.glob(built)]
     with tempfile.TemporaryDirectory(prefix="tilewright-mutants-") as folder:
         for name in names:
