@@ -175,7 +175,7 @@ def scalar_share(file: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def facts(printed: str) -> dict[str, Any]:
     """The job in the command's JSON; empty if it printed none."""
-    from tilewright.service.messages import phases_text, result_lines
+    from tilewright.service.show.messages import phases_text, result_lines
 
     try:
         report = json.loads(printed)

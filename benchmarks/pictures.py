@@ -121,12 +121,12 @@ def _take(asked: argparse.Namespace, url: str, token: str, job: str, workload: s
             page.locator(ready).first.wait_for()
             page.screenshot(path=asked.output / f"dashboard-{name}.png", **how)
 
-        picture("job", f"jobs/{job}", "#curve canvas")
+        picture("job", f"jobs/{job}", "#over-trials canvas")
         picture("graph", f"jobs/{job}/graph?wait=true", "#drawing[data-ready]")
-        picture("task", f"jobs/{job}/tasks/{workload}?wait=true", ".plots svg")
+        picture("task", f"jobs/{job}/tasks/{workload}?wait=true", ".plots canvas")
         page.set_viewport_size(PHONE)
         page.emulate_media(color_scheme="dark")
-        picture("phone", f"jobs/{job}", "#curve canvas")
+        picture("phone", f"jobs/{job}", "#over-trials canvas")
         browser.close()
 
 

@@ -47,7 +47,7 @@ from tilewright.compiler.targets.host import host_target
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, ProgressView, TaskView
 from tilewright.service.archive import unpack
 from tilewright.service.client import Client, ClientError
-from tilewright.service.progress import progress_line
+from tilewright.service.show.progress import progress_line
 from tilewright.tuner.measure.roofline import peak_flops
 
 FOLDER = Path(__file__).parent.parent / ".demo"

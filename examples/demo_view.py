@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.service.api.schemas.jobs import ProgressView, TaskView
-from tilewright.service.messages import schedule_text
-from tilewright.service.progress import progress_line
-from tilewright.service.units import duration, microseconds, milliseconds
+from tilewright.service.show.console import rich_table
+from tilewright.service.show.progress import progress_line
+from tilewright.service.show.table import Column, table
+from tilewright.service.show.tables.tasks import INCUMBENT, TERMINAL, TaskLine, task_lines
+from tilewright.service.show.units import duration, milliseconds
 
 NUMERICS = {
     "strict": "no algorithm that rounds differently",
@@ -37,34 +39,24 @@ def task_table(tasks: Sequence[TaskView], peak_flops: float) -> Table:
         peak counts the operations that a kernel executes, which may be fewer than those of the
         workload's arithmetic (Winograd).
     """
-    timed = [task for task in tasks if cost(task) > 0]
-    table = Table(
-        title=f"Tasks (this machine's peak: {peak_flops / 1e9:.0f} GFLOP/s)",
-        title_justify="left",
-        header_style="bold",
-        box=None,
-    )
+    timed = sorted((each for each in task_lines(tasks) if cost(each.task) > 0), key=_dearest)
+
+    def share(line: TaskLine) -> str:
+        rate = _rate(line.task.facts.get("executed_flops"), line.task.best_seconds)
+        return "-" if rate is None else f"{100 * rate / peak_flops:.1f}"
+
+    *known, trials, schedule = (each for each in TERMINAL if each is not INCUMBENT)
+    columns = (*known, Column[TaskLine]("% of peak", share), trials, schedule)
+    title = f"Tasks (this machine's peak: {peak_flops / 1e9:.0f} GFLOP/s)"
+    made = rich_table(table(columns, timed, title))
     if len(timed) < len(tasks):
-        table.caption = f"{len(tasks) - len(timed)} smaller ones keep their defaults: no time left"
-        table.caption_justify = "left"
-    table.add_column("workload", overflow="fold")
-    for name in ("count", "default us", "best us", "GFLOP/s", "executed", "% of peak", "trials"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("schedule", overflow="fold")
-    for task in sorted(timed, key=cost, reverse=True):
-        executed = _rate(task.facts.get("executed_flops"), task.best_seconds)
-        table.add_row(
-            Text(task.name),
-            str(task.count),
-            microseconds(task.default_seconds),
-            microseconds(task.best_seconds),
-            _number(_rate(task.facts.get("flops"), task.best_seconds), 1e9),
-            _number(executed, 1e9),
-            _number(executed, peak_flops / 100),
-            "known" if task.status == "cached" else str(task.trials),
-            Text(schedule_text(task.facts.get("schedule"))),
-        )
-    return table
+        made.caption = f"{len(tasks) - len(timed)} smaller ones keep their defaults: no time left"
+        made.caption_justify = "left"
+    return made
+
+
+def _dearest(line: TaskLine) -> float:
+    return -cost(line.task)
 
 
 def summary(tasks: Sequence[TaskView], progress: ProgressView, seconds: float) -> str:
@@ -152,7 +144,3 @@ def cost(task: TaskView) -> float:
 
 def _rate(amount: float | None, seconds: float | None) -> float | None:
     return amount / seconds if amount and seconds else None
-
-
-def _number(value: float | None, unit: float) -> str:
-    return "-" if value is None else f"{value / unit:.1f}"

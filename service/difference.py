@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilewright.service.jobs.report.profiling import kernel_text, operators_of
-from tilewright.service.messages import schedule_text
-from tilewright.service.units import finite
+from tilewright.service.show.tables.tasks import runs_of
+from tilewright.service.show.text import schedule_text
+from tilewright.service.show.units import finite, milliseconds
 
 if TYPE_CHECKING:
     from tilewright.compiler.runtime.artifact import Artifact
@@ -142,6 +142,15 @@ class ModelDifference:
         both = {name: (self.a.facts.get(name), self.b.facts.get(name)) for name in names}
         return {name: values for name, values in both.items() if values[0] != values[1]}
 
+    @property
+    def facts(self) -> list[tuple[str, str, str]]:
+        """The rows (name, A, B) of the sides, of the facts that differ, and of the times."""
+        changed = [
+            (name.replace("_", " "), _text(a), _text(b)) for name, (a, b) in self.changed.items()
+        ]
+        times = milliseconds(self.a.seconds), milliseconds(self.b.seconds)
+        return [("", self.a.name, self.b.name), *changed, ("a run", *times)]
+
     def to_json(self) -> dict[str, Any]:
         """Return the difference as plain data for `json`."""
         return {
@@ -241,12 +250,6 @@ def side_of_job(job: JobView, tasks: Sequence[TaskView]) -> ComparedSide:
     return ComparedSide(f"job {job.id}", facts, known, total if whole else None)
 
 
-def runs_of(task: TaskView) -> float:
-    """Return how often one inference runs a task, from its weight and its operations."""
-    runs = task.weight / max(1, finite(task.facts.get("flops")) or 0)
-    return runs if math.isfinite(runs) and runs > 0.0 else 0.0
-
-
 def side_of_artifact(
     artifact: Artifact, timed: Mapping[str, tuple[int, float]] | None = None
 ) -> ComparedSide:
@@ -303,6 +306,10 @@ def _weight(pair: Pair) -> tuple[float, float]:
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return b / a if a and b else None
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _mapping(said: object) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from tilewright.db.errors import (
     StorageKind,
 )
 from tilewright.service.api.request_ids import HEADER, current_request_id
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tilewright:problem:"

@@ -15,7 +15,7 @@ from tilewright.compiler.runtime.json_form import MalformedError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.requests import Held, JsonObject
 from tilewright.service.api.schemas.workers import check_device_facts
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 from tilewright.tuner.protocol.batches import MeasureResult
 from tilewright.tuner.protocol.judge import ImplausibleError, check_result, most_result_bytes
 from tilewright.tuner.protocol.messages import read_request

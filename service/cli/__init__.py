@@ -143,6 +143,6 @@ def _warn(
 
 
 def _complain(sentence: str) -> None:
-    from tilewright.service.sentences import one_sentence
+    from tilewright.service.show.text import one_sentence
 
     complain(f"error: {one_sentence(sentence)}")

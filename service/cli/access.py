@@ -20,7 +20,7 @@ from tilewright.service.cli.common import (
 from tilewright.service.cli.terminal import complain, console, say, say_json
 
 if TYPE_CHECKING:
-    from tilewright.service.api.schemas.tokens import TokenView
+    from tilewright.service.api.schemas.tokens import AuditView
 
 
 def create_token(
@@ -102,27 +102,16 @@ def list_tokens(
 
     Example: tilewright token list --json
     """
-    from rich.text import Text
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import table
+    from tilewright.service.show.tables.tokens import tokens
 
-    from tilewright.service.cli.view import make_table
-
-    table = make_table("<token", "<name", "<scopes", "<sees", "<made", "<last used", "<state")
     with connect(server, token) as client:
         found = client.tokens()
     if as_json:
         say_json(list(found))
         return
-    for each in found:
-        table.add_row(
-            each.id,
-            Text(each.name),
-            ", ".join(each.scopes),
-            "all owners" if each.all_owners else "its own",
-            _moment(each.created_at),
-            _moment(each.last_used_at),
-            _state(each),
-        )
-    console().print(table)
+    console().print(rich_table(table(tokens(time.time()), found)))
 
 
 TokenName = Annotated[str, typer.Argument(metavar="ID", help="The token's id, or its start")]
@@ -188,9 +177,9 @@ def audit(
 
     Example: tilewright server audit --action token.revoked --limit 100
     """
-    from rich.text import Text
-
-    from tilewright.service.cli.view import make_table
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.units import moment
 
     with connect(server, token) as client:
         entries = client.audit(limit, action, subject)
@@ -198,27 +187,12 @@ def audit(
         for entry in entries:
             say(entry.model_dump_json())
         return
-    table = make_table("<when", "<who", "<from", "<action", "<subject", "<detail")
-    for entry in entries:
-        table.add_row(
-            _moment(entry.at),
-            Text(entry.actor_name),
-            Text(entry.origin),
-            Text(entry.action),
-            Text(entry.subject),
-            Text(json.dumps(entry.detail)),
-        )
-    console().print(table)
-
-
-def _state(token: TokenView) -> str:
-    if token.revoked_at is not None:
-        return f"revoked {_moment(token.revoked_at)}"
-    if token.expires_at is None:
-        return "holds"
-    over = token.expires_at <= time.time()
-    return f"{'over since' if over else 'holds until'} {_moment(token.expires_at)}"
-
-
-def _moment(seconds: float | None) -> str:
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    described: tuple[Column[AuditView], ...] = (
+        Column("when", lambda entry: moment(entry.at), Kind.MOMENT),
+        Column("who", lambda entry: entry.actor_name, Kind.NAME),
+        Column("from", lambda entry: entry.origin, Kind.TEXT),
+        Column("action", lambda entry: entry.action, Kind.TEXT),
+        Column("subject", lambda entry: entry.subject, Kind.TEXT),
+        Column("detail", lambda entry: json.dumps(entry.detail), Kind.TEXT),
+    )
+    console().print(rich_table(table(described, entries)))

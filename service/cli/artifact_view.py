@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
 from tilewright.compiler.runtime.ports import dynamic_dims, shape_text
 from tilewright.compiler.runtime.program import Port
-from tilewright.service.cli.inspect_view import size
+from tilewright.service.show.console import rich_facts, rich_table
+from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.units import size
 
 
 def artifact_facts(artifact: Artifact) -> dict[str, Any]:
@@ -54,9 +55,6 @@ def _port_facts(port: Port) -> dict[str, Any]:
 
 def artifact_view(facts: dict[str, Any]) -> RenderableType:
     """Return the facts of an artifact, with a line per program."""
-    head = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    head.add_column()
-    head.add_column()
     first = facts["programs"][0]
     outputs = [port["text"] for port in first["outputs"]]
     borders = ", ".join(
@@ -72,17 +70,16 @@ def artifact_view(facts: dict[str, Any]) -> RenderableType:
         *([("other kernels", f"after {borders}")] if borders else []),
         *([("between sizes", "inputs are padded up to the next")] if facts["pads"] else []),
     ]
-    for name, value in rows:
-        head.add_row(Text(name, style="bold"), Text(value))
-    table = Table(box=None, header_style="bold", title="Programs", title_justify="left")
-    for name in ("sizes", "kernels", "instructions"):
-        table.add_column(name, justify="left" if name == "sizes" else "right")
-    for program in facts["programs"]:
-        ranges = [f"{name} {text}" for name, text in program["ranges"].items()]
-        fixed = [f"{name}={number}" for name, number in program["sizes"].items()]
-        table.add_row(
-            Text(", ".join(ranges or fixed) or "as in the model"),
-            str(program["kernels"]),
-            str(program["instructions"]),
-        )
-    return Group(head, Text(), table)
+    described: tuple[Column[dict[str, Any]], ...] = (
+        Column("sizes", _sizes, Kind.NAME),
+        Column("kernels", lambda program: str(program["kernels"])),
+        Column("instructions", lambda program: str(program["instructions"])),
+    )
+    programs = rich_table(table(described, facts["programs"], "Programs"))
+    return Group(rich_facts(rows), Text(), programs)
+
+
+def _sizes(program: dict[str, Any]) -> str:
+    ranges = [f"{name} {text}" for name, text in program["ranges"].items()]
+    fixed = [f"{name}={number}" for name, number in program["sizes"].items()]
+    return ", ".join(ranges or fixed) or "as in the model"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tilewright.service.cli.options import DEFAULTS
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.option_texts import parse_dims, parse_ranges, parse_values
 from tilewright.service.options import ModeOptions
-from tilewright.service.units import milliseconds, speedup
+from tilewright.service.show.units import milliseconds, speedups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -200,26 +200,19 @@ def _race(
 
 def _table(rows: Sequence[_Row]) -> Table:
     """Return a table with a row per engine and size. With two engines it has our speed-up."""
-    from tilewright.service.cli.view import make_table
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
 
-    sized = any(row.sizes for row in rows)
-    others = list(dict.fromkeys(row.engine for row in rows if row.engine != OURS))
-    table = make_table(*["<sizes"] * sized, "<engine", "median", "min")
-    for other in others:
-        table.add_column(f"vs {other}", justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            *[row.sizes] * sized,
-            row.engine,
-            milliseconds(row.median_seconds),
-            milliseconds(row.min_seconds),
-            *[_speedup(row)] * len(others),
-        )
-    return table
-
-
-def _speedup(row: _Row) -> str:
-    return f"{speedup(row.ratio)} ({speedup(row.high)} to {speedup(row.low)})"
+    sizes: Column[_Row] = Column("sizes", lambda row: row.sizes, Kind.TEXT)
+    others = dict.fromkeys(row.engine for row in rows if row.engine != OURS)
+    described: tuple[Column[_Row], ...] = (
+        *([sizes] if any(row.sizes for row in rows) else []),
+        Column("engine", lambda row: row.engine, Kind.NAME),
+        Column("median", lambda row: milliseconds(row.median_seconds)),
+        Column("min", lambda row: milliseconds(row.min_seconds)),
+        *(Column(f"vs {other}", lambda row: speedups(asdict(row))) for other in others),
+    )
+    return rich_table(table(described, rows))
 
 
 def _bench_on(

@@ -106,34 +106,17 @@ def _storage() -> Storage:
 
 
 def _table(models: Sequence[StoredCostModel], names: Mapping[str, str]) -> Table:
-    from tilewright.service.cli.view import make_table
+    from tilewright.service.api.schemas.cost_models import CostModelView
+    from tilewright.service.api.views import cost_model_view
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.tables.records import MEANINGS, cost_models
 
-    table = make_table(
-        "<target",
-        "version",
-        "<state",
-        "<objective",
-        "rows",
-        "tasks",
-        "held out",
-        "pairwise",
-        "top 1",
-        "top 5",
-        "recall 30",
-        "by chance",
+    def chance(model: CostModelView) -> str:
+        return " ".join(f"{model.chance[name]:.3f}" for name in ("pairwise", "top1", "top5"))
+
+    target = Column[CostModelView](
+        "target", lambda model: names.get(model.target_key, model.target_key[:12]), Kind.TEXT
     )
-    for model in models:
-        figures = [f"{model.scores[n]:.3f}" for n in ("pairwise", "top1", "top5", "recall30")]
-        chance = " ".join(f"{model.chance[n]:.3f}" for n in ("pairwise", "top1", "top5"))
-        table.add_row(
-            names.get(model.target_key, model.target_key[:12]),
-            str(model.version),
-            model.state.value,
-            model.objective,
-            str(model.rows),
-            str(model.tasks),
-            str(model.scores["tasks"]),
-            *figures,
-            chance,
-        )
-    return table
+    described = (target, *cost_models(MEANINGS), Column[CostModelView]("by chance", chance))
+    return rich_table(table(described, map(cost_model_view, models)))

@@ -95,49 +95,45 @@ def list_devices(
 
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with a row per device. Text from workers is untrusted and shown as it is."""
-    from rich.text import Text
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.tables.workers import condition_text
+    from tilewright.service.show.units import size, speedup
 
-    from tilewright.service.cli.inspect_view import size
-    from tilewright.service.cli.view import make_table
-    from tilewright.service.messages import condition_text
-    from tilewright.service.sentences import one_sentence
-    from tilewright.service.units import speedup
+    def cpu(one: Mapping[str, Any]) -> str:
+        facts = one["device"]
+        return ", ".join(map(str, filter(None, (facts.get("model"), facts.get("core")))))
 
-    def text(said: object) -> Text:
-        return Text(one_sentence(str(said)))
+    def targets(one: Mapping[str, Any]) -> str:
+        names = one["targets"]
+        more = len(names) - SHOWN_TARGETS
+        shown = ", ".join(names[:SHOWN_TARGETS]) + (f" and {more} more" if more > 0 else "")
+        return shown or "none"
 
-    table = make_table(
-        "<device",
-        "<CPU",
-        "<targets",
-        "caches",
-        "cores",
-        "memory",
-        "<governor",
-        "<state",
-        "speed",
-        "just now",
+    def cores(one: Mapping[str, Any]) -> str:
+        cores, logical = (one["device"].get(name, "?") for name in ("physical_cores", "cores"))
+        return f"{logical} of {cores}" if cores != logical else f"{cores}"
+
+    def memory(one: Mapping[str, Any]) -> str:
+        known = one["device"].get("memory_bytes")
+        return size(known) if isinstance(known, int) else "?"
+
+    def arithmetic(one: Mapping[str, Any]) -> str:
+        return speedup(one["speed"] and one["speed"]["arithmetic_ratio"])
+
+    described: tuple[Column[Mapping[str, Any]], ...] = (
+        Column("device", lambda one: str(one["name"]), Kind.NAME),
+        Column("CPU", cpu, Kind.TEXT),
+        Column("targets", targets, Kind.TEXT),
+        Column("caches", lambda one: _caches(one["device"].get("caches"))),
+        Column("cores", cores),
+        Column("memory", memory),
+        Column("governor", lambda one: str(one["device"].get("governor") or "-"), Kind.TEXT),
+        Column("state", lambda one: one["health"] or "here", Kind.TEXT),
+        Column("speed", arithmetic),
+        Column("just now", lambda one: condition_text(_condition(one))),
     )
-    for one in known:
-        facts, speed = one["device"], one["speed"]
-        targets = one["targets"]
-        more = len(targets) - SHOWN_TARGETS
-        names = ", ".join(targets[:SHOWN_TARGETS]) + (f" and {more} more" if more > 0 else "")
-        cores, logical = facts.get("physical_cores", "?"), facts.get("cores", "?")
-        memory = facts.get("memory_bytes")
-        table.add_row(
-            text(one["name"]),
-            text(", ".join(filter(None, (facts.get("model"), facts.get("core"))))),
-            Text(names or "none"),
-            Text(_caches(facts.get("caches"))),
-            text(f"{logical} of {cores}" if cores != logical else f"{cores}"),
-            size(memory) if isinstance(memory, int) else "?",
-            text(facts.get("governor") or "-"),
-            Text(one["health"] or "here"),
-            speedup(None if speed is None else speed["arithmetic_ratio"]),
-            text(condition_text(_condition(one))),
-        )
-    return table
+    return rich_table(table(described, known))
 
 
 def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
@@ -150,7 +146,7 @@ def _condition(one: Mapping[str, Any]) -> WorkerCondition | None:
 
 def _caches(caches: object) -> str:
     """Return the sizes of the data caches by level: `32 KiB, 512 KiB, 16 MiB`."""
-    from tilewright.service.cli.inspect_view import size
+    from tilewright.service.show.units import size
 
     if not isinstance(caches, list):
         return "?"

@@ -11,7 +11,6 @@ import typer
 
 from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, UserError, connect
 from tilewright.service.cli.terminal import console, say_json
-from tilewright.service.units import microseconds, milliseconds, speedup
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,30 +59,15 @@ def difference_view(found: ModelDifference, everything: bool = False) -> Rendera
     from rich.console import Group
     from rich.text import Text
 
-    from tilewright.service.cli.view import make_table
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import table
+    from tilewright.service.show.tables.kernels import FACTS, pairs
 
-    head = make_table("<", "<A", "<B")
-    head.add_row("", Text(found.a.name), Text(found.b.name))
-    for name, (one, other) in found.changed.items():
-        head.add_row(name.replace("_", " "), Text(_said(one)), Text(_said(other)))
-    head.add_row("a run", milliseconds(found.a.seconds), milliseconds(found.b.seconds))
-    rows = make_table("<workload", "count", "A us", "B us", "B vs A", "<schedule")
-    same = 0
-    for pair in found.pairs:
-        if pair.same and not everything:
-            same += 1
-            continue
-        rows.add_row(
-            Text(f"{pair.name} (alike)" if pair.alike else pair.name),
-            pair.counts,
-            microseconds(pair.a.seconds if pair.a else None),
-            microseconds(pair.b.seconds if pair.b else None),
-            speedup(pair.ratio),
-            Text(pair.schedules),
-        )
-    parts: list[RenderableType] = [head]
-    if rows.row_count:
-        parts += [Text(), rows]
+    shown = [pair for pair in found.pairs if everything or not pair.same]
+    same = len(found.pairs) - len(shown)
+    parts: list[RenderableType] = [rich_table(table(FACTS, found.facts))]
+    if shown:
+        parts += [Text(), rich_table(table(pairs(), shown))]
     if same:
         are = "workload is" if same == 1 else "workloads are"
         parts.append(Text(f"{same} {are} the same on both sides"))
@@ -138,7 +122,3 @@ def _timed(folder: Path) -> dict[str, tuple[int, float]] | None:
         count, spent = timed.get(name, (0, 0.0))
         timed[name] = count + 1, spent + float(seconds)
     return timed
-
-
-def _said(value: object) -> str:
-    return "-" if value is None else str(value)

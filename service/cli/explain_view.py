@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.compiler.codegen.statistics import InnerLoop
 from tilewright.compiler.runtime.ports import sizes_text
-from tilewright.service.cli.inspect_view import quantity, size
-from tilewright.service.cli.view import make_table
 from tilewright.service.jobs.report.explain import KernelReport, ModelReport
-from tilewright.service.jobs.report.report_table import ReportTable, rate, roofline, serves
-from tilewright.service.units import microseconds
+from tilewright.service.jobs.report.report_table import (
+    headline,
+    rate,
+    report_table,
+    roofline,
+    serves,
+)
+from tilewright.service.show.console import rich_facts, rich_table
+from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.units import microseconds, quantity, size
 
 LEGEND = (
     "us: one run of the kernel, in its place in the model; share: of the model's time, all runs. "
@@ -24,17 +29,23 @@ LEGEND = (
     "from: whether the schedule was tuned or is the default."
 )
 
+_LOOPS: tuple[Column[InnerLoop], ...] = (
+    Column("innermost loop", lambda loop: f"{loop.function} {loop.label}", Kind.NAME),
+    Column("instructions", lambda loop: str(len(loop.instructions))),
+    Column("FMAs", lambda loop: str(loop.fmas)),
+    Column("registers", lambda loop: str(loop.registers)),
+    Column("spills", lambda loop: str(loop.spills)),
+)
+
 SERVES = " serves: the sizes that the kernel is for, of those of the range; all if none is said."
 
 
 def report_view(report: ModelReport, *, legend: bool = True) -> RenderableType:
     """Return a table with a line per kernel, slowest first, and a legend of its columns."""
-    table = ReportTable.of(report)
-    rows = make_table(*table.columns)
-    for row in table.rows:
-        rows.add_row(*map(Text, row))
-    explained = [Text(), Text(LEGEND + SERVES * table.cut, style="dim")] if legend else []
-    return Group(Text(table.headline), Text(), rows, *explained)
+    described = report_table(report)
+    more = SERVES if any(kernel.serves for kernel in report.kernels) else ""
+    explained = [Text(), Text(LEGEND + more, style="dim")] if legend else []
+    return Group(Text(headline(report)), Text(), rich_table(described), *explained)
 
 
 def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> RenderableType:
@@ -42,9 +53,6 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
 
     Facts that depend on sizes are listed at the sizes of each report.
     """
-    facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    facts.add_column()
-    facts.add_column()
     lines = [
         ("schedule", f"{kernel.schedule}"),
         ("from", "the database" if kernel.tuned else "the untuned default"),
@@ -56,20 +64,10 @@ def kernel_view(reports: Sequence[ModelReport], kernel: KernelReport) -> Rendera
         for one in report.kernels:
             if one.number == kernel.number:
                 lines += _facts_at(report, one)
-    for name, value in lines:
-        facts.add_row(Text(name, style="bold"), Text(value))
-    loops = make_table("<innermost loop", "instructions", "FMAs", "registers", "spills")
-    for loop in kernel.loops:
-        loops.add_row(
-            f"{loop.function} {loop.label}",
-            str(len(loop.instructions)),
-            str(loop.fmas),
-            str(loop.registers),
-            str(loop.spills),
-        )
+    loops = rich_table(table(_LOOPS, kernel.loops))
     title = Text(f"{kernel.number}: {kernel.name}", style="bold")
-    graph = Text(kernel.operators.rstrip())
-    return Group(title, facts, Text(), graph, Text(), loops if kernel.loops else Text("no loop"))
+    body = (title, rich_facts(lines), Text(), Text(kernel.operators.rstrip()), Text())
+    return Group(*body, loops if kernel.loops else Text("no loop"))
 
 
 def _facts_at(report: ModelReport, kernel: KernelReport) -> list[tuple[str, str]]:

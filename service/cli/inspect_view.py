@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from tilewright.compiler.plan.costs import PlanSummary
+from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
 from tilewright.compiler.runtime.ports import ModelPorts, dims_text
+from tilewright.service.show.console import rich_facts, rich_table
+from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.units import percent, quantity, size
 
 
 def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableType:
     """Return a model's figures, operators and workloads. `names` maps workload keys to names."""
-    head = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    head.add_column()
-    head.add_column()
     rows = [
         ("model", summary.name),
         ("inputs", ", ".join(f"{name}: {kind}" for name, kind in summary.inputs)),
@@ -39,24 +38,17 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
         ("arena", f"{size(summary.arena_bytes)} for the values between kernels"),
         ("operators", ", ".join(f"{count} {name}" for name, count in summary.operators)),
     ]
-    for name, value in rows:
-        head.add_row(Text(name, style="bold"), Text(value))
-    table = Table(box=None, header_style="bold", title="Workloads", title_justify="left")
-    table.add_column("workload")
-    table.add_column("key")
-    for name in ("count", "share", "MACs", "read", "written"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for task in summary.tasks:
-        table.add_row(
-            Text(names.get(task.key, " ".join(task.operators))),
-            task.key[:12],
-            str(task.count),
-            f"{100 * task.share:.1f} %",
-            quantity(task.macs),
-            size(task.bytes_read),
-            size(task.bytes_written),
-        )
-    return Group(head, Text(), table)
+    described: tuple[Column[TaskSummary], ...] = (
+        Column("workload", lambda task: names.get(task.key, " ".join(task.operators)), Kind.NAME),
+        Column("key", lambda task: task.key[:12], Kind.TEXT),
+        Column("count", lambda task: str(task.count)),
+        Column("share", lambda task: percent(task.share)),
+        Column("MACs", lambda task: quantity(task.macs)),
+        Column("read", lambda task: size(task.bytes_read)),
+        Column("written", lambda task: size(task.bytes_written)),
+    )
+    tasks = rich_table(table(described, summary.tasks, "Workloads"))
+    return Group(rich_facts(rows), Text(), tasks)
 
 
 def open_inputs(ports: ModelPorts) -> list[str]:
@@ -79,19 +71,3 @@ def _products(summary: PlanSummary) -> list[str]:
         + (f": {share.reason}" * bool(share.reason))
         for share in summary.products
     ]
-
-
-def quantity(number: float) -> str:
-    """Format a number with three significant digits and a decimal prefix."""
-    for factor, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            return f"{number / factor:.3g}{suffix}"
-    return f"{number:g}"
-
-
-def size(count: float) -> str:
-    """Format a number of bytes with a binary prefix."""
-    for factor, suffix in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {suffix}"
-    return f"{count:g} B"

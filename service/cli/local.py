@@ -153,13 +153,13 @@ def compile_(
     from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
-    from tilewright.service.cli.inspect_view import size
     from tilewright.service.cli.view import settled_line, timings_table
     from tilewright.service.jobs.evidence.end_to_end import settle
     from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
     from tilewright.service.jobs.plan.planning import ModelRequest
     from tilewright.service.jobs.plan.segment_planning import plan_programs
     from tilewright.service.jobs.report.shown_sizes import range_lines
+    from tilewright.service.show.units import size
     from tilewright.service.storage import open_storage
 
     check_printing(as_json, dump_after)
@@ -259,7 +259,7 @@ def _written_for_c(
         write_executable,
         write_wasm_module,
     )
-    from tilewright.service.cli.inspect_view import size
+    from tilewright.service.show.units import size
 
     if format_ is Format.EXE:
         path = write_executable(compiled, output, model.name)

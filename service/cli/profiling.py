@@ -22,7 +22,7 @@ from tilewright.service.cli.options import DEFAULTS, check_artifact
 from tilewright.service.cli.terminal import complain, console, say_json
 from tilewright.service.option_texts import parse_ranges, parse_values
 from tilewright.service.options import ModeOptions
-from tilewright.service.units import microseconds, milliseconds, threads_text
+from tilewright.service.show.units import microseconds, milliseconds, percent, threads_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -243,12 +243,17 @@ def _of_known_stages(
 
 
 def _table(found: ModelProfile) -> Table:
-    from rich.text import Text
+    from tilewright.service.jobs.report.profiling import StepKind
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
 
-    from tilewright.service.cli.view import make_table
-
-    table = make_table("<what", "<kind", "times", "us", "share")
-    for name, kind, count, seconds in found.by_name():
-        share = f"{100 * seconds / found.seconds:.1f} %" if found.seconds else "-"
-        table.add_row(Text(name), kind.value, str(count), microseconds(seconds), share)
-    return table
+    Row = tuple[str, StepKind, int, float]
+    whole = found.seconds
+    described: tuple[Column[Row], ...] = (
+        Column("what", lambda row: row[0], Kind.NAME),
+        Column("kind", lambda row: row[1].value, Kind.TEXT),
+        Column("times", lambda row: str(row[2])),
+        Column("us", lambda row: microseconds(row[3])),
+        Column("share", lambda row: percent(row[3] / whole if whole else None)),
+    )
+    return rich_table(table(described, found.by_name()))

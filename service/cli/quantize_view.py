@@ -9,10 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.service.cli.view import make_table
+from tilewright.service.quantize.attribution import ModelPart
 from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity
-from tilewright.service.quantize.report import QuantizeReport, Times
-from tilewright.service.units import microseconds, milliseconds, speedup
+from tilewright.service.quantize.report import LayerReport, QuantizeReport, Times
+from tilewright.service.show.console import rich_table
+from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.units import microseconds, milliseconds, speedup
 
 ROWS = 40
 """Limit of the parts in a table. `--json` prints all of them."""
@@ -49,39 +51,47 @@ def _samples(report: QuantizeReport) -> str:
 
 
 def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
-    table = make_table("<output", "SQNR", "cosine", "same top-1")
-    for output in outputs:
+    def same(output: OutputFidelity) -> str:
         top = output.top_one
-        table.add_row(
-            Text(output.name),
-            decibels(output.fidelity),
-            f"{output.fidelity.cosine:.6f}",
-            "-" if top is None else f"{top.same} of {top.rows}",
-        )
-    return table
+        return "-" if top is None else f"{top.same} of {top.rows}"
+
+    described: tuple[Column[OutputFidelity], ...] = (
+        Column("output", lambda output: output.name, Kind.NAME),
+        Column("SQNR", lambda output: decibels(output.fidelity)),
+        Column("cosine", lambda output: f"{output.fidelity.cosine:.6f}"),
+        Column("same top-1", same),
+    )
+    return rich_table(table(described, outputs))
 
 
 def _parts(report: QuantizeReport) -> Table:
     """Return a table of the parts that take most time in float32, in the model's order."""
-    table = make_table("<layers", "SQNR", "cosine", "float32 us", "quantised us", "saved us", "<as")
     parts = report.times.parts
+
+    def layers(part: ModelPart) -> list[LayerReport]:
+        return [report.layers[layer] for layer in part.layers]
+
+    def near(part: ModelPart) -> Fidelity | None:
+        return next((one.fidelity for one in reversed(layers(part)) if one.fidelity), None)
+
+    def cosine(part: ModelPart) -> str:
+        found = near(part)
+        return "-" if found is None else f"{found.cosine:.6f}"
+
+    described: tuple[Column[ModelPart], ...] = (
+        Column("layers", lambda part: _names([one.layer.name for one in layers(part)]), Kind.NAME),
+        Column("SQNR", lambda part: decibels(near(part))),
+        Column("cosine", cosine),
+        Column("float32 us", lambda part: microseconds(part.float_seconds)),
+        Column("quantised us", lambda part: microseconds(part.quantised_seconds)),
+        Column("saved us", lambda part: microseconds(part.saved_seconds)),
+        Column("as", lambda part: "float32" if layers(part)[0].kept else "quantised", Kind.TEXT),
+    )
     order = sorted(range(len(parts)), key=lambda i: -(parts[i].float_seconds or 0.0))
-    for index in sorted(order[:ROWS]):
-        part = parts[index]
-        layers = [report.layers[layer] for layer in part.layers]
-        near = next((one.fidelity for one in reversed(layers) if one.fidelity), None)
-        table.add_row(
-            Text(_names([one.layer.name for one in layers])),
-            decibels(near),
-            "-" if near is None else f"{near.cosine:.6f}",
-            microseconds(part.float_seconds),
-            microseconds(part.quantised_seconds),
-            microseconds(part.saved_seconds),
-            "float32" if layers[0].kept else "quantised",
-        )
+    made = rich_table(table(described, [parts[index] for index in sorted(order[:ROWS])]))
     if len(parts) > ROWS:
-        table.add_row(f"... and {len(parts) - ROWS} more that take less time", *[""] * 6)
-    return table
+        made.add_row(f"... and {len(parts) - ROWS} more that take less time", *[""] * 6)
+    return made
 
 
 def _names(names: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tilewright.db.storage import Storage
     from tilewright.db.stores.claim_rows import StoredRecord
+    from tilewright.service.api.schemas.records import StoredRecordView
 
 TargetFilter = Annotated[
     str | None, typer.Option("--target", help="Only of this target (name or key)")
@@ -66,19 +67,11 @@ def list_records(
                 limit=limit,
             )
         found.sort(key=lambda one: -one.stored_at)
+        views = _views(found[:limit], storage, every_name=as_json)
         if as_json:
-            from tilewright.service.api.record_views import stored_record_view
-            from tilewright.service.jobs.knowledge.families import name_workloads
-
-            while name_workloads(storage):
-                pass
-            keys = {one.id: one.record.key.workload_key for one in found[:limit]}
-            called = storage.shapes.names(keys.values())
-            say_json(
-                [stored_record_view(one, called.get(keys[one.id], "")) for one in found[:limit]]
-            )
+            say_json(views)
         else:
-            console().print(_table(found[:limit], storage))
+            console().print(_table(views, storage))
 
 
 def withdraw(
@@ -258,42 +251,29 @@ def _storage() -> Iterator[Storage]:
         storage.close()
 
 
-def _table(records: Sequence[StoredRecord], storage: Storage) -> Table:
-    from tilewright.service.cli.view import make_table
+def _views(
+    records: Sequence[StoredRecord], storage: Storage, *, every_name: bool
+) -> list[StoredRecordView]:
+    """Return records with the names of their workloads, or with those that are named quickly."""
+    from tilewright.service.api.record_views import stored_record_view
     from tilewright.service.jobs.knowledge.families import name_workloads
-    from tilewright.service.messages import schedule_text
-    from tilewright.service.sentences import one_sentence
-    from tilewright.service.units import microseconds
 
-    names = storage.workloads.targets()
+    while name_workloads(storage) and every_name:
+        pass
+    keys = [one.record.key.workload_key for one in records]
+    called = storage.shapes.names(keys)
+    pairs = zip(records, keys, strict=True)
+    return [stored_record_view(one, called.get(key, "")) for one, key in pairs]
+
+
+def _table(views: Sequence[StoredRecordView], storage: Storage) -> Table:
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import table
+    from tilewright.service.show.tables import records
+
     workers = {worker.id: worker.name for worker in storage.workers.list()}
-    name_workloads(storage)
-    shapes = storage.shapes.names([one.record.key.workload_key for one in records])
-    table = make_table(
-        "<id",
-        "<state",
-        "<workload",
-        "<name",
-        "<target",
-        "threads",
-        "us",
-        "<worker",
-        "<schedule",
-        "<reason",
-    )
-    for one in records:
-        record = one.record
-        table.add_row(
-            one.id[:12],
-            # a weak attestation is shown: a single reporter may have invented the record
-            f"{one.state}, {one.attestation}" if one.attestation.weak else one.state.value,
-            record.key.workload_key[:12],
-            one_sentence(shapes.get(record.key.workload_key, "-"), 40),
-            names.get(record.key.target_key, record.key.target_key[:12]),
-            str(record.key.threads),
-            microseconds(record.run_seconds),
-            workers.get(one.worker, one.worker),
-            schedule_text(record.schedule.to_json()),
-            one.reason,
-        )
-    return table
+    where = (records.target(storage.workloads.targets()), records.THREADS, records.TIME)
+    who = (records.ATTESTATION, records.worker(workers))
+    what = (records.ID, records.STATE, records.NAME, records.KEY)
+    described = (*what, *where, *who, records.SCHEDULE, records.REASON)
+    return rich_table(table(described, views))

@@ -29,8 +29,8 @@ from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULT
 from tilewright.service.cli.terminal import console, say_json
 from tilewright.service.option_texts import parse_ranges
 from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
-from tilewright.service.sentences import with_reason
-from tilewright.service.units import duration
+from tilewright.service.show.text import with_reason
+from tilewright.service.show.units import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,13 +112,13 @@ def submit(
 
 def _follow(client: Client, job: Job, out: Console) -> Job:
     """Show a job's events until it ends, and return its final state."""
-    from tilewright.service.progress import OnConsole
+    from tilewright.service.show.progress import OnConsole
 
     return client.wait(job.id, OnConsole(out))
 
 
 def _summary(job: JobView) -> str:
-    from tilewright.service.messages import kernels_text
+    from tilewright.service.show.messages import kernels_text
 
     progress = job.progress
     seconds = (job.finished_at or 0.0) - (job.started_at or 0.0)
@@ -137,7 +137,7 @@ def _tell_reason(job: JobView, out: Console) -> None:
 
 
 def _tell_result(job: JobView, out: Console) -> None:
-    from tilewright.service.messages import result_lines
+    from tilewright.service.show.messages import result_lines
 
     for line in result_lines(job.result) if job.result else ():
         out.print(line, soft_wrap=True, markup=False)
@@ -260,7 +260,7 @@ def fetch_artifact(
 
 def _show(client: Client, job: Job, as_json: bool) -> None:
     from tilewright.service.cli.view import job_table, sizes_note, task_table
-    from tilewright.service.messages import failures_text
+    from tilewright.service.show.text import failures_text
 
     tasks = client.tasks(job.id)
     if as_json:
@@ -328,7 +328,7 @@ def find_records(
     from tilewright.service.api.schemas.lookups import LookupRequest
     from tilewright.service.cli.view import lookup_table, sizes_note
     from tilewright.service.client import NotKnownError
-    from tilewright.service.messages import schedule_text
+    from tilewright.service.show.text import schedule_text
 
     path = Path(what)
     is_key = set(what) <= set("0123456789abcdef") and not path.exists()

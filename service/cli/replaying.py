@@ -10,7 +10,7 @@ import typer
 
 from tilewright.service.cli.common import JsonOption, UserError, load_settings
 from tilewright.service.cli.terminal import console, say_json
-from tilewright.service.units import milliseconds
+from tilewright.service.show.units import milliseconds, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,24 +53,26 @@ def replay(
 
 
 def _list(storage: Storage, out: Console) -> None:
-    from tilewright.service.cli.view import make_table
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import Column, Kind, table
 
-    table = make_table("<run", "tasks", "trials", "best", "s", "<ended", "next minute", "forecast")
-    for run in storage.runs.list():
+    def forecast(run: StoredRun) -> str:
         error = run.forecast_error
-        table.add_row(
-            run.id,
-            str(len(run.inputs)),
-            "-" if run.trials is None else str(run.trials),
-            milliseconds(run.model_seconds),
-            "-" if run.seconds is None else f"{run.seconds:.1f}",
-            run.ended or "did not end",
-            "-" if run.forecast_gain is None else f"{100 * run.forecast_gain:.2f} %",
-            "-"
-            if error is None
-            else f"{100 * error['expected']:.1f} % for {100 * error['gained']:.1f} %",
-        )
-    out.print(table)
+        if error is None:
+            return "-"
+        return f"{percent(error['expected'])} for {percent(error['gained'])}"
+
+    described: tuple[Column[StoredRun], ...] = (
+        Column("run", lambda run: run.id, Kind.NAME),
+        Column("tasks", lambda run: str(len(run.inputs))),
+        Column("trials", lambda run: "-" if run.trials is None else str(run.trials)),
+        Column("best", lambda run: milliseconds(run.model_seconds)),
+        Column("s", lambda run: "-" if run.seconds is None else f"{run.seconds:.1f}"),
+        Column("ended", lambda run: run.ended or "did not end", Kind.TEXT),
+        Column("next minute", lambda run: percent(run.forecast_gain, 2)),
+        Column("forecast", forecast),
+    )
+    out.print(rich_table(table(described, storage.runs.list())))
 
 
 def _facts(run: StoredRun) -> dict[str, Any]:

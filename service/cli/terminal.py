@@ -10,8 +10,8 @@ import sys
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilewright.service.console import console as made_console
-from tilewright.service.console import visible
+from tilewright.service.show.console import console as made_console
+from tilewright.service.show.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,6 @@ import typer
 
 from tilewright.service.cli.common import JsonOption, ServerOption, TokenOption, connect
 from tilewright.service.cli.terminal import console, say_json
-from tilewright.service.units import duration, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,43 +66,27 @@ def _jobs(client: Client) -> list[Job]:
     return list({job.id: job for job in found}.values())
 
 
-def top_view(jobs: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
+def top_view(found: Sequence[Job], workers: Sequence[WorkerView], now: float) -> RenderableType:
     """Return a line with counts, a table of jobs, and a table of devices."""
     from collections import Counter
 
     from rich.console import Group
     from rich.text import Text
 
-    from tilewright.service.cli.view import make_table, worker_table
-    from tilewright.service.sentences import one_sentence
+    from tilewright.service.cli.view import worker_table
+    from tilewright.service.show.console import rich_table
+    from tilewright.service.show.table import table
+    from tilewright.service.show.tables import jobs
 
-    counts = Counter(job.state.replace("_", " ") for job in jobs)
+    counts = Counter(job.state.replace("_", " ") for job in found)
     said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no jobs"
     alive = sum(worker.health == "healthy" for worker in workers)
     head = Text(f"{said}; {alive} of {len(workers)} devices healthy", style="bold")
-    table = make_table(
-        "<job", "<state", "<model", "<target", "<owner", "tasks", "trials", "best", "vs untuned",
-        "for", "left",
-    )  # fmt: skip
-    table.add_column("why", no_wrap=False)
-    for job in _most_wanted(jobs):
-        progress = job.progress
-        began = job.started_at or job.created_at
-        table.add_row(
-            job.id[:12],
-            job.state.replace("_", " "),
-            Text(one_sentence(job.model_name or job.model[:12], 30)),
-            Text(one_sentence(job.target, 30)),
-            Text(one_sentence(job.owner or "-", 20)),
-            f"{progress.tasks_done}/{progress.tasks_total}",
-            f"{progress.trials_done}/{progress.trials_budget}",
-            milliseconds(progress.best_seconds),
-            "-" if job.gain is None else f"{job.gain:.2f}x",
-            duration(max(0.0, (job.finished_at or now) - began)),
-            "-" if job.final else duration(progress.seconds_left),
-            Text(one_sentence(job.error or job.reason or "", 80)),
-        )
-    return Group(head, Text(), table, Text(), worker_table(workers))
+    named = (jobs.JOB, jobs.STATE, jobs.MODEL, jobs.TARGET, jobs.OWNER)
+    counted = (jobs.TASKS, jobs.TRIALS, jobs.BEST, jobs.GAIN)
+    described = (*named, *counted, jobs.spent(now), jobs.LEFT, jobs.WHY)
+    shown = rich_table(table(described, _most_wanted(found)))
+    return Group(head, Text(), shown, Text(), worker_table(workers))
 
 
 def _most_wanted(jobs: Sequence[Job]) -> list[Job]:

@@ -18,9 +18,10 @@ from tilewright.service.cli.view import told_tasks
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.pipeline.run_job import JobOutcome, JobWatcher
 from tilewright.service.jobs.pipeline.tracker import Tracker
-from tilewright.service.messages import failures_text, kernels_text, result_lines, run_text
-from tilewright.service.progress import phase_line, progress_line
-from tilewright.service.units import speedup
+from tilewright.service.show.messages import kernels_text, result_lines, run_text
+from tilewright.service.show.progress import phase_line, progress_line
+from tilewright.service.show.text import failures_text
+from tilewright.service.show.units import speedup
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Event
 

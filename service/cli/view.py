@@ -5,41 +5,29 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-from rich.table import Table
-from rich.text import Text
 
 from tilewright.compiler.timings import StageTime
 from tilewright.service.api.schemas.jobs import JobView, TaskView
-from tilewright.service.api.schemas.lookups import LookupView
+from tilewright.service.api.schemas.lookups import LookupEntry, LookupView, RecordView
 from tilewright.service.api.schemas.workers import WorkerView
-from tilewright.service.messages import (
-    comparison_text,
-    condition_text,
-    failed_text,
-    known_text,
-    schedule_text,
-    verdict_text,
-)
-from tilewright.service.sentences import one_sentence
-from tilewright.service.units import duration, microseconds, milliseconds, speedup
+from tilewright.service.show.console import rich_table
+from tilewright.service.show.messages import known_text, verdict_text
+from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.tables import jobs as columns
+from tilewright.service.show.tables import tasks as task_columns
+from tilewright.service.show.tables import workers
+from tilewright.service.show.tables.tasks import comparison_text, task_lines
+from tilewright.service.show.text import schedule_text
+from tilewright.service.show.units import microseconds
 from tilewright.tuner.events import Finished
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from tilewright.service.jobs.evidence.end_to_end import Settled
-
-
-def make_table(*columns: str, title: str | None = None) -> Table:
-    """Return a table. Columns are right-aligned, except columns whose names begin with '<'."""
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for name in columns:
-        left = name.startswith("<")
-        table.add_column(name.lstrip("<"), justify="left" if left else "right", no_wrap=not left)
-    return table
 
 
 MOST_TASKS = 10
@@ -74,116 +62,42 @@ def sizes_note(names: Sequence[str]) -> str:
     return f"{', '.join(found)}: {sizes} that each run decides" if found else ""
 
 
-def _told_apart(task: TaskView, names: Counter[str]) -> str:
-    """Return a task's name, with the start of its key if several tasks have the name."""
-    return f"{task.name} {task.workload_key[:6]}" if names[task.name] > 1 else task.name
-
-
 def task_table(tasks: Sequence[TaskView]) -> Table:
-    """Return a table of tasks, the most expensive first. A MAC counts as two operations."""
-    table = make_table(
-        "<workload",
-        "count",
-        "default us",
-        "best us",
-        "vs incumbent",
-        "GFLOP/s",
-        "executed",
-        "trials",
-        "<schedule",
-    )
-    names = Counter(task.name for task in tasks)
-    for task in sorted(tasks, key=_cost, reverse=True):
-        table.add_row(
-            Text(_told_apart(task, names)),
-            str(task.count),
-            microseconds(task.default_seconds),
-            microseconds(task.best_seconds),
-            comparison_text(task.facts["comparison"]) if "comparison" in task.facts else "-",
-            _rate(task.facts.get("flops"), task.best_seconds),
-            _rate(task.facts.get("executed_flops"), task.best_seconds),
-            _trials(task),
-            Text(schedule_text(task.facts.get("schedule"))),
-        )
-    return table
+    """Return a table of tasks, the most expensive first."""
+    lines = sorted(task_lines(tasks), key=lambda line: -_cost(line.task))
+    return rich_table(table(task_columns.TERMINAL, lines))
 
 
 def job_table(jobs: Sequence[JobView]) -> Table:
-    table = make_table(
-        "<job", "<state", "<model", "<target", "threads", "tasks", "trials", "best", "age"
-    )
-    now = time.time()
-    for job in jobs:
-        progress = job.progress
-        table.add_row(
-            job.id[:12],
-            job.state.replace("_", " "),
-            Text(one_sentence(job.model_name or job.model[:12], 30)),
-            Text(job.target),
-            str(job.threads),
-            f"{progress.tasks_done}/{progress.tasks_total}",
-            f"{progress.trials_done}/{progress.trials_budget}",
-            milliseconds(progress.best_seconds),
-            duration(now - job.created_at),
-        )
-    return table
+    named = (columns.JOB, columns.STATE, columns.MODEL, columns.TARGET, columns.THREADS)
+    counted = (columns.TASKS, columns.TRIALS, columns.BEST, columns.age(time.time()))
+    return rich_table(table((*named, *counted), jobs))
 
 
 def lookup_table(found: LookupView) -> Table:
-    table = make_table(
-        "<workload", "<key", "count", "us", "at least", "vs incumbent", "error", "<schedule"
+    def of(text: Callable[[RecordView], str]) -> Callable[[LookupEntry], str]:
+        return lambda entry: "-" if entry.record is None else text(entry.record)
+
+    def error(record: RecordView) -> str:
+        known = record.measurement.get("max_error")
+        return "-" if known is None else f"{known:.1e}"
+
+    described: tuple[Column[LookupEntry], ...] = (
+        Column("workload", lambda entry: entry.name, Kind.NAME),
+        Column("key", lambda entry: entry.workload_key[:12], Kind.TEXT),
+        Column("count", lambda entry: str(entry.count)),
+        Column("us", of(lambda record: microseconds(record.run_seconds))),
+        Column("at least", of(lambda r: microseconds(r.interval.low if r.interval else None))),
+        Column("vs incumbent", of(lambda r: comparison_text(r.measurement.get("comparison")))),
+        Column("error", of(error)),
+        Column("schedule", of(lambda record: schedule_text(record.schedule)), Kind.CODE),
     )
-    for entry in found.schedules:
-        record = entry.record
-        error = None if record is None else record.measurement.get("max_error")
-        table.add_row(
-            Text(entry.name),
-            entry.workload_key[:12],
-            str(entry.count),
-            microseconds(record.run_seconds if record else None),
-            microseconds(record.interval.low if record and record.interval else None),
-            "-" if record is None else comparison_text(record.measurement.get("comparison")),
-            "-" if error is None else f"{error:.1e}",
-            Text(schedule_text(record.schedule if record else None)),
-        )
-    return table
+    return rich_table(table(described, found.schedules))
 
 
-def worker_table(workers: Sequence[WorkerView]) -> Table:
+def worker_table(listed: Sequence[WorkerView]) -> Table:
     """Return a table of workers, with each device's current speed relative to its best speed."""
-    table = make_table(
-        "<worker",
-        "<name",
-        "<health",
-        "in hand",
-        "failed",
-        "targets",
-        "arithmetic",
-        "memory",
-        "<state",
-    )
-    table.add_column("device just now", no_wrap=False)
-    for worker in workers:
-        speed = worker.speed
-        state = "-" if speed is None else "steady"
-        if speed is not None and speed.disturbed:
-            state = "throttled" if speed.throttled else "disturbed"
-        if worker.quarantine is not None:
-            state = one_sentence(worker.quarantine.reason)
-        table.add_row(
-            worker.id[:12],
-            Text(worker.name),
-            worker.health
-            + (", drained" if worker.draining and worker.health != "draining" else ""),
-            str(worker.in_hand),
-            failed_text(worker.trials),
-            str(len(worker.target_keys)),
-            speedup(None if speed is None else speed.arithmetic_ratio),
-            speedup(None if speed is None else speed.memory_ratio),
-            Text(state),
-            Text(condition_text(worker.condition)),
-        )
-    return table
+    return rich_table(table(workers.TERMINAL, listed))
 
 
 def settled_line(settled: Settled) -> str:
@@ -196,10 +110,12 @@ def settled_line(settled: Settled) -> str:
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
     """Return a table with the milliseconds and runs of each stage, in order."""
-    table = make_table("<stage", "ms", "times", title=title)
-    for stage in stages:
-        table.add_row(stage.stage, f"{stage.seconds * 1e3:.1f}", str(stage.count))
-    return table
+    described: tuple[Column[StageTime], ...] = (
+        Column("stage", lambda stage: stage.stage, Kind.TEXT),
+        Column("ms", lambda stage: f"{stage.seconds * 1e3:.1f}"),
+        Column("times", lambda stage: str(stage.count)),
+    )
+    return rich_table(table(described, stages, title))
 
 
 def origins_line(tasks: Sequence[TaskView]) -> str:
@@ -231,19 +147,5 @@ def rate_line(finished: Finished) -> str:
     )
 
 
-def _trials(task: TaskView) -> str:
-    """Return a task's number of trials, or why it has none.
-
-    Its schedule was known, or an equivalent task was searched instead.
-    """
-    if task.status == "cached":
-        return "known"
-    return "relative's" if task.facts.get("relative") and not task.trials else str(task.trials)
-
-
 def _cost(task: TaskView) -> float:
     return (task.best_seconds or task.default_seconds or 0.0) * task.count
-
-
-def _rate(operations: float | None, seconds: float | None) -> str:
-    return f"{operations / seconds / 1e9:.1f}" if operations and seconds else "-"

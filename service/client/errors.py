@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tilewright.service.api.schemas.bodies import ProblemView
-from tilewright.service.sentences import with_reason
+from tilewright.service.show.text import with_reason
 
 if TYPE_CHECKING:
     import httpx2

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.service import notebook
 from tilewright.service.api.schemas.jobs import CurveView, JobView, TaskView
-from tilewright.service.client.task_results import schedule_text
-from tilewright.service.progress import progress_line, share_done
-from tilewright.service.sentences import one_sentence
-from tilewright.service.units import finite, microseconds, milliseconds
+from tilewright.service.show import notebook
+from tilewright.service.show.job_charts import curve_chart
+from tilewright.service.show.progress import progress_line, share_done
+from tilewright.service.show.table import table
+from tilewright.service.show.tables import jobs, tasks
+from tilewright.service.show.text import one_sentence
+from tilewright.service.show.units import ratio
 
 
 class Job(JobView):
@@ -21,9 +23,7 @@ class Job(JobView):
     @property
     def gain(self) -> float | None:
         """Speed-up of the kernels over the untuned ones so far; None before it is known."""
-        default = finite(self.progress.default_seconds)
-        best = finite(self.progress.best_seconds)
-        return default / best if default and best else None
+        return ratio(self.progress.default_seconds, self.progress.best_seconds)
 
     def _repr_html_(self) -> str:
         line = one_sentence(progress_line(self.progress, {}))
@@ -47,60 +47,24 @@ class Curve(CurveView):
     """The progress of a job over time."""
 
     def _repr_html_(self) -> str:
-        points = self.points
-        start = points[0].at if points else 0.0
-        best = [(p.at - start, finite(p.best_seconds)) for p in points]
-        known = [(at, seconds) for at, seconds in best if seconds is not None]
-        if not known:
+        chart = curve_chart(self, "seconds")
+        if chart is None:
             return notebook.paragraph("nothing was measured yet")
-        (_, first), (seconds, last) = known[0], known[-1]
-        label = f"{milliseconds(first)} to {milliseconds(last)} in {seconds:.0f} s"
-        return notebook.curve(known, label)
+        return notebook.chart(chart)
 
 
 class Jobs(list[Job]):
     """Jobs, the newest first."""
 
     def _repr_html_(self) -> str:
-        return notebook.table(
-            ("<job", "<state", "<model", "<target", "trials", "untuned", "best", "vs untuned"),
-            [
-                (
-                    job.id[:12],
-                    job.state.replace("_", " "),
-                    job.model_name or job.model[:12],
-                    job.target,
-                    f"{job.progress.trials_done}/{job.progress.trials_budget}",
-                    milliseconds(job.progress.default_seconds),
-                    milliseconds(job.progress.best_seconds),
-                    "-" if job.gain is None else f"{job.gain:.2f}x",
-                )
-                for job in self
-            ],
-        )
+        return notebook.table(table(jobs.NOTEBOOK, self))
 
 
 class Tasks(list[Task]):
     """The tasks of a job."""
 
     def _repr_html_(self) -> str:
-        most = sorted(self, key=_cost, reverse=True)
-        total = sum(map(_cost, self))
-        return notebook.table(
-            ("<workload", "count", "default us", "best us", "share", "trials", "<schedule"),
-            [
-                (
-                    task.name,
-                    task.count,
-                    microseconds(task.default_seconds),
-                    microseconds(task.best_seconds),
-                    f"{100 * _cost(task) / total:.1f} %" if total else "-",
-                    task.trials,
-                    schedule_text(task.facts.get("schedule")),
-                )
-                for task in most
-            ],
-        )
+        return notebook.table(table(tasks.NOTEBOOK, tasks.task_lines(self)))
 
 
 @dataclass(frozen=True)
@@ -124,8 +88,3 @@ class Tuned:
     def _repr_html_(self) -> str:
         parts: Sequence[Any] = (self.job, self.curve, self.tasks)
         return "".join(part._repr_html_() for part in parts)
-
-
-def _cost(task: TaskView) -> float:
-    seconds = finite(task.best_seconds) or finite(task.default_seconds) or 0.0
-    return seconds * task.count

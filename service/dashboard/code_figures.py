@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.service.api.schemas.jobs import CodeView
+from tilewright.service.show.table import Table, table
+from tilewright.service.show.tables.kernels import LOOPS
 
 ALGORITHM = "algorithm"
 
@@ -18,6 +20,11 @@ class CodeSide:
     title: str
     code: CodeView | None
     refusal: str
+
+    @property
+    def loops(self) -> Table:
+        """The innermost loops of the code."""
+        return table(LOOPS, () if self.code is None else self.code.loops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from tilewright.service.api.schemas.jobs import JobView
 from tilewright.service.option_texts import OptionError
 from tilewright.service.options import of_earlier_releases, stated_words
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 
 
 def job_commands(job: JobView, server: str) -> list[tuple[str, str]]:

@@ -15,6 +15,8 @@ from tilewright.service.dashboard.job_pages import MOST_ROWS, ROWS, RowsQuery
 from tilewright.service.dashboard.pages import first_page, has_more, page, server_of
 from tilewright.service.dashboard.session import PageRoute
 from tilewright.service.difference import ComparedSide, ModelDifference, difference, side_of_job
+from tilewright.service.show.table import table
+from tilewright.service.show.tables import kernels
 
 router = APIRouter(route_class=PageRoute)
 
@@ -53,7 +55,8 @@ def compare(
         b=b,
         offered=_ordered(list(offered.values()), offered.get(a or b)),
         found=found,
-        jobs=offered,
+        facts=found and table(kernels.FACTS, found.facts),
+        kernels=found and table(kernels.pairs(a, b), found.pairs[:rows]),
         same=_same(found),
         cut=cut,
         rows=rows,

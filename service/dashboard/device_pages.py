@@ -25,6 +25,8 @@ from tilewright.service.dashboard.commands import worker_commands
 from tilewright.service.dashboard.forms import checked_body, form_fields
 from tilewright.service.dashboard.pages import address_of, next_link, page, server_of
 from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.show.table import table
+from tilewright.service.show.tables.workers import page as page_columns
 
 router = APIRouter(route_class=PageRoute)
 
@@ -39,15 +41,14 @@ def devices(
     gone: bool = False,
 ) -> Response:
     """Show the workers and their devices. Workers that left are hidden by default."""
-    found = routes.list_workers(storage, token, pages)
+    found, now = routes.list_workers(storage, token, pages), storage.clock()
     return page(
         request,
         "devices.html",
-        workers=[each for each in found if gone or each.health != "gone"],
+        workers=table(page_columns(now), [w for w in found if gone or w.health != "gone"]),
         left=sum(each.health == "gone" for each in found),
         gone=gone,
         here=address_of(request),
-        now=storage.clock(),
         may_act=token.allows(Scope.MEASURE),
         may_release=token.allows(Scope.ADMIN),
         commands=worker_commands(server_of(request)),

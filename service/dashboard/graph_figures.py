@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.service.api.schemas.jobs import TaskView
-from tilewright.service.dashboard.figures import percent
 from tilewright.service.jobs.report.layered import Point
 from tilewright.service.jobs.report.model_graph import (
     BOX_HEIGHT,
@@ -17,8 +16,8 @@ from tilewright.service.jobs.report.model_graph import (
     DrawnStep,
     ModelGraph,
 )
-from tilewright.service.sentences import one_sentence
-from tilewright.service.units import finite, microseconds
+from tilewright.service.show.text import one_sentence
+from tilewright.service.show.units import finite, microseconds, percent
 
 HOTTEST = (0.002, 0.01, 0.03, 0.08, 0.2)
 """Shares of the model's time at which a step's colour changes to the next hotter one."""

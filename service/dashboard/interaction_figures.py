@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 
 MOST_PAIRS = 4
 MOST_VALUES = 8

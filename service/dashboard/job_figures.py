@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tilewright.service.api.schemas.jobs import CurveView, JobView, TaskView
-from tilewright.service.dashboard.figures import ratio
-from tilewright.service.difference import runs_of
-from tilewright.service.messages import result_lines
-from tilewright.service.units import finite
-
-COLOURS = 8
-"""Number of tasks with a separate colour in the bars. All others share one colour."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskLine:
-    """A row of the table of tasks.
-
-    Attributes:
-        task: the task.
-        best_share: its share of the model's best time, 0 to 1; None before a measurement.
-        of_roofline: its bound by the device's roofline divided by its best time.
-        colour: its colour in the bars, from 0; `COLOURS` for all tasks that share one.
-        namesake: whether another task has the same name. They differ in something that names omit.
-    """
-
-    task: TaskView
-    best_share: float | None
-    of_roofline: float | None
-    colour: int
-    namesake: bool
+from tilewright.service.show.chart import Chart
+from tilewright.service.show.job_charts import OVER, curve_chart
+from tilewright.service.show.messages import result_lines
+from tilewright.service.show.tables.tasks import COLOURS, TaskLine, cost, task_lines
+from tilewright.service.show.units import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +54,14 @@ class JobFigures:
 
     @classmethod
     def of(cls, job: JobView, tasks: Sequence[TaskView], more: bool) -> JobFigures:
-        rows = _rows(tasks)
+        rows = task_lines(tasks)
         progress = job.progress
         worked = max(0, progress.trials_done - progress.trials_failed)
         untuned, best, measured = progress.default_seconds, progress.best_seconds, None
         known = [row.task for row in rows if finite(row.task.best_seconds)]
         if finite(best) is None and known and not more:
-            untuned = math.fsum(_cost(task, task.default_seconds) for task in known)
-            best = math.fsum(_cost(task, task.best_seconds) for task in known)
+            untuned = math.fsum(cost(task, task.default_seconds) for task in known)
+            best = math.fsum(cost(task, task.best_seconds) for task in known)
             measured = len(known)
         return cls(
             rows=rows,
@@ -100,19 +77,11 @@ class JobFigures:
         )
 
 
-def drawn_curve(curve: CurveView) -> dict[str, Any]:
-    """Return the curve as compact JSON data: points (time, trials, untuned and best seconds)."""
-    points = [
-        [p.at, p.trials, finite(p.default_seconds), finite(p.best_seconds)] for p in curve.points
-    ]
-    known = any(untuned is not None or best is not None for _, _, untuned, best in points)
-    return {"sequence": curve.sequence, "points": points, "drawn": known}
-
-
-def frame(job: JobView) -> dict[str, Any]:
-    """Return the curve's annotations: its start, the target latency, the end-to-end interval."""
-    target = job.options.get("target_ms")
-    return {"start": job.started_at, "target": target, "race": race_interval(job)}
+def job_curves(job: JobView, curve: CurveView) -> dict[str, Chart]:
+    """Return the job's curve over trials and over time; empty before the first measurement."""
+    target, race = finite(job.options.get("target_ms")), race_interval(job)
+    charts = {over: curve_chart(curve, over, job.started_at, target, race) for over in OVER}
+    return {over: chart for over, chart in charts.items() if chart is not None}
 
 
 def _took(job: JobView) -> float | None:
@@ -121,40 +90,11 @@ def _took(job: JobView) -> float | None:
     return max(0.0, job.finished_at - job.started_at)
 
 
-def _rows(tasks: Sequence[TaskView]) -> tuple[TaskLine, ...]:
-    before = [_cost(task, task.default_seconds) for task in tasks]
-    after = [_cost(task, task.best_seconds) for task in tasks]
-    whole_after = sum(after) or 1.0
-    called = Counter(task.name for task in tasks)
-    # ordered by untuned times, which do not change while the job runs: rows and colours stay
-    order = sorted(range(len(tasks)), key=lambda n: (-before[n], n))
-    return tuple(
-        TaskLine(
-            task=tasks[number],
-            best_share=after[number] / whole_after if after[number] else None,
-            of_roofline=ratio(tasks[number].facts.get("bound_seconds"), tasks[number].best_seconds),
-            colour=min(place, COLOURS),
-            namesake=called[tasks[number].name] > 1,
-        )
-        for place, number in enumerate(order)
-    )
-
-
-def _cost(task: TaskView, seconds: float | None) -> float:
-    """Return the time of all runs of a task in one inference, in seconds.
-
-    If `seconds` is unknown, the task's best or default time takes its place.
-    """
-    known = seconds or task.best_seconds or task.default_seconds or 0.0
-    cost = known * runs_of(task)
-    return cost if math.isfinite(cost) and cost > 0.0 else 0.0
-
-
 def _bars(rows: Sequence[TaskLine]) -> tuple[TimeBar, ...]:
     """Return bars of the model's untuned and best time, divided into tasks."""
     times = [
-        ("untuned", [_cost(row.task, row.task.default_seconds) for row in rows]),
-        ("best so far", [_cost(row.task, row.task.best_seconds) for row in rows]),
+        ("untuned", [cost(row.task, row.task.default_seconds) for row in rows]),
+        ("best so far", [cost(row.task, row.task.best_seconds) for row in rows]),
     ]
     known = [(name, seconds) for name, seconds in times if 0.0 < sum(seconds) < math.inf]
     longest = max((sum(seconds) for _, seconds in known), default=0.0)

@@ -20,7 +20,7 @@ from tilewright.service.api.pages import PagesDep
 from tilewright.service.api.routes import events as event_routes
 from tilewright.service.api.routes import jobs as routes
 from tilewright.service.dashboard.commands import job_commands
-from tilewright.service.dashboard.job_figures import JobFigures, drawn_curve, frame
+from tilewright.service.dashboard.job_figures import JobFigures, job_curves
 from tilewright.service.dashboard.pages import (
     address_of,
     first_page,
@@ -29,8 +29,11 @@ from tilewright.service.dashboard.pages import (
     page,
     server_of,
 )
-from tilewright.service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
+from tilewright.service.dashboard.roofline_figures import roofline
 from tilewright.service.dashboard.session import PageRoute
+from tilewright.service.show.table import table
+from tilewright.service.show.tables import jobs as job_columns
+from tilewright.service.show.tables.tasks import PAGE, RUNNING_PAGE
 
 router = APIRouter(route_class=PageRoute)
 
@@ -57,7 +60,7 @@ def jobs(
     return page(
         request,
         "jobs.html",
-        jobs=found,
+        listed=table(job_columns.PAGE, found),
         states=[each.value for each in JobState],
         state="" if chosen is None else chosen.value,
         live=any(not job.final for job in found),
@@ -95,11 +98,11 @@ def _shown(
     log = event_routes.list_job_log(found, storage, first_page(request, LOG_LINES)[0])
     return {
         "job": view,
-        "curve": drawn_curve(curve),
-        "frame": frame(view),
+        "sequence": curve.sequence,
+        "curves": job_curves(view, curve),
         "figures": figures,
-        "roofline": Roofline.of(figures.rows),
-        "roof_size": (WIDTH, HEIGHT),
+        "roofline": roofline(figures.rows),
+        "tasks": table(PAGE if view.final else RUNNING_PAGE, figures.rows[:rows]),
         "rows": rows,
         "log": log,
         "may_act": token.allows(Scope.SUBMIT),

@@ -9,13 +9,12 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tilewright.service import messages as wording
-from tilewright.service import units
 from tilewright.service.api.errors import ApiProblem
 from tilewright.service.api.pages import NEXT_TOKEN, Pages
 from tilewright.service.api.request_ids import current_request_id
-from tilewright.service.dashboard import figures
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show import messages as wording
+from tilewright.service.show import units
+from tilewright.service.show.text import one_sentence, schedule_text
 
 FOLDER = Path(__file__).parent
 STATIC = FOLDER / "static"
@@ -43,18 +42,14 @@ def _environment() -> Environment:
         "duration": units.duration,
         "sentence": one_sentence,
         "clipped": _clipped,
-        "schedule": wording.schedule_text,
-        "comparison": wording.comparison_text,
-        "condition": wording.condition_text,
+        "schedule": schedule_text,
         "event": wording.event_text,
-        "failed": wording.failed_text,
-        "failed_kinds": wording.failed_kinds,
-        "moment": figures.moment,
-        "ago": figures.ago,
-        "gain": figures.gain,
+        "moment": units.moment,
+        "ago": units.ago,
+        "gain": units.gain,
         "speedup": units.speedup,
-        "percent": figures.percent,
-        "count": figures.count,
+        "percent": units.percent,
+        "count": units.count,
     }
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
@@ -22,6 +22,9 @@ from tilewright.service.dashboard.forms import checked_body, form_fields, form_f
 from tilewright.service.dashboard.pages import next_link, page, server_of
 from tilewright.service.dashboard.session import PageRoute
 from tilewright.service.jobs.device.job_target import target_names
+from tilewright.service.show.table import Cell, Column, Kind, Table, table
+from tilewright.service.show.tables.records import page as page_columns
+from tilewright.service.show.units import count, threads_text
 
 router = APIRouter(route_class=PageRoute)
 
@@ -29,20 +32,23 @@ REFUSED = 100
 """Limit of the rejected lines of an import that the page lists with their errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoverageTable:
-    """Numbers of workloads, with a column per (target, threads) and a row per operator."""
+Group = tuple[str, str, int]
+"""Name and key of a target, and threads."""
 
-    columns: tuple[tuple[str, str, int], ...]
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
 
-    @classmethod
-    def of(cls, found: Sequence[CoverageView]) -> CoverageTable:
-        columns = sorted({(each.target, each.target_key, each.threads) for each in found})
-        counts = {(e.operator, (e.target, e.target_key, e.threads)): e.workloads for e in found}
-        operators = sorted({each.operator for each in found})
-        rows = ((op, tuple(counts.get((op, c), 0) for c in columns)) for op in operators)
-        return cls(tuple(columns), tuple(rows))
+def _coverage(found: Sequence[CoverageView], groups: Sequence[Group]) -> Table:
+    """Return the numbers of workloads, with a row per operator and a column per group."""
+    counts = {(e.operator, (e.target, e.target_key, e.threads)): e.workloads for e in found}
+
+    def operator(name: str) -> Cell:
+        return Cell(name or "of another release", f"records?named={quote(name)}" if name else "")
+
+    def column(group: Group) -> Column[str]:
+        title = f"{group[0] or group[1][:12]}, {threads_text(group[2])}"
+        return Column(title, lambda name: count(counts.get((name, group))))
+
+    columns = (Column("operator", operator, Kind.NAME), *map(column, groups))
+    return table(columns, sorted({each.operator for each in found}))
 
 
 @router.get("/records")
@@ -60,12 +66,14 @@ def records(
     found = routes.list_records(
         storage, token, pages, named=named or None, target=target or None, state=chosen
     )
+    coverage = routes.get_coverage(storage, token)
+    groups = sorted({(each.target, each.target_key, each.threads) for each in coverage})
     return page(
         request,
         "records.html",
-        records=found,
-        names=target_names(storage),
-        coverage=CoverageTable.of(routes.get_coverage(storage, token)),
+        records=table(page_columns(target_names(storage)), found),
+        coverage=_coverage(coverage, groups),
+        targets={key: name or key[:12] for name, key, _ in groups},
         states=[each.value for each in ReviewState],
         state="" if chosen is None else chosen.value,
         named=named or "",

@@ -1,4 +1,4 @@
-"""Figures of a task's trials: plots of each knob's values against measured speed."""
+"""Figures of a task's trials: charts of each knob's values against measured speed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 
 from tilewright.db.stores.trials import TrialOutline
 from tilewright.service.dashboard.interaction_figures import KnobPair, interactions, value_rank
-from tilewright.service.sentences import one_sentence
-
-WIDTH, HEIGHT = 320.0, 120.0
-"""Size of a plot, without the names of values."""
+from tilewright.service.show.chart import Axis, Chart, Point, Series
+from tilewright.service.show.text import one_sentence
 
 MOST_KNOBS = 8
 MOST_DOTS = 300
-MOST_NAMES = 10
 LONGEST_NAME = 12
 
 ALGORITHM = "algorithm"
@@ -25,7 +22,7 @@ ALGORITHM = "algorithm"
 
 @dataclass(frozen=True, slots=True)
 class KnobPlot:
-    """The plot of a knob: its values on x, and each trial's speed relative to the fastest on y.
+    """The chart of a knob: its values on x, and each trial's speed relative to the fastest on y.
 
     `matters` is the speed of the best value's best trial over the speed of the worst value's best
     trial. `name` is the knob's name in its shown form.
@@ -33,8 +30,7 @@ class KnobPlot:
 
     knob: str
     name: str
-    names: tuple[tuple[float, str], ...]
-    dots: tuple[tuple[float, float], ...]
+    chart: Chart
     best: str
     matters: float
 
@@ -92,17 +88,21 @@ def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> tuple[KnobPlot, ..
 def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any]) -> KnobPlot:
     """Return the plot of a knob. `found` are (value, speed) per trial, the fastest first."""
     ordered = sorted(values, key=lambda name: value_rank(values[name]))
-    across = {name: WIDTH * (n + 0.5) / len(ordered) for n, name in enumerate(ordered)}
+    across = {name: float(n) for n, name in enumerate(ordered)}
     best: dict[str, float] = {}
     for name, speed in found:
         best.setdefault(name, speed)
     worst = min(best.values())  # 0 if a time is absurd
-    step = -(-len(ordered) // MOST_NAMES)
-    return KnobPlot(
-        knob=knob,
-        name=one_sentence(knob, 40),
-        names=tuple((across[n], one_sentence(n, LONGEST_NAME)) for n in ordered[::step]),
-        dots=tuple((across[name], HEIGHT * (1.0 - speed)) for name, speed in found[:MOST_DOTS]),
-        best=one_sentence(found[0][0], 40),
-        matters=max(best.values()) / worst if worst else math.inf,
+    shown, first = one_sentence(knob, 40), one_sentence(found[0][0], 40)
+    matters = max(best.values()) / worst if worst else math.inf
+    chart = Chart(
+        f"{shown}: best with {first}, {matters:.2f} times as fast as its worst value",
+        Axis(
+            "",
+            names=tuple(one_sentence(name, LONGEST_NAME) for name in ordered),
+            span=(-0.5, len(ordered) - 0.5),
+        ),
+        Axis("speed", span=(0.0, 1.0)),
+        (Series("trial", tuple(Point(across[name], y) for name, y in found[:MOST_DOTS])),),
     )
+    return KnobPlot(knob, shown, chart, first, matters)

@@ -21,9 +21,11 @@ from tilewright.service.api.routes import resources
 from tilewright.service.api.routes.task_code import TaskOfJob, code_of, predictions_of, task_of_job
 from tilewright.service.dashboard.code_figures import CodeFigures
 from tilewright.service.dashboard.pages import first_page, page
-from tilewright.service.dashboard.prediction_figures import PredictionFigures
 from tilewright.service.dashboard.session import PageRoute
-from tilewright.service.dashboard.task_figures import HEIGHT, WIDTH, TaskFigures
+from tilewright.service.dashboard.task_figures import TaskFigures
+from tilewright.service.show.job_charts import prediction_charts
+from tilewright.service.show.table import table
+from tilewright.service.show.tables.records import TRIALS
 
 router = APIRouter(route_class=PageRoute)
 
@@ -99,15 +101,14 @@ def _shown(
     if not found:
         raise NotFoundError("task", workload)
     trials = storage.trials.outlines(job.id, found[0].workload_key, MOST_TRIALS)
+    figures = TaskFigures.of(trials)
     return {
         "job": job,
         "task": found[0],
-        "figures": TaskFigures.of(trials),
+        "figures": figures,
+        "fastest": table(TRIALS, figures.fastest[:FASTEST]),
         "more": trials.next is not None,
         "trials": len(trials),
-        "shown": FASTEST,
-        "width": WIDTH,
-        "height": HEIGHT,
     }
 
 
@@ -129,8 +130,8 @@ async def _predictions(
     found: TaskOfJob, storage: Storage, planning: Planning, limiter: Limiter
 ) -> dict[str, Any]:
     made, refusal = await _tried(predictions_of(found, storage, planning, limiter))
-    figures = None if made is None else PredictionFigures.of(made)
-    return {"predictions": figures, "predictions_refusal": refusal}
+    charts = () if made is None else prediction_charts(made)
+    return {"predictions": made, "charts": charts, "predictions_refusal": refusal}
 
 
 async def _tried(making: Awaitable[T]) -> tuple[T | None, str]:

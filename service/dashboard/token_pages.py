@@ -16,6 +16,8 @@ from tilewright.service.api.schemas.tokens import NewTokenView, RotationRequest,
 from tilewright.service.dashboard.forms import checked_body, form_fields
 from tilewright.service.dashboard.pages import next_link, page
 from tilewright.service.dashboard.session import COOKIE, PageRoute, keep
+from tilewright.service.show.table import table
+from tilewright.service.show.tables.tokens import tokens as columns
 
 router = APIRouter(route_class=PageRoute)
 
@@ -30,9 +32,8 @@ def tokens(
     return page(
         request,
         "tokens.html",
-        tokens=found,
+        tokens=table(columns(storage.clock()), found),
         scopes=[scope.value for scope in Scope],
-        now=storage.clock(),
         next=next_link(request, response),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.compiler.runtime.packing import Array
-from tilewright.service.units import finite
+from tilewright.service.show.units import finite
 
 
 @dataclass(frozen=True, slots=True)

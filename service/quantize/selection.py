@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tilewright.service.units import finite
+from tilewright.service.show.units import finite
 
 ROUNDS = 10
 """Most models that are quantised anew."""

@@ -17,7 +17,7 @@ from tilewright.compiler.runtime.memory import available_bytes
 from tilewright.compiler.targets.core_kinds import ranges_text, read_integer, read_text
 from tilewright.compiler.targets.detection import best_target, core_kinds, core_label, named_device
 from tilewright.compiler.targets.device import DeviceFacts, available_cores
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.heat import Heat
 from tilewright.tuner.measure.harness.build import HarnessError

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.service.sentences import one_sentence
+from tilewright.service.show.text import one_sentence
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.check import check_device, exit_status, report
 from tilewright.service.worker.claiming import Claimer

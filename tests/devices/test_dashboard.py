@@ -105,7 +105,7 @@ def test_a_job_is_followed_and_cancelled(
     page.keyboard.press("Enter")
     page.get_by_role("link", name="small.onnx").click()
 
-    curve, trials = page.locator("#curve"), page.locator("#trials")
+    curve, trials = page.locator("#over-trials-plot"), page.locator("#trials")
     points = re.compile(r"^[1-9]\d*$")
     expect = playwright.expect
     expect(curve).to_have_attribute("data-points", points, timeout=PATIENCE)
@@ -117,7 +117,7 @@ def test_a_job_is_followed_and_cancelled(
     assert int(curve.get_attribute("data-points") or 0) > int(drawn)
     expect(curve.locator("canvas")).to_be_visible()
     page.get_by_label("over time").check()
-    expect(curve.locator(".u-legend")).to_contain_text("seconds")
+    expect(page.locator("#over-seconds .u-legend")).to_contain_text("time, s")
 
     page.get_by_role("button", name="Cancel").click()
     assert findings(page) == []

@@ -44,7 +44,7 @@ from tilewright.service.client.asynchronous.connection import (
 from tilewright.service.client.errors import ClientError, JobEndedError
 from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
 from tilewright.service.client.task_results import Code, Predictions, Records, Trials
-from tilewright.service.progress import Display, Silent, display_for_here
+from tilewright.service.show.progress import Display, Silent, display_for_here
 
 ENDED_EARLY_SECONDS = 0.2
 

@@ -38,7 +38,7 @@ from tilewright.service.jobs.device.loadables import of_compiled
 from tilewright.service.jobs.evidence.race_review import review_race
 from tilewright.service.jobs.knowledge.ladder import Match, find
 from tilewright.service.jobs.plan.planning import Planned
-from tilewright.service.units import finite, speedup
+from tilewright.service.show.units import finite, speedup
 from tilewright.tuner.measure.statistics import Comparison, Outcome
 from tilewright.tuner.protocol.measurement import RecordKey, TuningRecord
 from tilewright.tuner.protocol.run_results import Race

@@ -50,7 +50,7 @@ from tilewright.service.jobs.plan.segment_planning import plan_programs
 from tilewright.service.jobs.report.bounds import bounds_within
 from tilewright.service.jobs.report.shown_sizes import range_lines
 from tilewright.service.options import JobBudget
-from tilewright.service.units import finite
+from tilewright.service.show.units import finite
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Event, Finished
 from tilewright.tuner.measure.builder import Builder

@@ -27,14 +27,14 @@ from tilewright.compiler.runtime.speeds import DOTS
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes import at
 from tilewright.compiler.timings import Timings, timed
-from tilewright.service import notebook
 from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.device.loadables import of_compiled
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.service.jobs.report.profiling import SAMPLES
-from tilewright.service.jobs.report.report_table import ReportTable
+from tilewright.service.jobs.report.report_table import headline, report_table
 from tilewright.service.jobs.report.shown_sizes import shown_sizes
 from tilewright.service.jobs.report.workload_facts import executed_flops, workload_name
+from tilewright.service.show import notebook
 from tilewright.tuner.measure.roofline import Speeds, TimeBound, bound
 
 
@@ -136,9 +136,8 @@ class ModelReport:
         return data
 
     def _repr_html_(self) -> str:
-        table = ReportTable.of(self)
-        head = "".join(notebook.paragraph(line) for line in table.headline.splitlines())
-        return head + notebook.table(table.columns, table.rows)
+        head = "".join(notebook.paragraph(line) for line in headline(self).splitlines())
+        return head + notebook.table(report_table(self))
 
 
 def explain(

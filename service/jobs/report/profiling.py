@@ -21,7 +21,7 @@ from tilewright.compiler.runtime.program import (
     Refuse,
     SizeBranch,
 )
-from tilewright.service.units import threads_text
+from tilewright.service.show.units import threads_text
 
 SAMPLES = 9
 """Number of runs of the whole model. The fastest time of each instruction counts."""

@@ -1,58 +1,35 @@
-"""A model's report as a table of texts: for a terminal, and for a notebook."""
+"""A model's report as a table, with a headline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.ports import sizes_text
-from tilewright.service.units import microseconds, threads_text
+from tilewright.service.show.table import Column, Kind, Table, table
+from tilewright.service.show.units import microseconds, percent, threads_text
 
 if TYPE_CHECKING:
     from tilewright.service.jobs.report.explain import KernelReport, ModelReport
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTable:
-    """One row per kernel, the most expensive first. Columns whose names start with '<' are
-    left-aligned."""
-
-    headline: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    cut: bool
-    """Whether a column states the sizes of a range that each kernel serves."""
-
-    @classmethod
-    def of(cls, report: ModelReport) -> ReportTable:
-        cut = any(kernel.serves for kernel in report.kernels)
-        columns = (
-            *("#", "<kernel", "count", "us", "share", "GFLOP/s", "<roofline", "spills", "<from"),
-            *(("<serves",) if cut else ()),
-            "<schedule",
-        )
-        order = sorted(report.kernels, key=lambda kernel: -(report.share(kernel) or 0.0))
-        rows = tuple(tuple(_row(report, kernel, cut)) for kernel in order)
-        return cls(headline(report), columns, rows, cut)
-
-
-def _row(report: ModelReport, kernel: KernelReport, cut: bool) -> Sequence[str]:
-    share = report.share(kernel)
-    return [
-        str(kernel.number),
-        kernel.name,
-        str(kernel.count),
-        microseconds(kernel.seconds),
-        "-" if share is None else f"{100 * share:.1f} %",
-        rate(kernel),
-        roofline(kernel),
-        str(kernel.spills),
-        "tuning" if kernel.tuned else "default",
-        *([serves(kernel)] if cut else []),
-        str(kernel.schedule),
-    ]
+def report_table(report: ModelReport) -> Table:
+    """Return a table with a row per kernel, the most expensive first."""
+    of_range = any(kernel.serves for kernel in report.kernels)
+    columns: tuple[Column[KernelReport], ...] = (
+        Column("#", lambda kernel: str(kernel.number)),
+        Column("kernel", lambda kernel: kernel.name, Kind.NAME),
+        Column("count", lambda kernel: str(kernel.count)),
+        Column("us", lambda kernel: microseconds(kernel.seconds)),
+        Column("share", lambda kernel: percent(report.share(kernel))),
+        Column("GFLOP/s", rate),
+        Column("roofline", roofline, Kind.TEXT),
+        Column("spills", lambda kernel: str(kernel.spills)),
+        Column("from", lambda kernel: "tuning" if kernel.tuned else "default", Kind.TEXT),
+        *([Column("serves", serves, Kind.TEXT)] if of_range else []),
+        Column("schedule", lambda kernel: str(kernel.schedule), Kind.CODE),
+    )
+    return table(columns, sorted(report.kernels, key=lambda k: -(report.share(k) or 0.0)))
 
 
 def headline(report: ModelReport) -> str:

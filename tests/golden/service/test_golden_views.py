@@ -23,6 +23,7 @@ from tilewright.compiler.plan.product_types import TypeShare
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
 from tilewright.compiler.timings import StageTime
+from tilewright.db.stores.cost_models import CostModelState, StoredCostModel
 from tilewright.service.cli import replaying
 from tilewright.service.cli.cost_model import _table as cost_model_table
 from tilewright.service.cli.devices import device_table
@@ -36,8 +37,9 @@ from tilewright.service.jobs.pipeline.run_job import JobOutcome
 from tilewright.service.jobs.pipeline.tracker import Tracker
 from tilewright.service.jobs.report.explain import KernelReport, ModelReport
 from tilewright.service.jobs.report.replaying import Repeated
-from tilewright.service.messages import ending_text, failures_text, result_lines, verdict_text
-from tilewright.service.progress import progress_line
+from tilewright.service.show.messages import ending_text, result_lines, verdict_text
+from tilewright.service.show.progress import progress_line
+from tilewright.service.show.text import failures_text
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.events import Ended, Finished, Progress, Recorded, Started, TaskSnapshot
 from tilewright.tuner.forecast import Forecast
@@ -146,15 +148,20 @@ DEVICES = [
 
 SCORES = {"pairwise": 0.91234, "top1": 0.8, "top5": 0.75, "recall30": 0.6, "tasks": 7}
 COST_MODELS = [
-    SimpleNamespace(
+    StoredCostModel(
         target_key=key * 64,
         version=version,
-        state=SimpleNamespace(value="promoted"),
+        state=CostModelState.PROMOTED,
+        digest="d" * 64,
+        feature_version=1,
         objective="rank:pairwise",
         rows=384,
         tasks=16,
+        trials=1384,
         scores=SCORES,
         chance={"pairwise": 0.5, "top1": 0.1, "top5": 0.25},
+        created_at=1_795_348_800.0,
+        promoted_at=None,
     )
     for version, key in enumerate("ab", 1)
 ]
@@ -290,7 +297,7 @@ VIEWS: dict[str, Callable[[], RenderableType]] = {
     "inspect": lambda: summary_view(SUMMARY, {"a" * 64: "the [dear] one"}),
     "inspect, with control flow": lambda: summary_view(replace(SUMMARY, natives=2, controls=3), {}),
     "devices": lambda: device_table(DEVICES),
-    "cost models": lambda: cost_model_table(COST_MODELS, {"a" * 64: "x86-64-v3"}),  # type: ignore[arg-type]
+    "cost models": lambda: cost_model_table(COST_MODELS, {"a" * 64: "x86-64-v3"}),
     "timings": lambda: timings_table([StageTime("import", 0.0123, 2)]),
     "timings with a title": lambda: timings_table([], "Beside it"),
     "sentences": lambda: "\n".join(sentences()),

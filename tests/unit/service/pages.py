@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from typing import Any
 
@@ -25,6 +26,15 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+    def charts(self) -> dict[str, Any]:
+        """The data of the charts, by the element's id; valid JSON without infinities."""
+        found = {a.get("id") or "": a.get("data-chart") for _, a in self.found}
+        return {
+            name: json.loads(data, parse_constant=lambda text: 1 / 0)
+            for name, data in found.items()
+            if data is not None
+        }
 
     def named(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.found if name == tag]

@@ -115,11 +115,11 @@ def test_what_is_shown_of_a_difference(capsys: pytest.CaptureFixture[str]) -> No
     text = shown(difference_view(compared()), capsys)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "precision float32 bfloat16" in lines and "a run 11.000 ms 6.001 ms" in lines
-    assert "a 2 1,000.0 500.0 2.00x direct tile_m=4>8" in lines
-    assert "b 1 5,000.0 1,000.0 5.00x direct tile_m=4 parallel=1 > winograd" in lines
-    assert "d - > 1 - 1.0 - only in B: -" in lines
+    assert "a 2 1,000.0 500.0 2.00x 1,000.0 direct tile_m=4>8" in lines
+    assert "b 1 5,000.0 1,000.0 5.00x 4,000.0 direct tile_m=4 parallel=1 > winograd" in lines
+    assert "d - > 1 - 1.0 - - only in B: -" in lines
     assert lines[-1] == "1 workload is the same on both sides"
-    assert "c 1 4,000.0 4,000.0 1.00x the same" in [
+    assert "c 1 4,000.0 4,000.0 1.00x 0.0 the same" in [
         " ".join(line.split())
         for line in shown(difference_view(compared(), True), capsys).splitlines()
     ]

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tilewright.service import notebook
 from tilewright.service.api.schemas.jobs import CurvePoint, JobEventView
 from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
-from tilewright.service.console import console
-from tilewright.service.progress import InNotebook, OnConsole, Silent, display_for_here
+from tilewright.service.show import notebook
+from tilewright.service.show.chart import Axis, Chart, Point, Series
+from tilewright.service.show.console import console
+from tilewright.service.show.progress import InNotebook, OnConsole, Silent, display_for_here
+from tilewright.service.show.table import Column, table
 
 HOSTILE = "<script>alert('x')</script>\x1b[2J\" onload=\"x"
 
@@ -75,7 +77,8 @@ def test_results_are_tables_and_curves() -> None:
         CurvePoint(at=float(at), trials=at, default_seconds=4e-3, best_seconds=best)
         for at, best in enumerate([None, 4e-3, 3e-3, 2e-3])
     ]
-    curve, tasks = Curve(sequence=9, points=points), Tasks([task(), task(name="dear", count=60)])
+    curve = Curve(sequence=9, points=points)
+    tasks = Tasks([task(weight=3.0), task(name="dear", count=60, weight=60.0)])
     done = job(
         state="succeeded", final=True, progress={"default_seconds": 4e-3, "best_seconds": 2e-3}
     )
@@ -84,9 +87,9 @@ def test_results_are_tables_and_curves() -> None:
     said = text_of(tuned)
     assert "succeeded" in said and "4.000 ms to 2.000 ms in 3 s" in said
     assert said.index("dear") < said.index("cheap") and "95.2 %" in said
-    (line,) = markup(curve).iter("path")
-    heights = [float(y) for y in re.findall(r"[VM][\d.]* ?([\d.]+)", line.get("d", ""))]
-    assert line.get("d", "").count("H") == 2 and heights
+    untuned, best = (line.get("d", "") for line in markup(curve).iter("path"))
+    assert "L" in untuned and best.count("H") == 2
+    assert re.findall(r"(?:V|M\S+ )([\d.]+)", best) == ["4.0", "100.0", "196.0"]
     assert "25.0%" in job()._repr_html_() and "waits for a board" in text_of(
         job(reason="waits for a board")
     )
@@ -116,22 +119,27 @@ def test_listings_are_folded_keep_their_indentation_and_end() -> None:
     assert code.endswith("\nand 2 more lines")
 
 
-def test_a_picture_of_dots_has_the_line_of_equals() -> None:
-    shown = ET.fromstring(notebook.dots([(1e-3, 1e-3), (1e-3, 1e-1), (0.0, 1.0)], "a", "b"))
-    low, high = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in shown.iter("circle")]
-    assert low == (notebook.MARGIN, notebook.SQUARE - notebook.MARGIN)
-    assert high == (notebook.MARGIN, notebook.MARGIN)
-    for nothing in ([], [(float("nan"), 1.0), (1.0, float("inf")), (-1.0, 1.0)]):
-        assert "<svg" not in notebook.dots(nothing, "a", "b")
-    assert "<circle" in notebook.dots([(2.0, 2.0)], "a", "b")
+def dots(*places: tuple[float, float], log: bool = True) -> str:
+    series = Series("s", tuple(Point(x, y) for x, y in places))
+    return notebook.chart(Chart(HOSTILE, Axis("a", log=log), Axis("b", log=log), (series,)))
+
+
+def test_a_picture_of_dots() -> None:
+    shown = ET.fromstring(dots((1e-3, 1e-3), (1e-2, 1e-1), (1e-1, 1e-2), (0.0, 1.0)))
+    at = [(float(c.get("cx", "")), float(c.get("cy", ""))) for c in shown.iter("circle")]
+    margin, wide, tall = notebook.MARGIN, notebook.WIDTH, notebook.HEIGHT
+    assert at == [(margin, tall - margin), (wide / 2, margin), (wide - margin, tall / 2)]
+    assert "<script" not in dots((1.0, 1.0), (2.0, 2.0))
 
 
 def test_absurd_numbers_are_shown_all_the_same() -> None:
     nan, far = float("nan"), float("inf")
-    assert "<svg" not in notebook.curve([(nan, 1.0), (0.0, far), (1.0, 2.0)], "l")
-    assert "<svg" in notebook.curve([(0.0, 1.0), (0.0, 1.0)], "l")
+    for log in (True, False):
+        assert "<svg" not in dots((nan, 1.0), (0.0, far), (1.0, 1e300), (1.0, 2.0), log=log)
+        assert "<svg" in dots((1.0, 1.0), (1.0, 1.0), log=log)
     assert "width:0.0%" in notebook.bar(nan, "") and "width:100.0%" in notebook.bar(7.0, "")
-    assert "and 3 more" in notebook.table(("a",), [(n,) for n in range(notebook.MOST_ROWS + 3)])
+    numbers = (Column[int]("a", str),)
+    assert "and 3 more" in notebook.table(table(numbers, range(notebook.MOST_ROWS + 3)))
 
 
 def events() -> list[JobEventView]:

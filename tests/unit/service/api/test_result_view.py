@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tilewright.service.cli.devices import device_table
-from tilewright.service.messages import kernels_text, result_lines
+from tilewright.service.show.messages import kernels_text, result_lines
 from tilewright.tuner.measure.statistics import Comparison
 
 VERDICT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -27,10 +28,10 @@ from tilewright.service.api.planning import Planning
 from tilewright.service.api.planning_child import Refusal, answer
 from tilewright.service.api.schemas.jobs import OrderView, PredictionsView, PredictionView
 from tilewright.service.client import Client, NotKnownError
-from tilewright.service.dashboard.prediction_figures import HEIGHT, WIDTH, PredictionFigures
 from tilewright.service.jobs.report import shown_code as shown
 from tilewright.service.jobs.report.predicted import predicted
 from tilewright.service.jobs.report.shown_code import shown_code
+from tilewright.service.show.job_charts import prediction_charts
 from tilewright.tuner.cost_model.dataset import samples_of
 from tilewright.tuner.cost_model.trial_predictions import predict_trials
 from tilewright.tuner.cost_model.xgboost import XGBoostModel
@@ -129,7 +130,7 @@ def test_the_client_gets_both_for_a_notebook(
         assert len(predictions.trials) == len(POINTS)
         shown = markup(predictions)
         assert len(list(shown.iter("circle"))) == len(POINTS)
-        assert "no cost model puts nothing in order, the roofs" in text_of(predictions)
+        assert "of the pairs in order (by chance 50 %)" in text_of(predictions)
         assert len(client.trials(job, workload)) == len(client.trials(workload=workload)) == 20
         assert "gemm" in text_of(client.trials(job, limit=20))
         with pytest.raises(NotKnownError):
@@ -260,15 +261,16 @@ def test_predictions_beside_what_was_measured(
     sign_in(client, owner)
     broken = opened(client, f"/dashboard/{path}")
     assert "Version 2 of the cost model cannot predict" in broken.text
-    assert len(broken.named("circle")) == 20
+    (estimates,) = broken.charts().values()
+    assert len(estimates["series"][0]["x"]) == 20
     storage.cost_models.promote(TARGET.key, 1)
     both = opened(client, f"/dashboard/{path}")
-    assert "Cost model, version 1" in both.text and len(both.named("circle")) == 40
-    assert "of the pairs in order" in str(both.named("svg")[0]["aria-label"])
+    assert "Cost model, version 1" in both.text and "of the pairs in order" in both.text
+    assert [len(chart["series"][0]["x"]) for chart in both.charts().values()] == [20, 20]
 
 
 @pytest.mark.parametrize("absurd", [float("inf"), float("nan"), 1e308, 5e-324, -1.0])
-def test_absurd_numbers_are_drawn_within_the_plot(absurd: float) -> None:
+def test_absurd_numbers_are_not_drawn(absurd: float) -> None:
     order = OrderView(pairwise=0.5, top1=0.0, top5=0.0)
     trials = [
         PredictionView(trial_id="t", measured_seconds=one, estimated_seconds=other, score=score)
@@ -279,5 +281,8 @@ def test_absurd_numbers_are_drawn_within_the_plot(absurd: float) -> None:
         )
     ]
     view = PredictionsView(version=1, refusal="", by_score=order, by_estimate=order, trials=trials)
-    for plot in PredictionFigures.of(view).plots:
-        assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in plot.dots)
+    scores, estimates = prediction_charts(view)
+    drawn = [[(x, y) for x, y, _ in chart.drawn(chart.series[0])] for chart in (scores, estimates)]
+    few = [(1.0, 5e-324)] * (absurd == 5e-324) + [(1.0, -1.0)] * (absurd == -1.0)
+    assert drawn == [[*few, (10.0, -1.0)], [(10.0, 10.0)]]
+    assert "NaN" not in json.dumps([scores.to_json(), estimates.to_json()])

@@ -25,8 +25,8 @@ from tilewright.service.cli.common import _who_runs_this
 from tilewright.service.cli.inspect_view import quantity, size
 from tilewright.service.cli.view import origins_line
 from tilewright.service.settings import Settings
+from tilewright.service.show.units import milliseconds
 from tilewright.service.storage import open_storage
-from tilewright.service.units import milliseconds
 from tilewright.service.worker import process
 from tilewright.service.worker.check import DeviceFinding, Grade
 
@@ -458,9 +458,9 @@ def test_commands_import_what_they_need_when_they_run() -> None:
                 light = node.module.startswith("tilewright.service.cli")
                 light |= node.module.removeprefix("tilewright.") in (
                     "compiler.package",
-                    "service.sentences",
-                    "service.units",
-                    "service.console",
+                    "service.show.text",
+                    "service.show.units",
+                    "service.show.console",
                     "service.option_texts",
                     "service.options",
                     "compiler.runtime.json_form",

@@ -96,7 +96,7 @@ def test_a_quarantine_is_told_and_ended(
 
     monkeypatch.setattr(WorkerStore, "list", with_quarantine)
     text = opened(browser, "/dashboard/devices").text
-    assert f"{HOSTILE}; tries again at -" in text and "Release" in text
+    assert f"{HOSTILE} tries again at -" in text and "Release" in text
     answer = browser.post(f"/dashboard/devices/{found.id}/use", headers=ORIGIN)
     assert answer.status_code == 200
 

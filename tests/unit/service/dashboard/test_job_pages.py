@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -98,10 +97,13 @@ def test_a_job_shows_its_gain_its_tasks_and_where_its_time_goes(
     seen = opened(browser, f"/dashboard/jobs/{claim.job_id}")
     for said in ("0.420 ms", "0.210 ms", "2.00x", "20 of 40", "1:00", "1.0 %", "90.9 %", "50 %"):
         assert said in seen.text, said
-    (curve,) = (json.loads(a["data-curve"] or "") for _, a in seen.found if "data-curve" in a)
-    assert [point[1:] for point in curve["points"]] == [[10, 4.2e-4, 2.2e-4], [20, 4.2e-4, 2.1e-4]]
-    (frame,) = (json.loads(a["data-frame"] or "") for _, a in seen.found if "data-frame" in a)
-    assert (frame["target"], frame["race"]) == (1.5, None)
+    for over, axis in (("trials", "trials"), ("seconds", "time, s")):
+        curve = seen.charts()[f"over-{over}"]
+        untuned, best, target = curve["series"]
+        assert (curve["x"]["label"], curve["y"]["unit"]) == (axis, "ms")
+        assert [*untuned["y"], *best["y"]] == pytest.approx([0.42, 0.42, 0.22, 0.21])
+        assert (target["name"], set(target["y"])) == ("target", {1.5})
+    assert seen.charts()["over-trials"]["series"][1]["x"] == [10, 20]
     names = [link.split(" ")[0] for link in seen.text.split("\n") if "large" in link]
     assert names, "the bars and the table name it"
     part = browser.get(f"/dashboard/jobs/{claim.job_id}/parts").text
@@ -120,7 +122,7 @@ def test_until_every_task_was_measured_those_that_were_are_counted(
     assert "2.00x" in seen.text and "begins once every task was measured" in seen.text
     assert "A minute gains" in seen.text and "2.1 %" in seen.text
     assert seen.text.count("100.0 %") == seen.text.count("0.0 %") > 0, "unknown is no share"
-    assert not [each for each in seen.named("div") if each.get("id") == "frame"]
+    assert not seen.charts()
     storage.jobs.transition(claim, JobState.SUCCEEDED, result=ENDED)
     ended = opened(browser, path).text
     assert "It ended before every task was measured" in ended and "Took" in ended
@@ -146,9 +148,8 @@ def test_times_that_are_no_numbers_are_not_known(
     storage.jobs.progress(claim, progress)
     storage.jobs.tell(claim, [("task", {"name": "conv 1", "best_seconds": endless})])
     seen = opened(browser, f"/dashboard/jobs/{claim.job_id}")
-    (curve,) = (a["data-curve"] or "" for _, a in seen.found if "data-curve" in a)
-    ((*_, untuned, best),) = json.loads(curve, parse_constant=pytest.fail)["points"]
-    assert (untuned, best) == (None, 2e-4)
+    best, target = seen.charts()["over-trials"]["series"]
+    assert (best["y"], target["name"]) == ([0.2], "target")
     assert "conv 1: done, - us" in seen.text
 
 
@@ -159,8 +160,9 @@ def test_what_came_of_a_job_is_said(browser: TestClient, storage: Storage, claim
     seen = opened(browser, f"/dashboard/jobs/{claim.job_id}")
     assert "the tuned schedules are served; tuned: 1.33x untuned" in seen.text
     assert f"device: {HOSTILE}" in seen.text and "failed" not in seen.text
-    (frame,) = (json.loads(a["data-frame"] or "") for _, a in seen.found if "data-frame" in a)
-    assert frame["race"] == [0.7, 0.8]
+    *_, low, high = seen.charts()["over-trials"]["series"]
+    assert low["mark"] == high["mark"] == "edge"
+    assert [low["y"][0], high["y"][0]] == pytest.approx([0.294, 0.336])
     assert not [a for _, a in seen.found if "data-events" in a], "nothing more comes"
     assert "Pause" not in seen.text
 

@@ -12,8 +12,8 @@ from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope
 from tilewright.service.api.schemas.jobs import TaskView
-from tilewright.service.dashboard.job_figures import TaskLine
-from tilewright.service.dashboard.roofline_figures import HEIGHT, WIDTH, Roofline
+from tilewright.service.dashboard.roofline_figures import roofline
+from tilewright.service.show.tables.tasks import TaskLine
 
 
 @pytest.fixture
@@ -133,14 +133,19 @@ def test_scores_of_cost_models_are_lines_over_versions(
         )
     seen = opened(browser, "/dashboard/cost-models")
     assert target.name in seen.text and HOSTILE in seen.text and "0.750" in seen.text
-    assert len(seen.named("circle")) == 5, "an infinite score is no point, nor a count a score"
+    lines = {each["name"]: (each["x"], each["y"]) for each in seen.charts()["scores1"]["series"]}
+    assert lines == {
+        "rank": ([1, 2], [0.5, 0.75]),  # an infinite score is not a point
+        "rank, by chance": ([1, 3], [0.5, 0.5]),
+        HOSTILE: ([1, 2, 3], [0.3] * 3),
+    }, "a count is no score"
     assert seen.text.count("72100") == 3 and "7.0" not in seen.text, "on how many it was scored"
 
 
 def line(flops: float, size: float, seconds: float | None, bound: float | None) -> TaskLine:
     facts = {"flops": flops, "bytes": size, "bound_seconds": bound}
     task = TaskView(
-        workload_key="k", name=HOSTILE, count=1, weight=1.0, status="tuned",
+        job_id="j", workload_key="k", name=HOSTILE, count=1, weight=1.0, status="tuned",
         default_seconds=None, best_seconds=seconds, trials=1, facts=facts,
     )  # fmt: skip
     return TaskLine(task, 0.5, None, 0, namesake=False)
@@ -149,11 +154,16 @@ def line(flops: float, size: float, seconds: float | None, bound: float | None) 
 def test_kernels_lie_under_their_roofs() -> None:
     absurd = [line(0, 8, 1e-3, None), line(1e9, 0, 1e-3, 1e-4), line(1e6, 1e6, None, 0.0)]
     absurd += [line(1e6, 1e6, float("inf"), 1.0), line(float("nan"), 1.0, 1.0, 1.0)]
-    assert Roofline.of(absurd) is None
-    found = Roofline.of([*absurd, line(2e9, 1e7, 0.1, 0.05), line(1e5, 1e6, 1e-5, float("inf"))])
+    assert roofline(absurd) is None
+    rows = [*absurd, line(2e9, 1e7, 0.1, 0.05), line(1e5, 1e6, 1e-5, float("inf"))]
+    found = roofline(rows)
     assert found is not None
-    first, second = sorted(found.dots, key=lambda dot: -dot.x)
-    assert first.roof is not None and 0.0 <= first.roof < first.y <= HEIGHT
-    assert second.roof is None and 0.0 <= second.x < first.x <= WIDTH
-    assert "20 GFLOP/s of 40 (50 %)" in first.title
-    assert [text for _, text in found.across] == ["0.1", "1", "10", "100", "1,000"]
+    assert (found.x.span, found.y.span) == ((0.1, 1000.0), (10.0, 100.0))
+    (dots,) = found.to_json()["series"]
+    assert (dots["x"], dots["y"], dots["limits"]) == ([200.0, 0.1], [20.0, 10.0], [40.0, None])
+    assert "20 GFLOP/s of 40 (50 %)" in dots["texts"][0] and set(dots["links"]) == {
+        "jobs/j/tasks/k"
+    }
+    table = found.table
+    assert [[cell.text for cell in row[1:]] for row in table.rows] == [["200", "20"], ["0.1", "10"]]
+    assert table.rows[0][0].link == "jobs/j/tasks/k"

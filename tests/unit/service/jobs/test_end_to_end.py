@@ -44,7 +44,7 @@ from tilewright.service.jobs.plan.planning import (
     plan_model,
     plan_sizes,
 )
-from tilewright.service.messages import verdict_text
+from tilewright.service.show.messages import verdict_text
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 from tilewright.tuner.protocol.run_results import Race

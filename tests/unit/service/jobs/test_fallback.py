@@ -22,7 +22,7 @@ from tilewright.service.jobs.pipeline import fallback
 from tilewright.service.jobs.pipeline.fallback import deliver_verified
 from tilewright.service.jobs.plan.model_tasks import tasks_of
 from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_model
-from tilewright.service.messages import verdict_text
+from tilewright.service.show.messages import verdict_text
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status, TuningRecord
 

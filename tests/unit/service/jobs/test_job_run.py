@@ -24,7 +24,7 @@ from tilewright.service.jobs.device.remote_runner import RemoteRunner
 from tilewright.service.jobs.device.run_queue import JobCancelled
 from tilewright.service.jobs.pipeline import job_run, run_job
 from tilewright.service.jobs.process.tuner_process import TunerProcess
-from tilewright.service.messages import result_lines
+from tilewright.service.show.messages import result_lines
 from tilewright.tuner.events import Finished, Started, TaskSnapshot
 from tilewright.tuner.protocol.batches import Case, MeasureRequest
 from tilewright.tuner.protocol.measurement import Measurement, Phase, RecordKey, Status, Trial

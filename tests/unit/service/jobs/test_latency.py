@@ -21,7 +21,7 @@ from tilewright.service.jobs.pipeline.latency import Latency, latencies
 from tilewright.service.jobs.pipeline.phases import phase_seconds
 from tilewright.service.jobs.pipeline.tuning import build_artifact
 from tilewright.service.jobs.plan.planning import ModelRequest, plan_sizes
-from tilewright.service.messages import peer_text
+from tilewright.service.show.messages import peer_text
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.run_results import Race
 

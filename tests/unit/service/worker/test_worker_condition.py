@@ -13,7 +13,7 @@ from tests.unit.service.workers import Running, until
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.workers import HeartbeatRequest, WorkerCondition
 from tilewright.service.cli import run
-from tilewright.service.messages import condition_text
+from tilewright.service.show.tables.workers import condition_text
 from tilewright.service.worker.condition import device_condition
 from tilewright.tuner.protocol.version import PROTOCOL
 

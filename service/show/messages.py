@@ -12,41 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.db.review_state import Attestation
-from tilewright.service.api.schemas.workers import WorkerCondition
-from tilewright.service.sentences import one_sentence
-from tilewright.service.units import microseconds, milliseconds, speedup, speedups
+from tilewright.service.show.text import one_sentence
+from tilewright.service.show.units import microseconds, milliseconds, speedups
 from tilewright.tuner.events import Ended
 from tilewright.tuner.forecast import Forecast
-
-
-def schedule_text(schedule: Mapping[str, Any] | None) -> str:
-    """Return a schedule's algorithm and knobs on one line."""
-    if not schedule:
-        return "-"
-    choices = schedule.get("choices", {})
-    return " ".join([str(schedule["algorithm"]), *(f"{k}={v}" for k, v in choices.items())])
-
-
-def comparison_text(comparison: Mapping[str, Any] | None) -> str:
-    """Return the speed-up over the incumbent with its interval, for all but the incumbent."""
-    if comparison is None:
-        return "kept"
-    ratio, low, high = (speedup(comparison[name]) for name in ("ratio", "high", "low"))
-    return f"{ratio} ({low}-{high})"
-
-
-def condition_text(condition: WorkerCondition | None) -> str:
-    """Return a device's condition: `61 °C, load 3.2, clock 85 %, powersave`."""
-    if condition is None:
-        return "-"
-    parts = []
-    if condition.temperature_celsius is not None:
-        parts.append(f"{condition.temperature_celsius:.0f} °C")
-    if condition.load is not None:
-        parts.append(f"load {condition.load:.1f}")
-    if condition.clock_ratio is not None:
-        parts.append(f"clock {100 * condition.clock_ratio:.0f} %")
-    return one_sentence(", ".join([*parts, *filter(None, [condition.governor])])) or "-"
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
@@ -57,24 +26,6 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
     said = str(data.get("state", kind)).replace("_", " ")
     why = data.get("error") or data.get("reason")
     return f"{said}: {why}" if why else said
-
-
-def failures_text(failures: Mapping[str, int]) -> str:
-    """Return the numbers of failed trials by kind: "2 crash, 1 build error", or "none"."""
-    kinds = (f"{count} {kind.replace('_', ' ')}" for kind, count in failures.items())
-    return ", ".join(kinds) or "none"
-
-
-def failed_text(trials: Mapping[str, int]) -> str:
-    """Return how many of a worker's trials failed: "3 of 1,204", or "-" without trials."""
-    whole = sum(trials.values())
-    return f"{whole - trials.get('ok', 0):,} of {whole:,}" if whole else "-"
-
-
-def failed_kinds(trials: Mapping[str, int]) -> str:
-    """Return the numbers of a worker's failed trials by kind, the most frequent first."""
-    failed = {kind: count for kind, count in trials.items() if count and kind != "ok"}
-    return failures_text(dict(sorted(failed.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:

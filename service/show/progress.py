@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tilewright.service import notebook
 from tilewright.service.api.schemas.jobs import JobEventView, ProgressView
-from tilewright.service.sentences import one_sentence, with_reason
-from tilewright.service.units import duration, milliseconds
+from tilewright.service.show import notebook
+from tilewright.service.show.text import one_sentence, with_reason
+from tilewright.service.show.units import duration, milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ def display_for_here() -> Display:
     if _in_notebook():
         return InNotebook()
     if sys.stderr is not None and sys.stderr.isatty():
-        from tilewright.service.console import console
+        from tilewright.service.show.console import console
 
         return OnConsole(console(stderr=True))
     return Silent()

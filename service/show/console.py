@@ -6,20 +6,17 @@ The console prints these escaped, such as `\x1b`, so that no terminal executes t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from tilewright.service.show.text import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
-
-def visible(text: str) -> str:
-    """Return the text with non-printable characters escaped, except line feeds and tabs."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
+    from tilewright.service.show.table import Table
 
 
 def console(stderr: bool = False) -> Console:
@@ -32,11 +29,35 @@ def console(stderr: bool = False) -> Console:
     return found if found.is_terminal else made(width=160, stderr=stderr)
 
 
+def rich_table(table: Table) -> RichTable:
+    """Return a table for a console. Numbers stay on one line, other cells may be folded."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(title=table.title or None, title_justify="left", box=None, header_style="bold")
+    for column in table.columns:
+        number = column.is_number
+        made.add_column(column.title, justify="right" if number else "left", no_wrap=number)
+    for row in table.rows:
+        cells = zip(table.columns, row, strict=True)
+        made.add_row(*(Text(column.text(cell)) for column, cell in cells))
+    return made
+
+
+def rich_facts(facts: Iterable[tuple[str, str]]) -> RichTable:
+    """Return lines of names in bold, and of texts."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, text in facts:
+        made.add_row(Text(name, style="bold"), Text(text))
+    return made
+
+
 @cache
 def _console_class() -> type[Console]:
     """Return the class of safe consoles. Built at first use, because rich is slow to import."""
-    from collections.abc import Iterable
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.service.sentences import LIMIT, one_sentence, with_reason
+from tilewright.service.show.text import LIMIT, one_sentence, with_reason
 
 
 def test_a_sentence_is_one_printable_line() -> None:

@@ -1,0 +1,1 @@
+"""Tables, messages, units and charts for the terminal, the notebook and the dashboard."""

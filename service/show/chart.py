@@ -1,0 +1,179 @@
+"""Charts: scatter plots and curves, described once for the dashboard and the notebook.
+
+The dashboard's script plots a chart with uPlot from `Chart.to_json`. A page without scripts shows
+`Chart.table` instead. `notebook.chart` renders it as SVG, because results in notebooks contain no
+scripts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tilewright.service.show.table import Cell, Column, Kind, Table, table
+from tilewright.service.show.units import finite
+
+SMALLEST, LARGEST = 1e-12, 1e12
+"""Limits of the plotted numbers. Devices may report absurd times, and uPlot does not finish the
+ticks of a logarithmic axis that begins below 1e-16."""
+
+MOST_ROWS = 50
+"""Limit of the rows of a chart's table."""
+
+
+class Mark(StrEnum):
+    """The form of the points of a series. Two series of edges in sequence enclose a band."""
+
+    DOTS = "dots"
+    LINE = "line"
+    STEPS = "steps"
+    EDGE = "edge"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        title: the quantity.
+        unit: its unit, or "" for none.
+        log: whether the scale is logarithmic.
+        whole: whether the numbers are integers.
+        names: names of the numbers 0, 1, 2..., for an axis of categories.
+        span: both ends. None: the smallest and largest number.
+    """
+
+    title: str
+    unit: str = ""
+    log: bool = False
+    whole: bool = False
+    names: tuple[str, ...] = ()
+    span: tuple[float, float] | None = None
+
+    def drawn(self, number: float | None) -> float | None:
+        """Return a number that has a place on the axis, or None."""
+        known = finite(number)
+        if known is None or abs(known) > LARGEST or (self.log and known < SMALLEST):
+            return None
+        return known
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, (self.title, self.unit)))
+
+    def text(self, number: float) -> str:
+        """Return a number of the axis in a table."""
+        return self.names[round(number)] if self.names else f"{number:.6g}"
+
+    @classmethod
+    def decades(cls, title: str, unit: str, numbers: list[float]) -> Axis:
+        """Return a logarithmic axis that ends at powers of ten around the numbers."""
+        drawn = [n for n in numbers if SMALLEST <= n <= LARGEST] or [1.0]
+        low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
+        return cls(title, unit, log=True, span=(10.0**low, 10.0 ** max(high, low + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of a series.
+
+    Attributes:
+        x, y: its place. The point is left out if either is unknown.
+        text: a description of it.
+        link: an address below the dashboard's root.
+        radius: the radius of its dot, in pixels.
+        colour: its own colour; "" for the colour of the series.
+        limit: the largest possible y, which has a mark above the dot.
+    """
+
+    x: float | None
+    y: float | None
+    text: str = ""
+    link: str = ""
+    radius: float = 3.0
+    colour: str = ""
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one kind. `colour` is the name of a colour in the dashboard's style sheet."""
+
+    name: str
+    points: tuple[Point, ...]
+    mark: Mark = Mark.DOTS
+    colour: str = "accent"
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart. `said` is a sentence that stands for the picture."""
+
+    said: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+
+    def drawn(self, series: Series) -> list[tuple[float, float, Point]]:
+        """Return the points of a series that have a place on both axes, after their place."""
+        places = ((self.x.drawn(p.x), self.y.drawn(p.y), p) for p in series.points)
+        return [(x, y, p) for x, y, p in places if x is not None and y is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chart as data for the dashboard's script, without empty series."""
+        return {
+            "x": _axis(self.x),
+            "y": _axis(self.y),
+            "series": [
+                {
+                    "name": series.name,
+                    "mark": series.mark,
+                    "colour": series.colour,
+                    "dashed": series.dashed,
+                    **self._columns(series),
+                }
+                for series in self.series
+                if self.drawn(series)
+            ],
+        }
+
+    def _columns(self, series: Series) -> dict[str, Any]:
+        """Return the points of a series as columns; without a detail that no dot has."""
+        drawn = self.drawn(series)
+        found: dict[str, Any] = {"x": [x for x, _, _ in drawn], "y": [y for _, y, _ in drawn]}
+        if series.mark is Mark.DOTS:
+            points = [point for _, _, point in drawn]
+            details: dict[str, list[Any]] = {
+                "texts": [p.text for p in points],
+                "links": [p.link for p in points],
+                "radii": [round(p.radius, 1) for p in points],
+                "colours": [p.colour for p in points],
+                "limits": [self.y.drawn(p.limit) for p in points],
+            }
+            found |= {name: each for name, each in details.items() if any(each)}
+        return found
+
+    @property
+    def table(self) -> Table:
+        """The points of the chart as a table, of many points an evenly spaced selection."""
+        places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
+        columns: tuple[Column[tuple[str, float, float, Point]], ...] = (
+            Column("", lambda p: Cell(p[3].text or p[0], p[3].link), Kind.NAME),
+            Column(self.x.label, lambda p: self.x.text(p[1])),
+            Column(self.y.label, lambda p: self.y.text(p[2])),
+        )
+        return table(columns, places[:: max(1, -(-len(places) // MOST_ROWS))])
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {
+        "label": axis.label,
+        "unit": axis.unit,
+        "log": axis.log,
+        "whole": axis.whole,
+        "names": axis.names,
+        "span": axis.span,
+    }

@@ -1,0 +1,126 @@
+"""Charts of a job: its time over trials or seconds, and predicted against measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.service.api.schemas.jobs import CurveView, OrderView, PredictionsView
+from tilewright.service.show.chart import Axis, Chart, Mark, Point, Series
+from tilewright.service.show.units import finite, milliseconds, percent
+
+OVER = {"trials": Axis("trials", whole=True), "seconds": Axis("time", "s")}
+"""The axes of a curve, by the name of the quantity."""
+
+
+def curve_chart(
+    curve: CurveView,
+    over: str,
+    start: float | None = None,
+    target_ms: float | None = None,
+    race: tuple[float, float] | None = None,
+) -> Chart | None:
+    """Return a job's latency over a key of `OVER`, or None before every task has a measurement.
+
+    Args:
+        curve: the progress of the job.
+        over: the quantity of the x axis.
+        start: when the job began, in Unix seconds. None: at the first point.
+        target_ms: the latency at which the job ends.
+        race: the interval of tuned / untuned time of the whole model. It refers to the untuned
+            time at the end of the job.
+    """
+    began = start if start is not None else curve.points[0].at if curve.points else 0.0
+    known = [(p, finite(p.default_seconds), finite(p.best_seconds)) for p in curve.points]
+    rows = [
+        (float(p.trials) if over == "trials" else max(0.0, p.at - began), untuned, best)
+        for p, untuned, best in known
+        if untuned is not None or best is not None
+    ]
+    if not rows:
+        return None
+    rows = _corners(sorted(rows, key=lambda row: row[0]))
+    ends = (rows[0][0], rows[-1][0])
+    raced = next((untuned for _, untuned, _ in reversed(rows) if untuned is not None), None)
+    series = [
+        _line("untuned", [(x, untuned) for x, untuned, _ in rows], colour="quiet", dashed=True),
+        _line("best so far", [(x, best) for x, _, best in rows], Mark.STEPS),
+    ]
+    if target_ms:
+        series.append(_line("target", [(x, target_ms / 1e3) for x in ends], colour="good"))
+    for name, share in zip(("from", "to"), race or (), strict=False):
+        level = None if raced is None else raced * share
+        series.append(_line(f"race, {name}", [(x, level) for x in ends], Mark.EDGE))
+    return Chart(_told(curve), OVER[over], Axis("kernels of one inference", "ms"), tuple(series))
+
+
+def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
+    """Return predicted against measured time, one dot per trial: by the cost model, if one exists,
+    and by the roofline."""
+    measured = [_us(each.measured_seconds) for each in found.trials]
+    across = Axis("measured", "us", log=True)
+    charts = []
+    if any(each.score is not None for each in found.trials):
+        scores = [each.score for each in found.trials]
+        said = f"Cost model, version {found.version}: {order_text(found.by_score)}"
+        charts.append(Chart(said, across, Axis("score"), (_dots(measured, scores),)))
+    if found.trials:
+        estimates = [_us(each.estimated_seconds) for each in found.trials]
+        both = [n for each in (*measured, *estimates) if (n := across.drawn(each)) is not None]
+        ends = [Point(n, n) for n in ((min(both), max(both)) if both else ())]
+        equal = Series("equal", tuple(ends), Mark.LINE, "quiet", dashed=True)
+        said = f"Roofline: {order_text(found.by_estimate)}"
+        up = Axis("estimated", "us", log=True)
+        charts.append(Chart(said, across, up, (_dots(measured, estimates), equal)))
+    return tuple(charts)
+
+
+def order_text(order: OrderView | None) -> str:
+    """Return how well predictions order the trials."""
+    if order is None:
+        return "too few trials to judge"
+    return (
+        f"{percent(order.pairwise)} of the pairs in order (by chance 50 %), its first pick at "
+        f"{percent(order.top1)} of the best"
+    )
+
+
+def _told(curve: CurveView) -> str:
+    best = [(p.at, finite(p.best_seconds)) for p in curve.points]
+    known = [(at, seconds) for at, seconds in best if seconds is not None]
+    if not known:
+        return "untuned times only"
+    (_, first), (at, last) = known[0], known[-1]
+    seconds = at - curve.points[0].at
+    return f"{milliseconds(first)} to {milliseconds(last)} in {seconds:.0f} s"
+
+
+def _corners(
+    rows: Sequence[tuple[float, float | None, float | None]],
+) -> list[tuple[float, float | None, float | None]]:
+    """Return the rows whose values differ from those of a neighbour, and both ends."""
+    last = len(rows) - 1
+    return [
+        row
+        for n, row in enumerate(rows)
+        if n in (0, last) or rows[n - 1][1:] != row[1:] or rows[n + 1][1:] != row[1:]
+    ]
+
+
+def _line(
+    name: str,
+    places: Sequence[tuple[float, float | None]],
+    mark: Mark = Mark.LINE,
+    colour: str = "accent",
+    dashed: bool = False,
+) -> Series:
+    points = tuple(Point(x, None if y is None else y * 1e3) for x, y in places)
+    return Series(name, points, mark, colour, dashed)
+
+
+def _dots(across: Sequence[float | None], up: Sequence[float | None]) -> Series:
+    return Series("trial", tuple(Point(x, y) for x, y in zip(across, up, strict=True)))
+
+
+def _us(seconds: float | None) -> float | None:
+    known = finite(seconds)
+    return None if known is None else known * 1e6

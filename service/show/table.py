@@ -1,0 +1,103 @@
+"""Tables, described once for the terminal, the notebook and the dashboard.
+
+A column gives the title and the cell of each row. `console.rich_table`, `notebook.table` and the
+dashboard's macro `table` render the same description. A renderer leaves out what its medium cannot
+show, such as links on a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from tilewright.service.show.text import LIMIT, one_sentence
+
+Row = TypeVar("Row")
+
+
+class Kind(StrEnum):
+    """The kind of a column. Only numbers are right-aligned. A name is the header of its row.
+
+    A state may have several words, joined by `_`.
+    """
+
+    NAME = "name"
+    TEXT = "text"
+    NUMBER = "number"
+    STATE = "state"
+    CODE = "code"
+    MOMENT = "moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell with details that the dashboard shows.
+
+    Attributes:
+        text: the content.
+        link: an address below the dashboard's root.
+        key: a key that distinguishes equal texts, shown by its start.
+        note: a second text, in a quiet colour.
+        hint: a text that appears when the pointer rests on the cell.
+        done: a finished and a total number, which a progress bar shows.
+        share: a fraction from 0 to 1 and a colour, which a bar shows.
+    """
+
+    text: str
+    link: str = ""
+    key: str = ""
+    note: str = ""
+    hint: str = ""
+    done: tuple[int, int] | None = None
+    share: tuple[float, int] | None = None
+
+
+@dataclass(frozen=True)  # Python 3.11 cannot call the alias `Column[Row]` of a class with slots
+class Column(Generic[Row]):
+    """A column.
+
+    Attributes:
+        title: the title.
+        of: the cell of a row.
+        kind: what the column contains.
+        hint: an explanation of the title.
+        most: the limit of the characters of a cell on a terminal.
+    """
+
+    title: str
+    of: Callable[[Row], Cell | str]
+    kind: Kind = Kind.NUMBER
+    hint: str = ""
+    most: int = LIMIT
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind is Kind.NUMBER
+
+    def text(self, cell: Cell) -> str:
+        """Return the text of a cell, without the details that only pages show."""
+        said = cell.text.replace("_", " ") if self.kind is Kind.STATE else cell.text
+        return one_sentence(f"{said} {cell.key[:6]}" if cell.key else said, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table. `items` are the described values, one per row."""
+
+    columns: tuple[Column[Any], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    title: str = ""
+    items: tuple[Any, ...] = field(default=(), repr=False)
+
+
+def table(columns: Sequence[Column[Row]], items: Iterable[Row], title: str = "") -> Table:
+    """Return the table that describes each item in one row."""
+    known = tuple(items)
+    rows = tuple(tuple(_cell(column.of(item)) for column in columns) for item in known)
+    return Table(tuple(columns), rows, title, known)
+
+
+def _cell(found: Cell | str) -> Cell:
+    return Cell(found) if isinstance(found, str) else found

@@ -1,0 +1,1 @@
+"""Columns of tables, one file per area. Each medium shows some of them."""

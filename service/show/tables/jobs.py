@@ -1,0 +1,58 @@
+"""Columns of jobs."""
+
+from __future__ import annotations
+
+from tilewright.service.api.schemas.jobs import JobView
+from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.units import duration, gain, milliseconds, moment
+
+SHORT = 30
+"""Limit of the characters of names in a line of a terminal."""
+
+JobColumn = Column[JobView]
+
+
+def _trials(job: JobView) -> Cell:
+    done, budget = job.progress.trials_done, job.progress.trials_budget
+    return Cell(f"{done}/{budget}", done=(min(done, budget), budget) if budget else None)
+
+
+JOB = JobColumn("job", lambda job: job.id[:12], Kind.TEXT)
+MODEL = JobColumn(
+    "model",
+    lambda job: Cell(job.model_name or job.model[:12], f"jobs/{job.id}"),
+    Kind.NAME,
+    most=SHORT,
+)
+STATE = JobColumn("state", lambda job: job.state, Kind.STATE)
+TARGET = JobColumn("target", lambda job: job.target, Kind.TEXT, most=SHORT)
+OWNER = JobColumn("owner", lambda job: job.owner or "-", Kind.TEXT, most=20)
+THREADS = JobColumn("threads", lambda job: str(job.threads))
+TASKS = JobColumn("tasks", lambda job: f"{job.progress.tasks_done}/{job.progress.tasks_total}")
+TRIALS = JobColumn("trials", _trials)
+UNTUNED = JobColumn("untuned", lambda job: milliseconds(job.progress.default_seconds))
+BEST = JobColumn("best", lambda job: milliseconds(job.progress.best_seconds))
+GAIN = JobColumn(
+    "vs untuned", lambda job: gain(job.progress.default_seconds, job.progress.best_seconds)
+)
+LEFT = JobColumn("left", lambda job: "-" if job.final else duration(job.progress.seconds_left))
+MADE = JobColumn("made", lambda job: moment(job.created_at), Kind.MOMENT)
+WHY = JobColumn("why", lambda job: job.error or job.reason or "", Kind.TEXT, most=80)
+
+
+def age(now: float) -> JobColumn:
+    """Return the column of the time since a job was made."""
+    return Column("age", lambda job: duration(now - job.created_at))
+
+
+def spent(now: float) -> JobColumn:
+    """Return the column of the time that a job has run, or that it waits."""
+
+    def seconds(job: JobView) -> float:
+        return max(0.0, (job.finished_at or now) - (job.started_at or job.created_at))
+
+    return Column("for", lambda job: duration(seconds(job)))
+
+
+NOTEBOOK = (JOB, STATE, MODEL, TARGET, TRIALS, UNTUNED, BEST, GAIN)
+PAGE = (MODEL, STATE, TARGET, THREADS, TRIALS, UNTUNED, BEST, GAIN, LEFT, OWNER, MADE)

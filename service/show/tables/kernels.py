@@ -1,0 +1,49 @@
+"""Columns of kernels: pairs of two models, and the innermost loops of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.units import count, microseconds, speedup
+
+
+def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
+    """Return the columns of pairs of kernels (`service.difference.Pair`).
+
+    Times link to the tasks of the jobs `a` and `b`."""
+
+    def time(kernel: Any, job_id: str) -> Cell:
+        if kernel is None:
+            return Cell("-")
+        link = f"jobs/{job_id}/tasks/{kernel.key}" if job_id else ""
+        return Cell(microseconds(kernel.seconds), link)
+
+    return (
+        Column(
+            "workload", lambda p: f"{p.name} (alike)" if p.alike else p.name, Kind.NAME,
+            hint="Alike are workloads that compute the same in other types or layouts",
+        ),
+        Column("count", lambda pair: pair.counts),
+        Column("A us", lambda pair: time(pair.a, a)),
+        Column("B us", lambda pair: time(pair.b, b)),
+        Column("B vs A", lambda pair: speedup(pair.ratio)),
+        Column("B gains us", lambda pair: microseconds(pair.gained), hint="Per run of the model"),
+        Column("schedule", lambda pair: pair.schedules, Kind.CODE),
+    )  # fmt: skip
+
+
+FACTS = (
+    Column[tuple[str, str, str]]("", lambda fact: fact[0], Kind.NAME),
+    Column[tuple[str, str, str]]("A", lambda fact: fact[1], Kind.TEXT),
+    Column[tuple[str, str, str]]("B", lambda fact: fact[2], Kind.TEXT),
+)
+"""Columns of a comparison's facts (`ModelDifference.facts`)."""
+
+LOOPS = (
+    Column[Any]("innermost loop", lambda loop: loop.label, Kind.NAME),
+    Column[Any]("instructions", lambda loop: count(loop.instructions)),
+    Column[Any]("multiply-adds", lambda loop: count(loop.fmas)),
+    Column[Any]("registers", lambda loop: str(loop.registers)),
+    Column[Any]("spills", lambda loop: count(loop.spills)),
+)

@@ -1,0 +1,105 @@
+"""Columns of records, of trials, and of versions of cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tilewright.service.api.schemas.cost_models import CostModelView
+from tilewright.service.api.schemas.records import StoredRecordView
+from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.text import schedule_text
+from tilewright.service.show.units import count, finite, microseconds, moment
+
+RecordColumn = Column[StoredRecordView]
+
+ID = RecordColumn("id", lambda stored: stored.id[:12], Kind.TEXT)
+STATE = RecordColumn("state", lambda stored: stored.state, Kind.STATE)
+NAME = RecordColumn(
+    "workload",
+    lambda s: Cell(s.name or s.record.workload_key[:12], f"records/{s.id}"),
+    Kind.NAME,
+    most=40,
+)
+KEY = RecordColumn("key", lambda s: s.record.workload_key[:12], Kind.TEXT)
+THREADS = RecordColumn("threads", lambda stored: str(stored.record.threads))
+NUMERICS = RecordColumn("numerics", lambda stored: stored.record.numerics, Kind.TEXT)
+TIME = RecordColumn("us", lambda stored: microseconds(stored.record.run_seconds))
+ALGORITHM = RecordColumn(
+    "algorithm", lambda stored: str(stored.record.schedule.get("algorithm", "-")), Kind.TEXT
+)
+ATTESTATION = RecordColumn("attestation", lambda s: s.attestation, Kind.TEXT)
+STORED = RecordColumn("stored", lambda s: moment(s.stored_at), Kind.MOMENT)
+REASON = RecordColumn("reason", lambda stored: stored.reason, Kind.TEXT)
+SCHEDULE = RecordColumn("schedule", lambda stored: schedule_text(stored.record.schedule), Kind.CODE)
+
+
+def target(names: Mapping[str, str]) -> RecordColumn:
+    """Return the column of targets, with their names by key."""
+
+    def text(stored: StoredRecordView) -> str:
+        return names.get(stored.record.target_key, stored.record.target_key[:12])
+
+    return Column("target", text, Kind.TEXT)
+
+
+def worker(names: Mapping[str, str]) -> RecordColumn:
+    """Return the column of reporters, with the names of workers by id."""
+    return Column("worker", lambda s: names.get(s.worker, s.worker), Kind.TEXT)
+
+
+NOTEBOOK = (NAME, target({}), THREADS, TIME, STATE, ATTESTATION, SCHEDULE)
+
+
+def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
+    """Return the columns of the dashboard's page."""
+    what = (NAME, STATE, target(names), THREADS, NUMERICS)
+    return (*what, TIME, ALGORITHM, ATTESTATION, STORED)
+
+
+# of trials: views of the REST interface, and outlines of the database
+TRIAL_TIME = Column[Any]("us", lambda trial: microseconds(trial.run_seconds))
+TRIAL_STATUS = Column[Any](
+    "status", lambda trial: "withdrawn" if trial.withdrawn else trial.status, Kind.STATE
+)
+TRIAL_ORIGIN = Column[Any]("from", lambda trial: trial.origin, Kind.TEXT)
+TRIAL_PHASE = Column[Any]("phase", lambda trial: trial.phase, Kind.TEXT)
+TRIAL_SCHEDULE = Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), Kind.CODE)
+
+TRIALS = (TRIAL_TIME, TRIAL_STATUS, TRIAL_ORIGIN, TRIAL_PHASE, TRIAL_SCHEDULE)
+
+HELD_OUT = "tasks"
+"""Key of the number of held-out tasks over which scores are averaged. It is not a score itself."""
+
+MEANINGS = {
+    "pairwise": "share of pairs of candidates that it puts in order",
+    "top1": "the fastest time over that of its first pick",
+    "top5": "the fastest time over the fastest of its first five picks",
+    "recall30": "share of the fastest 30 that are among its first 30 picks",
+}
+
+
+def score(name: str) -> Column[CostModelView]:
+    """Return the column of a score of cost models."""
+    return Column(name, lambda m: _number(m.scores.get(name), 3), hint=MEANINGS.get(name, ""))
+
+
+def cost_models(scores: Iterable[str]) -> tuple[Column[CostModelView], ...]:
+    """Return the columns of cost models with these scores."""
+    return (
+        Column("version", lambda model: str(model.version)),
+        Column("state", lambda model: model.state, Kind.STATE),
+        Column("objective", lambda model: model.objective, Kind.TEXT),
+        *map(score, scores),
+        Column(
+            "held out", lambda m: _number(m.scores.get(HELD_OUT), 0), hint="Tasks of the scores"
+        ),
+        Column("tasks", lambda model: count(model.tasks), hint="Tasks that it learned from"),
+        Column("trials", lambda model: count(model.trials)),
+        Column("made", lambda model: moment(model.created_at), Kind.MOMENT),
+    )
+
+
+def _number(value: object, digits: int) -> str:
+    known = finite(value)
+    return "-" if known is None else f"{known:.{digits}f}"
