@@ -12,7 +12,8 @@ from tilewright.db.stores.claim_rows import StoredRecord
 from tilewright.db.stores.leases import LeaseOutcome, LeaseStatus, RequestState, RequestStatus
 from tilewright.tuner.protocol.batches import LEAST_SECONDS, MeasureRequest
 from tilewright.tuner.protocol.measurement import Phase
-from tilewright.tuner.protocol.messages import is_run, read_request
+from tilewright.tuner.protocol.messages import kind_of, read_request
+from tilewright.tuner.protocol.version import RequestKind
 
 _HAS_RESULT = (LeaseOutcome.COMPLETED, LeaseOutcome.LATE)
 
@@ -85,7 +86,7 @@ def _of_job(
         if isinstance(request := read_request(payload), MeasureRequest)
     }
     for status in requests:
-        if status.result is None or is_run(status.result):
+        if status.result is None or kind_of(status.result) is RequestKind.RUN:
             continue
         for entry in status.result["measurements"]:
             samples = entry["measurement"]["samples_seconds"]

@@ -18,8 +18,7 @@ from tilewright.service.api.schemas.workers import check_device_facts
 from tilewright.service.show.text import one_sentence
 from tilewright.tuner.protocol.batches import MeasureResult
 from tilewright.tuner.protocol.judge import ImplausibleError, check_result, most_result_bytes
-from tilewright.tuner.protocol.messages import read_request
-from tilewright.tuner.protocol.run_results import RunResult
+from tilewright.tuner.protocol.messages import read_request, read_result
 from tilewright.tuner.protocol.version import ProtocolError
 
 
@@ -47,7 +46,7 @@ def admit(held: Held, worker_id: str, result: Mapping[str, Any]) -> JsonObject:
     """Validate a result, and return it in its stored form. Raises ResultRefused."""
     try:
         request = read_request(held.payload)
-        found: MeasureResult | RunResult = request.result_type.from_json(result)
+        found = read_result(result)
         check_result(request, found)
     except ImplausibleError as error:
         raise ResultRefused(error.field, str(error)) from error

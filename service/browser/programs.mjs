@@ -17,6 +17,7 @@ import {
   RACE_SECONDS,
   READ_BYTES,
   READ_SAMPLES,
+  WorkKind,
 } from "./messages.mjs";
 
 const [KERNEL, COPY, NATIVE, LOOP, BRANCH, REFUSAL] = [0, 1, 2, 3, 4, 5];
@@ -34,7 +35,7 @@ export async function doRun({request, plan, blobs}, emit) {
   };
   const {work} = request;
   switch (work.do) {
-    case "check": {
+    case WorkKind.CHECK: {
       const program = await load(work.program);
       begin();
       program.run();
@@ -52,7 +53,7 @@ export async function doRun({request, plan, blobs}, emit) {
       }
       return {errors, fetched};
     }
-    case "race": {
+    case WorkKind.RACE: {
       const [incumbent, ...others] = work.variants.map((numbers) => async () => {
         const programs = [];
         for (const number of numbers) programs.push(await load(number));
@@ -66,12 +67,12 @@ export async function doRun({request, plan, blobs}, emit) {
       const seconds = Array.from({length: RACE_RUNS}, () => timed(first, 1));
       return {race: {incumbent_seconds: Math.max(LEAST_SECONDS, Math.min(...seconds)), comparisons}};
     }
-    case "profile": {
+    case WorkKind.PROFILE: {
       const program = await load(work.program);
       await warmed(() => program.run(), begin);
       return {seconds: profiled(program, work.samples, begin)};
     }
-    case "speeds":
+    case WorkKind.SPEEDS:
       begin();
       return {speeds: await speeds(work, blobs.get(work.library))};
   }

@@ -3,7 +3,7 @@
 
 import {measureBatch} from "./batch.mjs";
 import {referenceSeconds} from "./code.mjs";
-import {RunStatus} from "./messages.mjs";
+import {RequestKind, RunStatus} from "./messages.mjs";
 import {doRun} from "./programs.mjs";
 
 const port = globalThis.postMessage ? globalThis : (await import("node:worker_threads")).parentPort;
@@ -12,7 +12,7 @@ const emit = (event) => port.postMessage(event);
 async function work(asked) {
   const speed = () => emit({event: "speed", seconds: referenceSeconds()});
   const {request} = asked;
-  if (request.kind === "run") {
+  if (request.kind === RequestKind.RUN) {
     emit({event: "result", ...(await doRun(asked, emit))});
   } else {
     speed();

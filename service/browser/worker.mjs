@@ -3,7 +3,7 @@
 // without imports, and is ended if a step takes too long.
 
 import {Damaged, Refused, Unreachable, secondsOf} from "./api.mjs";
-import {MOST_ERROR, PROTOCOL, RunStatus, Status} from "./messages.mjs";
+import {MOST_ERROR, PROTOCOL, RequestKind, RunStatus, Status, WorkKind} from "./messages.mjs";
 import {SpeedWatch, comparison, excess} from "./statistics.mjs";
 
 const START_SECONDS = 20; // limit to start a sandbox and to read the blobs of a lease
@@ -172,16 +172,18 @@ export class MeasurementWorker {
     this.#lease = {id, lost};
     const signal = AbortSignal.any([lost.signal, this.#stopping.signal]);
     try {
-      if (!request.plain?.length && request.work?.do !== "speeds") {
+      if (!request.plain?.length && request.work?.do !== WorkKind.SPEEDS) {
         throw new TypeError("the request is not spelled out: it needs a worker in Python");
       }
-      const threads = request.kind === "run" ? request.threads : request.key.threads;
+      if (!Object.hasOwn(KINDS, request.kind)) throw new TypeError(`there is no request of kind '${request.kind}'`);
+      const {threads, task, digests} = KINDS[request.kind](request);
       if (threads > 1) throw new TypeError(`the request is for ${threads} threads, this worker has one`);
-      this.tell({state: "fetching", task: describe(request)});
-      const names = request.kind === "run" ? Object.keys(request.blobs) : this.#digests(request);
-      const blobs = await this.#fetched(names, signal);
+      this.tell({state: "fetching", task});
+      const blobs = await this.#fetched(digests, signal);
       this.tell({state: "measuring"});
-      const result = request.kind === "run" ? await this.#run(request, blobs, signal) : await this.#measure(request, blobs, signal);
+      const execute = request.kind === RequestKind.RUN ? this.#run : this.#measure;
+      const fields = await execute.call(this, request, blobs, signal);
+      const result = {kind: request.kind, protocol: PROTOCOL, request_id: request.request_id, worker: this.id, ...fields};
       if (signal.aborted) return; // the lease was released or lost
       const body = {worker_id: this.id, result_key: hex(16), result};
       await this.#patiently(() => this.api.call("POST", `/v1/leases/${id}/result`, body));
@@ -205,10 +207,6 @@ export class MeasurementWorker {
       if (problem instanceof Refused && problem.endsWorker) throw problem;
       this.tell({text: problem.message}); // the lease expires
     }
-  }
-
-  #digests({library_digest, cases, plain}) {
-    return [...new Set([library_digest, ...cases.map((each) => each.reference_digest), ...plain])];
   }
 
   /** Return a blob. Retries a damaged transfer, unless the service's own copy is damaged. */
@@ -287,10 +285,6 @@ export class MeasurementWorker {
     });
     const ok = status === RunStatus.OK;
     return {
-      kind: "run",
-      protocol: PROTOCOL,
-      request_id: request.request_id,
-      worker: this.id,
       status,
       error,
       errors: (ok && found.errors) || {},
@@ -313,7 +307,7 @@ export class MeasurementWorker {
       trial_id: candidate.trial_id,
       measurement: this.#measurement(request, candidate, observed.get(candidate.trial_id), worst),
     }));
-    return {protocol: PROTOCOL, request_id: request.request_id, worker: this.id, measurements};
+    return {measurements};
   }
 
   /** Return the outcome of each candidate, and the most disturbed reading of the speed.
@@ -412,8 +406,19 @@ const unseen = () => ({status: null, error: "", checks: 0, maxError: null, sampl
 
 const readJson = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
-/** Return a short description of a request. */
-function describe(request) {
-  if (request.kind !== "run") return `${request.candidates.length} candidates of one kernel (${request.phase})`;
-  return {check: "a whole model, checked", race: "whole models, raced", profile: "a model, kernel by kernel", speeds: "the device itself"}[request.work?.do] ?? "a run";
-}
+const RUNS = {
+  [WorkKind.CHECK]: "a whole model, checked",
+  [WorkKind.RACE]: "whole models, raced",
+  [WorkKind.PROFILE]: "a model, kernel by kernel",
+  [WorkKind.SPEEDS]: "the device itself",
+};
+
+/** What a request needs, and a short description of it, by kind. */
+const KINDS = {
+  [RequestKind.MEASURE]: ({key, candidates, phase, library_digest, cases, plain}) => ({
+    threads: key.threads,
+    task: `${candidates.length} candidates of one kernel (${phase})`,
+    digests: [...new Set([library_digest, ...cases.map((each) => each.reference_digest), ...plain])],
+  }),
+  [RequestKind.RUN]: ({threads, work, blobs}) => ({threads, task: RUNS[work.do] ?? "a run", digests: Object.keys(blobs)}),
+};

@@ -29,7 +29,8 @@ from tilewright.service.jobs.report.replaying import repeat
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 from tilewright.tuner.protocol.measurement import Phase
-from tilewright.tuner.protocol.messages import is_run, read_request
+from tilewright.tuner.protocol.messages import kind_of, read_request
+from tilewright.tuner.protocol.version import RequestKind
 
 SEEDS = [int(text) for text in os.environ.get("TILEWRIGHT_KILL_SEEDS", "1").split(",")]
 """Orders and moments of the kills; more of them for a longer test."""
@@ -286,7 +287,7 @@ def check_nothing_lost_or_twice(fleet: KilledFleet, storage: Storage, drama: Dra
         if request.request_id in finished:
             assert request.state is RequestState.DONE, "a finished request was lost"
             assert request.result is not None
-            if is_run(request.result):
+            if kind_of(request.result) is RequestKind.RUN:
                 continue  # its outcome is in the job's result
             for entry in request.result["measurements"]:
                 stored = trials[entry["trial_id"]].measurement

@@ -14,12 +14,12 @@ from typing import Any
 from tilewright.compiler.targets.detection import named_device
 from tilewright.tuner.measure.harness.build import HarnessError
 from tilewright.tuner.measure.harness.command import DeviceLost
-from tilewright.tuner.measure.harness.driver import Blob, Bytes, WorkResult
+from tilewright.tuner.measure.harness.driver import Blob, Bytes
 from tilewright.tuner.measure.harness.local import harness_here
 from tilewright.tuner.measure.job_queue import JobQueue
 from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
 from tilewright.tuner.protocol.measurement import Measurement, Status
-from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.messages import Request, WorkResult
 from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RunRequest
 

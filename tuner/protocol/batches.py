@@ -20,7 +20,7 @@ from tilewright.compiler.limits import LARGEST_SIZE
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Via
 from tilewright.tuner.protocol.measurement import Measurement, Phase, Positive, RecordKey, Sizes
-from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 LEAST_SECONDS = 5e-10
 """No kernel takes less: it is called, and returns."""
@@ -146,10 +146,11 @@ class MeasureRequest(JsonValue):
     restarted tuner loses nothing.
     """
 
+    kind: ClassVar[RequestKind] = RequestKind.MEASURE
     json_form: ClassVar[JsonForm] = JsonForm(
         "measure request",
         ProtocolError,
-        constants={"kind": "measure"},
+        constants={"kind": RequestKind.MEASURE.value},
         leading=("protocol",),
         sparse=("plain",),
         check=lambda request: request.check(),
@@ -169,11 +170,6 @@ class MeasureRequest(JsonValue):
     codegen_version: str = ""
     plain: tuple[str, ...] = ()
     protocol: int = PROTOCOL
-
-    @property
-    def result_type(self) -> type[MeasureResult]:
-        """The class of its results."""
-        return MeasureResult
 
     @property
     def timed(self) -> tuple[Case, ...]:
@@ -224,8 +220,12 @@ _MEASURED = Via(
 class MeasureResult(JsonValue):
     """The result of each candidate of a request, by trial id, in the order of the request."""
 
+    kind: ClassVar[RequestKind] = RequestKind.MEASURE
     json_form: ClassVar[JsonForm] = JsonForm(
-        "measure result", ProtocolError, leading=("protocol", "request_id", "worker")
+        "measure result",
+        ProtocolError,
+        constants={"kind": RequestKind.MEASURE.value},
+        leading=("protocol", "request_id", "worker"),
     )
 
     request_id: str

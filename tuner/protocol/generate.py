@@ -23,12 +23,13 @@ HEADER = ROOT / "tuner/measure/harness/messages.h"
 MODULE = ROOT / "service/browser/messages.mjs"
 
 SHARED: Mapping[str, tuple[str, ...]] = {
-    "tuner/protocol/version.py": ("PROTOCOL",),
+    "tuner/protocol/version.py": ("PROTOCOL", "RequestKind"),
     "tuner/protocol/measurement.py": ("MOST_ERROR", "Status"),
     "tuner/protocol/batches.py": ("LEAST_SECONDS", "COLD_BYTES"),
     "tuner/protocol/runs.py": (
         *("BYTES_LIMIT", "SECONDS_LIMIT", "SAMPLES_LIMIT"),
         *("RACE_PAIRS", "RACE_LEAST_PAIRS", "RACE_SECONDS", "RACE_SAMPLE_SECONDS", "RACE_RUNS"),
+        "WorkKind",
     ),
     "tuner/protocol/run_results.py": ("FETCH_BYTES", "RunStatus"),
     "tuner/measure/statistics.py": (

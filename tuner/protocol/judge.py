@@ -20,7 +20,7 @@ from tilewright.tuner.protocol.batches import (
     MeasureResult,
 )
 from tilewright.tuner.protocol.measurement import Measurement, Status
-from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.messages import Request, WorkResult
 from tilewright.tuner.protocol.run_results import FETCH_BYTES, RunResult, RunStatus
 from tilewright.tuner.protocol.runs import (
     RACE_PAIRS,
@@ -101,7 +101,7 @@ def most_result_bytes(request: Request) -> int:
             assert_never(request.work)
 
 
-def check_result(request: Request, result: MeasureResult | RunResult) -> None:
+def check_result(request: Request, result: WorkResult) -> None:
     """Raise ImplausibleError unless the result can be that of its request, of either kind."""
     if isinstance(request, MeasureRequest) and isinstance(result, MeasureResult):
         check_measured(request, result)

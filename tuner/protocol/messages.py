@@ -1,27 +1,49 @@
-"""Requests of either kind: batches of candidates to measure, and runs of whole programs."""
+"""Reads requests and results of either kind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from tilewright.tuner.protocol.batches import MeasureRequest
+from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
+from tilewright.tuner.protocol.run_results import RunResult
 from tilewright.tuner.protocol.runs import RunRequest
+from tilewright.tuner.protocol.version import ProtocolError, RequestKind, check_protocol
 
 Request = MeasureRequest | RunRequest
+WorkResult = MeasureResult | RunResult
 
 
-def is_run(payload: Mapping[str, Any]) -> bool:
-    """Whether a request in its JSON form is a run, of whatever protocol version."""
-    return payload.get("kind") == "run"
-
-
-def read_request(payload: Mapping[str, Any]) -> Request:
+def read_request(data: object) -> Request:
     """A request of either kind.
 
     Raises:
-        ProtocolError: as `from_json` of its class does.
+        ProtocolError: if it is of another protocol version, or a field is missing or wrong.
     """
-    if isinstance(payload, Mapping) and is_run(payload):
-        return RunRequest.from_json(payload)
-    return MeasureRequest.from_json(payload)
+    match kind_of(data):
+        case RequestKind.MEASURE:
+            return MeasureRequest.from_json(data)
+        case RequestKind.RUN:
+            return RunRequest.from_json(data)
+
+
+def read_result(data: object) -> WorkResult:
+    """A result of either kind. Raises ProtocolError as `read_request` does."""
+    match kind_of(data):
+        case RequestKind.MEASURE:
+            return MeasureResult.from_json(data)
+        case RequestKind.RUN:
+            return RunResult.from_json(data)
+
+
+def kind_of(data: object) -> RequestKind:
+    """The kind of a request or result in its JSON form.
+
+    Raises:
+        ProtocolError: if it is of another protocol version, or of no kind of this version.
+    """
+    check_protocol(data)
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    found = next((known for known in RequestKind if known.value == kind), None)
+    if found is None:
+        raise ProtocolError(f"a message of kind {kind!r}")
+    return found

@@ -16,7 +16,7 @@ from tilewright.compiler.runtime.json_form import JsonForm, Length, Via
 from tilewright.compiler.runtime.speeds import Speeds
 from tilewright.tuner.measure.statistics import MOST_SAMPLES, Comparison
 from tilewright.tuner.protocol.measurement import ErrorText
-from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 FETCH_BYTES = 16 << 20
 """Outputs that one result may bring back, in bytes."""
@@ -97,10 +97,11 @@ class RunResult(JsonValue):
         worker: the worker that ran it.
     """
 
+    kind: ClassVar[RequestKind] = RequestKind.RUN
     json_form: ClassVar[JsonForm] = JsonForm(
         "run result",
         ProtocolError,
-        constants={"kind": "run"},
+        constants={"kind": RequestKind.RUN.value},
         leading=("protocol", "request_id", "worker"),
     )
 

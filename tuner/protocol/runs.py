@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, ClassVar, Self, assert_never
 
 from tilewright.compiler.limits import MAX_THREADS
 from tilewright.compiler.runtime.codec import JsonValue, decode
 from tilewright.compiler.runtime.json_form import Between, JsonForm, Length, Matching
 from tilewright.compiler.runtime.speeds import DOTS
-from tilewright.tuner.protocol.run_results import RunResult
-from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, check_protocol
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind, check_protocol
 
 BYTES_LIMIT = 1 << 46
 ITEMS_LIMIT = 1_000_000
@@ -45,6 +45,15 @@ ItemNumber = Annotated[int, Between(0, ITEMS_LIMIT)]
 Seed = Annotated[int, Between(0, 1 << 31)]
 Files = Mapping[str, Digest]
 """Files by the name of the input or output that each is of."""
+
+
+class WorkKind(StrEnum):
+    """The purpose of a run."""
+
+    CHECK = "check"
+    RACE = "race"
+    PROFILE = "profile"
+    SPEEDS = "speeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ class CheckWork:
     (`run_results.FETCH_BYTES`).
     """
 
-    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "check"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.CHECK.value})
 
     program: ItemNumber
     seed: Seed
@@ -109,7 +118,7 @@ class CheckWork:
 class RaceWork:
     """Each variant in pairs with the first one. A variant is programs that run one by one."""
 
-    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "race"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.RACE.value})
 
     variants: Annotated[tuple[Annotated[tuple[ItemNumber, ...], Length(1)], ...], Length(1)]
     seed: Seed = INPUT_SEED
@@ -119,7 +128,7 @@ class RaceWork:
 class ProfileWork:
     """Time every instruction of a program in its place; the fastest of `samples`."""
 
-    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "profile"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.PROFILE.value})
 
     program: ItemNumber
     samples: Annotated[int, Between(1, SAMPLES_LIMIT)]
@@ -134,7 +143,7 @@ class SpeedsWork:
     functions the library has.
     """
 
-    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": "speeds"})
+    json_form: ClassVar[JsonForm] = JsonForm(constants={"do": WorkKind.SPEEDS.value})
 
     library: Digest
     vector_bytes: Annotated[int, Between(4, 1 << 12)]
@@ -163,10 +172,11 @@ class RunRequest(JsonValue):
         plain: digests of a plan and of inputs, for a device without NumPy (`plain_form`).
     """
 
+    kind: ClassVar[RequestKind] = RequestKind.RUN
     json_form: ClassVar[JsonForm] = JsonForm(
         "run request",
         ProtocolError,
-        constants={"kind": "run"},
+        constants={"kind": RequestKind.RUN.value},
         leading=("protocol",),
         sparse=("plain",),
         check=lambda request: _check_places(request),
@@ -183,11 +193,6 @@ class RunRequest(JsonValue):
     limit_seconds: Annotated[float, Between(0.0, SECONDS_LIMIT, above=True)]
     plain: tuple[Digest, ...] = ()
     protocol: int = PROTOCOL
-
-    @property
-    def result_type(self) -> type[RunResult]:
-        """The class of its results."""
-        return RunResult
 
     @property
     def digests(self) -> tuple[str, ...]:

@@ -1,11 +1,21 @@
-"""The version of the worker protocol, which every message carries."""
+"""Fields of all messages of the worker protocol: its version, and the kind of the request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of the messages. A worker refuses a request of another version."""
+
+
+class RequestKind(StrEnum):
+    """The kind of a request and of its result."""
+
+    MEASURE = "measure"
+    """A batch of candidates of one workload (`batches`)."""
+    RUN = "run"
+    """Whole programs (`runs`)."""
 
 
 class ProtocolError(ValueError):

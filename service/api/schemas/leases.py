@@ -65,7 +65,9 @@ class ResultRequest(RequestBody):
     """The outcome of a lease. Sending the same `result_key` again changes nothing."""
 
     model_config = shown(
-        worker_id=SHOWN_ID, result_key=SHOWN_ID, result={"measurements": [SHOWN_MEASUREMENT]}
+        worker_id=SHOWN_ID,
+        result_key=SHOWN_ID,
+        result={"kind": "measure", "measurements": [SHOWN_MEASUREMENT]},
     )
 
     worker_id: str = Field(max_length=64)

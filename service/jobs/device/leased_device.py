@@ -14,6 +14,7 @@ from tilewright.compiler.targets.target import Target
 from tilewright.db.review_state import Attestation, ClaimReporter
 from tilewright.db.storage import Storage
 from tilewright.db.stores.workers import Health, RegisteredWorker
+from tilewright.service.jobs.device.lease_client import LeaseClient
 from tilewright.service.jobs.device.program_runs import ProgramRuns
 from tilewright.service.jobs.device.remote_runner import RemoteRunner
 from tilewright.service.jobs.device.run_queue import RunQueue
@@ -96,12 +97,8 @@ class LeasedDevice(ProgramRuns):
             plain=target.family.modules,
         )
         self._queue = RunQueue(
-            storage,
-            job_id,
+            LeaseClient(storage, job_id, interrupt, cancel, worker_ids),
             target,
-            interrupt,
-            cancel,
-            worker_ids,
             absent_seconds,
             gives_back,
             "second" if second else "",

@@ -15,18 +15,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.db.storage import Storage
-from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
+from tilewright.db.stores.leases import RequestState, RequestStatus
 from tilewright.db.stores.workers import Health
-from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled, WorkerAbsent
+from tilewright.service.jobs.device.lease_client import POLL_SECONDS, LeaseClient, answer_of
+from tilewright.service.jobs.process.interrupts import WorkerAbsent
 from tilewright.tuner.cancel import CancelToken
 from tilewright.tuner.measure.plain_form import PlainForms
 from tilewright.tuner.protocol.batches import MeasureRequest, MeasureResult
-from tilewright.tuner.protocol.judge import ImplausibleError, check_measured
 from tilewright.tuner.protocol.measurement import Measurement, Status
-from tilewright.tuner.protocol.messages import is_run
-from tilewright.tuner.protocol.version import ProtocolError
-
-POLL_SECONDS = 0.02
 
 FEW = 16
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5e-4, 0.2
@@ -72,9 +68,10 @@ class RemoteRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._priority = priority
         self._plain = PlainForms() if plain else None
-        self._cancel = cancel or CancelToken()
+        cancel = cancel or CancelToken()
+        self._client = LeaseClient(storage, job_id, interrupt, cancel, worker_ids)
+        self._priority = priority
         self._absent_seconds = absent_seconds
         self._gives_back = gives_back
         self._canaries = canaries
@@ -82,8 +79,7 @@ class RemoteRunner:
         self._storage = storage
         self._job_id = job_id
         self._target_key = target_key
-        self._interrupt = interrupt
-        self._worker_ids = tuple(worker_ids)
+        self._worker = next(iter(worker_ids), None)  # whose turn it is, if any are named
         self._open: dict[str, MeasureRequest] = {}
         self._gathered: dict[str, MeasureRequest] = {}  # of the open ones, and what they name
         self._blobs: dict[str, bytes] = {}
@@ -104,7 +100,7 @@ class RemoteRunner:
         """Living workers for the target, looked up at most once a second."""
         if self._clock() - self._looked_for_workers >= 1.0:
             self._looked_for_workers = self._clock()
-            found = self._storage.workers.healths(self._target_key, self._worker_ids)
+            found = self._storage.workers.healths(self._target_key, self._client.worker_ids)
             self._workers, self._in_quarantine = found[Health.HEALTHY], found[Health.QUARANTINED]
         return self._workers
 
@@ -115,8 +111,7 @@ class RemoteRunner:
             JobCancelled: if the job has ended, so that no worker may measure for it.
             StaleLeaseError: as `poll`.
         """
-        if self._cancel.cancelled:
-            raise JobCancelled(self._cancel.reason)
+        self._client.check_cancelled()
         if self._plain is not None:
             request, more = self._plain.batch(request)
             blobs = {**blobs, **more}
@@ -137,13 +132,12 @@ class RemoteRunner:
         """
         ends = self._clock() + timeout_seconds
         while True:
-            if self._interrupt.cancelled:
-                raise Interrupted(self._interrupt.reason)
+            self._client.check_interrupt()
             if self._clock() >= self._next_look and (results := self._look()):
                 return results
             left = ends - self._clock()
             if left > 0:
-                self._interrupt.wait(min(POLL_SECONDS, left))
+                self._client.interrupt.wait(min(POLL_SECONDS, left))
             if left <= POLL_SECONDS:
                 return []  # the next poll looks at once
 
@@ -164,20 +158,9 @@ class RemoteRunner:
         # acknowledge first: a request whose trial this process stored in another stage of the job
         # would be resumed here, and no result would follow once it is acknowledged
         self._tell_stored()
-        statuses = self._storage.leases.of_job(self._job_id, unacknowledged=True)
-        # requests that were cancelled when the job was paused are proposed again
-        known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
-        payloads = self._storage.leases.payloads(known)
-        found = []
-        for request_id, payload in payloads.items():
-            if is_run(payload):
-                continue  # a repeated request of a run finds it by its name
-            try:
-                found.append(MeasureRequest.from_json(payload))
-            except ProtocolError:
-                # written by an older release: no worker can measure it, no tuner can read it
-                self._storage.leases.cancel(request_ids=[request_id])
-                self._storage.leases.acknowledge([request_id])
+        # a repeated run finds its request by its name
+        unacknowledged = self._client.unacknowledged()
+        found = [request for request in unacknowledged if isinstance(request, MeasureRequest)]
         self._open.update((request.request_id, request) for request in found)
         return found
 
@@ -190,35 +173,21 @@ class RemoteRunner:
         self._stored.clear()
 
     def _send(self) -> None:
-        """Queue the batch; its blobs are saved first, so that no worker looks for them in vain.
-        Raises StaleLeaseError."""
-        if self._cancel.cancelled:
+        """Queue the batch. Raises StaleLeaseError."""
+        if self._client.cancel.cancelled:
             self._withdraw(list(self._gathered))
         if not (self._gathered or self._stored):
             return
-        if self._gathered:
-            # existing blobs get a new time: the sweep spares them until a request names them
-            wanted = {digest for r in self._gathered.values() for digest in r.digests}
-            for digest in wanted - self._storage.blobs.touch(wanted):
-                self._storage.blobs.put(self._blobs[digest])
-            if len(self._open) == len(self._gathered):
-                self._turned = self._clock()  # a turn begins when there is something to take
-        new = self._storage.leases.submit(
-            [
-                NewRequest(
-                    request_id=request.request_id,
-                    target_key=self._target_key,
-                    payload=request.to_json(),
-                    blob_digests=request.digests,
-                    job_id=self._job_id,
-                    worker_id=next(iter(self._worker_ids), None),
-                    priority=self._priority,
-                )
-                for request in self._gathered.values()
-            ],
+        if self._gathered and len(self._open) == len(self._gathered):
+            self._turned = self._clock()  # a turn begins when there is something to take
+        self._known |= self._client.submit(
+            self._gathered.values(),
+            self._blobs,
+            self._target_key,
+            self._worker,
             self._stored,
+            self._priority,
         )
-        self._known |= self._gathered.keys() - {*new}
         self._gathered.clear()
         self._blobs.clear()
         self._stored.clear()
@@ -253,19 +222,13 @@ class RemoteRunner:
     def _pass_on(self) -> None:
         """Offer the requests that no worker has taken to the next worker, once the turn of the
         current one has ended."""
-        if len(self._worker_ids) < 2 or not self._open:
-            return
         now = self._clock()
-        if now - self._turned < TURN_SECONDS:
+        if self._worker is None or not self._open or now - self._turned < TURN_SECONDS:
             return
         self._turned = now
-        known = self._storage.workers.presences(self._worker_ids)
-        last, *others = self._worker_ids
-        well = [name for name in others if name in known and known[name].health is Health.HEALTHY]
-        if well:
-            self._storage.leases.hand_on(list(self._open), well[0])
-            # workers that had a turn come last
-            self._worker_ids = (well[0], *(n for n in others if n != well[0]), last)
+        other = self._client.pass_on(list(self._open), self._worker, self._target_key)
+        if other is not None:
+            self._worker = other.id
 
     def _look(self) -> list[MeasureResult]:
         """Queue the batch, and collect the available results."""
@@ -297,24 +260,17 @@ class RemoteRunner:
 
 def result_of(request: MeasureRequest, status: RequestStatus) -> MeasureResult:
     """The outcome of a request as the tuner knows it. Raises ValueError if it has none yet."""
-    worker = status.worker_id or ""
-    match status.state:
-        case RequestState.DONE:
-            try:
-                result = MeasureResult.from_json(status.result or {})
-                check_measured(request, result)
-                return result.by(worker)
-            except (ProtocolError, ImplausibleError) as error:
-                return _same(request, Status.WORKER_LOST, str(error), worker)
-        case RequestState.CANCELLED:
-            return _same(request, Status.CANCELLED, "cancelled", worker)
-        case RequestState.FAILED | RequestState.EXPIRED:
-            return _same(request, Status.WORKER_LOST, status.error or "lost", worker)
-        case RequestState.SET_ASIDE:
+    answer = answer_of(request, status)
+    match answer.result, answer.state:
+        case MeasureResult() as result, _:
+            return result
+        case _, RequestState.CANCELLED:
+            return _same(request, Status.CANCELLED, answer.error, answer.worker)
+        case _, RequestState.SET_ASIDE:
             # one of them takes machines down: none of them is tried again
-            return _same(request, Status.CRASH, status.error or "set aside", worker)
-        case RequestState.QUEUED | RequestState.LEASED:
-            raise ValueError(f"request '{request.request_id}' is not finished")
+            return _same(request, Status.CRASH, answer.error, answer.worker)
+        case _:
+            return _same(request, Status.WORKER_LOST, answer.error, answer.worker)
 
 
 def _same(request: MeasureRequest, status: Status, error: str, worker: str) -> MeasureResult:

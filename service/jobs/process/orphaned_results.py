@@ -6,8 +6,8 @@ from tilewright.compiler.errors import ScheduleError
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.remote_runner import result_of
 from tilewright.tuner.measure.batch import trials_of
-from tilewright.tuner.protocol.batches import MeasureRequest
-from tilewright.tuner.protocol.messages import is_run
+from tilewright.tuner.protocol.messages import read_request
+from tilewright.tuner.protocol.runs import RunRequest
 from tilewright.tuner.protocol.version import ProtocolError
 
 
@@ -23,10 +23,12 @@ def store_orphaned_results(storage: Storage) -> int:
         payloads = storage.leases.payloads(names)
         for status in left:
             payload = payloads.get(status.request_id)
-            if payload is None or is_run(payload):
-                continue  # deleted meanwhile, or a run, whose result matters only to its job
+            if payload is None:
+                continue  # deleted meanwhile
             try:
-                request = MeasureRequest.from_json(payload)
+                request = read_request(payload)
+                if isinstance(request, RunRequest):
+                    continue  # its result matters only to its job
                 trials = trials_of(request, result_of(request, status))
             except (ProtocolError, ScheduleError):
                 continue  # of an older release

@@ -15,12 +15,12 @@ from tilewright.service.worker.http import Distrusted, Refused
 from tilewright.service.worker.options import WorkerOptions
 from tilewright.service.worker.process import Worker
 from tilewright.tuner.measure.harness.command import DeviceCommand
-from tilewright.tuner.measure.harness.driver import HarnessLimits, WorkResult
+from tilewright.tuner.measure.harness.driver import HarnessLimits
 from tilewright.tuner.measure.job_queue import MOST_TOGETHER
 from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.protocol.batches import Candidate, Case, MeasureRequest, MeasureResult
 from tilewright.tuner.protocol.measurement import Measurement, RecordKey, Status
-from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.messages import Request, WorkResult
 from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RunRequest
 

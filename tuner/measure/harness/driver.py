@@ -32,7 +32,7 @@ from tilewright.tuner.measure.plain_form import MOST_ELEMENTS, PlainForms
 from tilewright.tuner.measure.speed import Speed
 from tilewright.tuner.protocol.batches import MeasureResult
 from tilewright.tuner.protocol.measurement import Status
-from tilewright.tuner.protocol.messages import Request
+from tilewright.tuner.protocol.messages import Request, WorkResult, read_result
 from tilewright.tuner.protocol.run_results import RunResult, RunStatus
 from tilewright.tuner.protocol.runs import RunRequest
 from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
@@ -40,7 +40,6 @@ from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
 PROBE_SECONDS = 20.0
 """Longest time between two readings of a device's speed."""
 
-WorkResult = MeasureResult | RunResult
 Bytes = bytes | memoryview
 Blob = Callable[[str], Bytes]
 """The bytes of a digest."""
@@ -379,12 +378,11 @@ class Harness:
         return [self._read(*each) for each in zip(requests, results, strict=True)]
 
     def _read(self, request: Request, result: object) -> WorkResult:
-        kind = RunResult if isinstance(request, RunRequest) else MeasureResult
         try:
-            found: WorkResult = kind.from_json(result)
+            found = read_result(result)
         except ProtocolError as error:
             raise RuntimeError(f"the device's result makes no sense: {error}") from error
-        if found.request_id != request.request_id:
+        if (found.kind, found.request_id) != (request.kind, request.request_id):
             raise RuntimeError("the device's result is that of another request")
         if self._device is not None and isinstance(found, MeasureResult):
             named = ((trial, replace(m, device=self._device)) for trial, m in found.measurements)

@@ -468,7 +468,10 @@ bool tw_run(const tw_child *child, const tw_part *part, tw_error *error) {
     static const struct {
         const char *name;
         bool (*work)(run *, const json *);
-    } kinds[] = {{"check", check}, {"race", race}, {"profile", profile}, {"speeds", speeds}};
+    } kinds[] = {{WORK_KIND_CHECK, check},
+                 {WORK_KIND_RACE, race},
+                 {WORK_KIND_PROFILE, profile},
+                 {WORK_KIND_SPEEDS, speeds}};
     run *all = tw_allocate(sizeof *all);
     const json *work = json_get_kind(request, "work", JSON_OBJECT);
     const char *wanted = json_get_text(work, "do");

@@ -415,7 +415,7 @@ static void add_measurement(const tw_batch *batch, const part *one, const tw_har
 static void add_result(const tw_batch *batch, const part *one, const tw_harness *harness,
                        tw_text *text) {
     const json *each = one->candidates->first;
-    tw_text_format(text, "{\"protocol\":%d,\"worker\":", PROTOCOL);
+    tw_text_format(text, "{\"kind\":\"" REQUEST_KIND_MEASURE "\",\"protocol\":%d,\"worker\":", PROTOCOL);
     tw_text_string(text, harness->worker, strlen(harness->worker));
     add_same(text, "request_id", json_get(one->request, "request_id"));
     tw_text_format(text, ",\"measurements\":[");

@@ -80,22 +80,22 @@ static bool name_blobs(tw_task *task, const json *request, tw_error *error) {
     return true;
 }
 
-static bool is_run(const json *request) {
-    return strcmp(json_get_text(request, "kind"), "run") == 0;
-}
-
 /* Read one of the requests, of which the first has number 0. */
 static bool add_request(tw_task *task, const json *request, size_t number, tw_error *error) {
     int64_t protocol, threads;
     if (!json_integer(json_get(request, "protocol"), PROTOCOL, PROTOCOL, &protocol))
         return tw_fail(error, "the request is of another protocol than %d", PROTOCOL);
-    const json *asked = is_run(request) ? request : json_get(request, "key");
+    const char *kind = json_get_text(request, "kind");
+    bool is_run = strcmp(kind, REQUEST_KIND_RUN) == 0;
+    if (!is_run && strcmp(kind, REQUEST_KIND_MEASURE) != 0)
+        return tw_fail(error, "there is no request of kind '%.40s'", kind);
+    const json *asked = is_run ? request : json_get(request, "key");
     if (!is_name(json_get_text(request, "request_id"), 200) ||
         !json_integer(json_get(asked, "threads"), 1, TW_MAX_THREADS, &threads))
         return tw_fail(error, "the request makes no sense");
-    if (number && (is_run(request) || task->run || task->threads != threads))
+    if (number && (is_run || task->run || task->threads != threads))
         return tw_fail(error, "the requests do not go together");
-    if (is_run(request)) task->run = request;
+    if (is_run) task->run = request;
     task->threads = (int)threads;
     return name_blobs(task, request, error);
 }
@@ -227,7 +227,7 @@ static void add_run_fields(const tw_task *task, bool ok, tw_text *text) {
 
 static void run_result(const tw_task *task, const char *status, const char *error, tw_text *text) {
     tw_text_format(text,
-                   "[{\"kind\":\"run\",\"protocol\":%d,\"request_id\":\"%s\",\"status\":\"%s\","
+                   "[{\"kind\":\"" REQUEST_KIND_RUN "\",\"protocol\":%d,\"request_id\":\"%s\",\"status\":\"%s\","
                    "\"worker\":",
                    PROTOCOL, json_get_text(task->run, "request_id"), status);
     tw_text_string(text, task->harness->worker, strlen(task->harness->worker));

@@ -208,7 +208,9 @@ LOST = """
 import {Unreachable} from "FOLDER/api.mjs";
 import {MeasurementWorker} from "FOLDER/worker.mjs";
 
-const payload = {plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1"};
+const payload = {
+  kind: "measure", plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1",
+};
 let claims = 0;
 const api = {
   async call(method, path) {
@@ -243,7 +245,9 @@ DAMAGED = """
 import {Damaged, Unreachable} from "FOLDER/api.mjs";
 import {MeasurementWorker} from "FOLDER/worker.mjs";
 
-const payload = {plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1"};
+const payload = {
+  kind: "measure", plain: ["0"], key: {threads: 1}, candidates: [], cases: [], library_digest: "1",
+};
 let claims = 0, fetched = 0;
 const api = {
   async call(method, path, body) {
@@ -271,6 +275,16 @@ def test_a_blob_that_always_arrives_damaged_is_given_up(tmp_path: Path) -> None:
     assert NODE is not None
     said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
     assert said.stdout == b"service blob 1 arrived damaged 4 times 8\n"
+
+
+@pytest.mark.skipif(NODE is None, reason="runs in Node")
+def test_a_request_of_another_kind_is_given_up(tmp_path: Path) -> None:
+    script = tmp_path / "other.mjs"
+    text = DAMAGED.replace('kind: "measure"', 'kind: "shell"')
+    script.write_text(text.replace("FOLDER", FOLDER.as_uri()))
+    assert NODE is not None
+    said = subprocess.run([NODE, str(script)], capture_output=True, timeout=120, check=True)
+    assert said.stdout == b"worker there is no request of kind 'shell' 0\n"
 
 
 def test_the_page_loads_nothing_but_its_own_files(anonymous: TestClient) -> None:

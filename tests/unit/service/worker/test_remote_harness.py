@@ -410,6 +410,19 @@ def test_a_request_that_comes_during_a_probe_is_worked_on_after_it(
     assert process.wait(10) == 0
 
 
+def test_a_request_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    request, _ = request_of(["good"], b"code")
+    payload = {**request.to_json(), "kind": "shell"}
+    done = subprocess.run(
+        [harness_path(target_of(platform.machine()), folder), "--serve", tmp_path / "blobs"],
+        input=json.dumps({"do": "work", "worker": "w", "requests": [payload]}).encode() + b"\n",
+        capture_output=True,
+        check=True,
+    )
+    refusal = {"failed": "there is no request of kind 'shell'", "cause": "service"}
+    assert refusal in map(json.loads, done.stdout.splitlines())
+
+
 def test_a_device_that_is_away_is_not_taken_for_found(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to("/usr/bin/env")
     found = Harness(
@@ -519,7 +532,12 @@ UNFINISHED = json.dumps(
         ("sys.exit()", DeviceLost, "it ended"),
         ("say(results=[{}])", RuntimeError, "the device's result makes no sense"),
         (
-            "say(results=[dict(protocol=PROTOCOL, request_id='x', worker='', measurements=[])])",
+            f"say(results=[json.loads({json.dumps(MeasureResult('x', ()).to_json())!r})])",
+            RuntimeError,
+            "that of another request",
+        ),
+        (
+            f"say(results=[json.loads({json.dumps(RunResult('r1', RunStatus.OK).to_json())!r})])",
             RuntimeError,
             "that of another request",
         ),

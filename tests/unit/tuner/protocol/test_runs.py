@@ -13,10 +13,10 @@ import pytest
 
 from tilewright.compiler.runtime.speeds import Level, Speeds
 from tilewright.tuner.measure.statistics import Comparison
-from tilewright.tuner.protocol.batches import Case, MeasureRequest
+from tilewright.tuner.protocol.batches import Case, MeasureRequest, MeasureResult
 from tilewright.tuner.protocol.blobs import array_to_bytes
 from tilewright.tuner.protocol.measurement import RecordKey
-from tilewright.tuner.protocol.messages import is_run, read_request
+from tilewright.tuner.protocol.messages import kind_of, read_request, read_result
 from tilewright.tuner.protocol.run_results import Race, RunResult, RunStatus
 from tilewright.tuner.protocol.runs import (
     CheckWork,
@@ -28,7 +28,7 @@ from tilewright.tuner.protocol.runs import (
     SpeedsWork,
     Work,
 )
-from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError
+from tilewright.tuner.protocol.version import PROTOCOL, ProtocolError, RequestKind
 
 A, B, C, D = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 PROGRAM = ProgramParts(A, B, 0, (Part(C, 0, 64, 100), Part(C, 100, 256, 28)))
@@ -57,7 +57,7 @@ WORKS: list[Work] = [
 def test_a_request_reads_back_equal(work: Work) -> None:
     found = request(work)
     payload = json.loads(json.dumps(found.to_json()))
-    assert is_run(payload)
+    assert kind_of(payload) is found.kind is RequestKind.RUN
     assert read_request(payload) == found
     assert set(found.digests) == found.blobs.keys()
 
@@ -76,7 +76,21 @@ def test_inputs_that_are_given_are_blobs_of_a_request() -> None:
 def test_batches_of_candidates_are_the_other_kind() -> None:
     batch = MeasureRequest("r", RecordKey("w", "t"), (), B, (Case((), A),), 1e-4)
     assert read_request(json.loads(json.dumps(batch.to_json()))) == batch
-    assert not is_run(batch.to_json())
+    assert kind_of(batch.to_json()) is RequestKind.MEASURE
+
+
+def test_a_result_is_read_by_its_kind() -> None:
+    for result in (RunResult("r", RunStatus.OK), MeasureResult("m", ())):
+        found = read_result(json.loads(json.dumps(result.to_json())))
+        assert type(found) is type(result) and found == result
+
+
+@pytest.mark.parametrize("kind", ["shell", "", None, 3, ["run"]])
+def test_another_kind_is_refused(kind: Any) -> None:
+    message = {**RunResult("r", RunStatus.OK).to_json(), "kind": kind}
+    for read in (read_request, read_result):
+        with pytest.raises(ProtocolError, match="a message of kind"):
+            read(message)
 
 
 @pytest.mark.parametrize(

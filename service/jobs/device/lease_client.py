@@ -1,0 +1,194 @@
+"""Requests of one job in the queue of leases: how they are queued, who gets them, how they end.
+
+Requests of both kinds have a name under which they are queued once, a worker that gets them first,
+and an answer: a plausible result, or the reason why it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewright.db.storage import Storage
+from tilewright.db.stores.leases import NewRequest, RequestState, RequestStatus
+from tilewright.db.stores.workers import Health, RegisteredWorker
+from tilewright.service.jobs.process.interrupts import Interrupted, JobCancelled
+from tilewright.tuner.cancel import CancelToken
+from tilewright.tuner.protocol.judge import ImplausibleError, check_result
+from tilewright.tuner.protocol.messages import Request, WorkResult, read_request, read_result
+from tilewright.tuner.protocol.version import ProtocolError
+
+POLL_SECONDS = 0.02
+"""The time between two looks at the state of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswer:
+    """How a request ended.
+
+    Attributes:
+        state: its final state.
+        worker: the id of the worker that had it last; empty if none had.
+        result: its result; None for a missing, malformed or implausible one.
+        error: the reason, for a result of None.
+    """
+
+    state: RequestState
+    worker: str
+    result: WorkResult | None
+    error: str = ""
+
+
+class LeaseClient:
+    """The requests of one job, of either kind.
+
+    Args:
+        storage: the queue, the workers and the blobs.
+        job_id: the job that submits the requests.
+        interrupt: set when this process must let go of the job.
+        cancel: set when the user wants the job to end.
+        worker_ids: the only workers that may be used, in order of preference; empty for all.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        job_id: str,
+        interrupt: CancelToken,
+        cancel: CancelToken,
+        worker_ids: Sequence[str] = (),
+    ) -> None:
+        self.leases = storage.leases
+        self.interrupt = interrupt
+        self.cancel = cancel
+        self.worker_ids = tuple(worker_ids)
+        self._storage = storage
+        self._job_id = job_id
+        self._had_a_turn: list[str] = []
+
+    def check_interrupt(self) -> None:
+        """Raise Interrupted if this process must let go of the job."""
+        if self.interrupt.cancelled:
+            raise Interrupted(self.interrupt.reason)
+
+    def check_cancelled(self) -> None:
+        """Raise JobCancelled if the user wants the job to end."""
+        if self.cancel.cancelled:
+            raise JobCancelled(self.cancel.reason)
+
+    def submit(
+        self,
+        requests: Collection[Request],
+        blobs: Mapping[str, bytes | memoryview],
+        target_key: str,
+        worker_id: str | None,
+        stored: Sequence[str] = (),
+        priority: int = 0,
+    ) -> set[str]:
+        """Queue requests in one transaction, unless they are there; return the names of the others.
+
+        Their blobs are saved first, so that no worker looks for them in vain.
+
+        Args:
+            blobs: the bytes that the requests name, by digest.
+            worker_id: the worker that gets them first; None for any worker of the target.
+            stored: names of requests whose results are stored, to acknowledge.
+            priority: relative to other jobs' requests.
+
+        Raises:
+            StaleLeaseError: if the job was paused or has ended.
+        """
+        # existing blobs get a new time: the sweep spares them until a request names them
+        wanted = {digest for request in requests for digest in request.digests}
+        for digest in wanted - self._storage.blobs.touch(wanted):
+            self._storage.blobs.put(bytes(blobs[digest]))
+        new = [
+            NewRequest(
+                request_id=request.request_id,
+                target_key=target_key,
+                payload=request.to_json(),
+                blob_digests=request.digests,
+                job_id=self._job_id,
+                worker_id=worker_id,
+                priority=priority,
+            )
+            for request in requests
+        ]
+        return {request.request_id for request in requests} - {*self.leases.submit(new, stored)}
+
+    def unacknowledged(self) -> list[Request]:
+        """Requests of an earlier process of this job whose results were not stored.
+
+        Requests of an older release are withdrawn: no worker can do them, no tuner can read them.
+        """
+        statuses = self.leases.of_job(self._job_id, unacknowledged=True)
+        # requests that were cancelled when the job was paused are proposed again
+        known = [s.request_id for s in statuses if s.state is not RequestState.CANCELLED]
+        found = []
+        for name, payload in self.leases.payloads(known).items():
+            try:
+                found.append(read_request(payload))
+            except ProtocolError:
+                self.leases.cancel(request_ids=[name])
+                self.leases.acknowledge([name])
+        return found
+
+    def workers(self, target_key: str) -> Sequence[RegisteredWorker]:
+        """Workers that run a target: live workers first, and among these first the workers that
+        have not left a request untaken."""
+
+        def order(worker: RegisteredWorker) -> tuple[bool, int, int]:
+            named = self.worker_ids.index(worker.id) if self.worker_ids else 0
+            passed = self._had_a_turn.index(worker.id) + 1 if worker.id in self._had_a_turn else 0
+            return worker.health is not Health.HEALTHY, passed, named
+
+        found = [
+            worker
+            for worker in self._storage.workers.list()
+            if target_key in worker.target_keys
+            and (not self.worker_ids or worker.id in self.worker_ids)
+        ]
+        return sorted(found, key=order)
+
+    def alive(self, target_key: str, health: Health = Health.HEALTHY) -> list[RegisteredWorker]:
+        """The workers of a target with this health."""
+        return [worker for worker in self.workers(target_key) if worker.health is health]
+
+    def health(self, worker_id: str) -> Health | None:
+        """The health of a worker; None if it was removed."""
+        known = self._storage.workers.presences([worker_id]).get(worker_id)
+        return None if known is None else known.health
+
+    def pass_on(
+        self, names: Sequence[str], worker_id: str, target_key: str
+    ) -> RegisteredWorker | None:
+        """Offer the requests that a worker has not taken to another live one.
+
+        Returns:
+            the other worker; None if no other is alive, or if every request was taken.
+        """
+        other = next((each for each in self.alive(target_key) if each.id != worker_id), None)
+        if other is None or not self.leases.hand_on(names, other.id):
+            return None
+        # workers that had a turn come last
+        self._had_a_turn = [each for each in self._had_a_turn if each != worker_id] + [worker_id]
+        return other
+
+
+def answer_of(request: Request, status: RequestStatus) -> LeaseAnswer:
+    """How a request ended. Raises ValueError if it has not."""
+    worker = status.worker_id or ""
+    match status.state:
+        case RequestState.QUEUED | RequestState.LEASED:
+            raise ValueError(f"request '{request.request_id}' is not finished")
+        case RequestState.DONE:
+            try:
+                result = read_result(status.result)
+                check_result(request, result)
+            except (ProtocolError, ImplausibleError) as error:
+                return LeaseAnswer(status.state, worker, None, str(error))
+            return LeaseAnswer(status.state, worker, result.by(worker))
+        case RequestState.CANCELLED:
+            return LeaseAnswer(status.state, worker, None, "cancelled")
+        case RequestState.FAILED | RequestState.EXPIRED | RequestState.SET_ASIDE:
+            return LeaseAnswer(status.state, worker, None, status.error or "lost")
