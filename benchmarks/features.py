@@ -23,7 +23,7 @@ from benchmarks.report import Origin, markdown_table
 from tilewright.compiler.loops.nest import LoopNest
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.process import settle_process
+from tilewright.compiler.process import configure_process
 from tilewright.compiler.schedule.problem import anchor
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.select import schedule_space
@@ -94,7 +94,7 @@ class _Clock:
 
 def measure(texts: Sequence[str]) -> list[Line]:
     """One round over workloads, given as their texts: a line a kind and algorithm."""
-    settle_process()
+    configure_process()
     counts: Counter[tuple[str, str]] = Counter()
     seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     spent: Counter[tuple[str, str]] = Counter()

@@ -16,7 +16,7 @@ import uvicorn
 
 from benchmarks.light import light_model
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.process import settle_process
+from tilewright.compiler.process import configure_process
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.targets.target import known_targets
 from tilewright.db.engine import writing
@@ -168,7 +168,7 @@ def serve_bare(sockets: list[socket.socket]) -> None:
     """The least that a FastAPI application can do."""
     from fastapi import FastAPI
 
-    settle_process()
+    configure_process()
     app = FastAPI()
 
     @app.get("/bare")
@@ -185,7 +185,7 @@ def serve_service(sockets: list[socket.socket], url: str, folder: str) -> None:
     from tilewright.service.api.app import create_app
     from tilewright.service.api.server import server_config
 
-    settle_process()  # as `tilewright server run` does
+    configure_process()  # as `tilewright server run` does
     settings = settings_of(url, Path(folder))
     storage = open_storage(settings)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from benchmarks.service_load_server import TARGET, beside, settings_of
-from tilewright.compiler.process import settle_process
+from tilewright.compiler.process import configure_process
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.db.engine import writing
 from tilewright.db.errors import StorageError
@@ -72,7 +72,7 @@ def tuning(url: str, folder: str, at_a_time: int, batches: int) -> AbstractConte
 
 
 def _tune(url: str, folder: str, at_a_time: int, batches: int) -> None:
-    settle_process()
+    configure_process()
     storage = open_storage(settings_of(url, Path(folder)))
     threads = [
         threading.Thread(

@@ -101,8 +101,8 @@ def tune(
         builder.close()
     storage.close()
     finished, progress = outcome.finished, outcome.tracker.progress
-    assert outcome.settled is not None
-    verdict = outcome.settled.verdict.to_json()
+    assert outcome.selected is not None
+    verdict = outcome.selected.verdict.to_json()
     compared = verdict["comparison"]
     return TunedRun(
         name,

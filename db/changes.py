@@ -32,7 +32,7 @@ _NEWEST = "SELECT coalesce(max(serial), 0) FROM lookup_changes"
 _SINCE = "SELECT serial, key FROM lookup_changes WHERE serial > {} ORDER BY serial"
 
 
-def lookups_change(connection: sa.Connection, keys: Iterable[str]) -> None:
+def invalidate_lookups(connection: sa.Connection, keys: Iterable[str]) -> None:
     """Invalidate lookups of these keys, of workloads or of models, if the connection's transaction
     commits."""
     named = sorted(set(keys))

@@ -429,7 +429,7 @@ class _TuningRun:
         elif self._may_compare() and state.may_compare_again(trials):
             self._send_finalists(state)
         else:
-            state.settled = True
+            state.decided = True
 
     def _record(self, state: TaskState, trial: Trial) -> Recorded:
         """Keep the winner as the record; returns the event to report."""

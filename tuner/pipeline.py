@@ -54,7 +54,7 @@ class Batch:
     """When it was seen that it is built, and has no reference yet."""
     request: MeasureRequest | None = None
     trials: list[Trial] = field(default_factory=list)
-    twins: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
+    duplicates: dict[str, list[BuiltCandidate]] = field(default_factory=dict)
     finished: bool = False
 
 
@@ -275,8 +275,8 @@ class Pipeline:
                 batch.trials.append(self._trial(batch, entry, refused))
             elif result.object_digest in first:
                 # The same code from another schedule: one measurement serves both.
-                twin_of = first[result.object_digest].trial_id
-                batch.twins.setdefault(twin_of, []).append(entry)
+                duplicate_of = first[result.object_digest].trial_id
+                batch.duplicates.setdefault(duplicate_of, []).append(entry)
             elif self._is_known(batch, result):
                 measured = state.by_object[result.object_digest]
                 batch.trials.append(self._trial(batch, entry, measured))
@@ -284,12 +284,12 @@ class Pipeline:
                 first[result.object_digest] = entry
                 entries.append(entry)
         if isinstance(references, NoReference):
-            twins = (twin for each in batch.twins.values() for twin in each)
+            duplicates = (twin for each in batch.duplicates.values() for twin in each)
             batch.trials += [
                 self._trial(
                     batch, each, references.measurement(state.task.name, each.built.build_seconds)
                 )
-                for each in (*entries, *twins)
+                for each in (*entries, *duplicates)
             ]
             entries = []
         if not entries:
@@ -330,7 +330,7 @@ class Pipeline:
     def _with_twins(self, batch: Batch, trials: Sequence[Trial]) -> list[Trial]:
         result = list(trials)
         for trial in trials:
-            for twin in batch.twins.get(trial.id, ()):
+            for twin in batch.duplicates.get(trial.id, ()):
                 result.append(self._trial(batch, twin, trial.measurement))
         return result
 

@@ -23,7 +23,7 @@ from tilewright.compiler.plan.intervals import RangePiece, intervals, pieces
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.sizes import Dimension, check_values
 from tilewright.compiler.sizes.hinted_ranges import Shares
-from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.lower_bound import least_seconds
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 from tilewright.tuner.protocol.measurement import Sizes, SizeWeights
@@ -40,14 +40,14 @@ LONG = 512
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnSizes:
+class SampledSizes:
     """Sizes of all open dimensions of a model or workload, by name, and their share of all runs."""
 
     sizes: Sizes
     share: float
 
 
-def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) -> list[DrawnSizes]:
+def sample_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) -> list[SampledSizes]:
     """Sizes of open dimensions at which to measure; their shares add up to 1.
 
     With several dimensions, each size of one meets another size of the others, small with large and
@@ -76,7 +76,7 @@ def draw_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) ->
         },
     }
     return [
-        DrawnSizes(tuple((d.name, columns[d.name][row]) for d in dimensions), share / total)
+        SampledSizes(tuple((d.name, columns[d.name][row]) for d in dimensions), share / total)
         for row, share in enumerate(leading.values())
     ]
 
@@ -95,7 +95,7 @@ def check_hinted(stated: Shares, open_names: Collection[str]) -> None:
 
 def points_of(
     workload: Workload,
-    drawn: Sequence[DrawnSizes] = (),
+    drawn: Sequence[SampledSizes] = (),
     names: Sequence[str] = (),
     threads: int = 1,
 ) -> tuple[SizePoint, ...]:
@@ -115,7 +115,7 @@ def points_of(
     own = [dimension.name for dimension in dimensions]
     shares: dict[Sizes, float] = {}
     limit = ReferenceLimit()
-    for each in drawn or draw_sizes(dimensions):
+    for each in drawn or sample_sizes(dimensions):
         known = dict(each.sizes)
         asked = tuple((mine, known[name]) for mine, name in zip(own, names or own, strict=True))
         sizes = affordable(workload, asked, limit)
@@ -132,7 +132,7 @@ def points_of(
 def points_within(
     piece: RangePiece,
     whole: Workload,
-    drawn: Sequence[DrawnSizes],
+    drawn: Sequence[SampledSizes],
     names: Sequence[str],
     threads: int = 1,
     *,
@@ -153,7 +153,7 @@ def points_within(
     if stated and not inside:
         return (), 0.0
     share = sum(each.share for each in inside) or 1 / len(pieces(whole))
-    scaled = [DrawnSizes(each.sizes, each.share / share) for each in inside]
+    scaled = [SampledSizes(each.sizes, each.share / share) for each in inside]
     own = [names[position] for position in piece.positions] if inside else []
     points = points_of(piece.workload, scaled, own, threads)
     mean = _mean_cost(whole, points_of(whole, drawn, names, threads))

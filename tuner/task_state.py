@@ -57,7 +57,7 @@ class TaskState:
     """The task of its family that is searched in its place; None if it is searched itself."""
     others: float = 0.0
     """How often the model runs those of its family that are not searched."""
-    settled: bool = False
+    decided: bool = False
     """Its finalists were compared, and no other comparison will be made."""
     finals_adopted: bool = False
     """An earlier process sent its finalists, and this one waits for their results."""
@@ -116,7 +116,7 @@ class TaskState:
         """Whether all that its finalists come from is known: its relative has its record, or will
         have none."""
         lead = self.lead
-        if lead is None or lead.finished or lead.settled:
+        if lead is None or lead.finished or lead.decided:
             return True
         return bool(lead.measured) and not lead.finalists()
 

@@ -3,15 +3,15 @@
 from tilewright.compiler.process.own_process import (
     BLAS_THREADS,
     YOUNG_OBJECTS,
+    configure_process,
     give_back_memory,
     leave_garbage,
-    settle_process,
 )
 
 __all__ = [
     "BLAS_THREADS",
     "YOUNG_OBJECTS",
+    "configure_process",
     "give_back_memory",
     "leave_garbage",
-    "settle_process",
 ]

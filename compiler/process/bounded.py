@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tilewright.compiler.errors import CompilerError, OutOfMemoryError
-from tilewright.compiler.process import settle_process
+from tilewright.compiler.process import configure_process
 from tilewright.compiler.process.child import ChildProcess
 
 T = TypeVar("T")
@@ -309,7 +309,7 @@ def serve(pipe: Connection) -> None:
     It returns expected failures as values. Any other error ends the child, with the reason on its
     last line of output.
     """
-    settle_process()
+    configure_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the parent
     with pipe:
         try:

@@ -24,7 +24,7 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """Environment variable that NumPy's BLAS reads once, when it is loaded. A user's value is kept."""
 
 
-def settle_process() -> None:
+def configure_process() -> None:
     """Set rare garbage collection, frequent thread switches, and one thread for NumPy's products.
 
     Products in references are small, and the machine's other cores build, pack and measure. A
@@ -50,7 +50,7 @@ def leave_garbage() -> None:
 def give_back_memory() -> None:
     """Clear memos, collect garbage and return freed memory to the system; called between two jobs.
 
-    With the settings of `settle_process`, garbage stays in memory for long. The C library keeps
+    With the settings of `configure_process`, garbage stays in memory for long. The C library keeps
     freed memory below a live block, in a heap for each of several threads; glibc returns it on
     request.
     """

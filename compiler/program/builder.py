@@ -258,7 +258,7 @@ def _limit_weights(
     while expanded and total() > limit:
         workload, *_ = large_first(expanded)
         before = _weight_bytes(built[workload])
-        built[workload] = compiler.plainer(workload, before)
+        built[workload] = compiler.simpler(workload, before)
         if not _is_expanded(built[workload]) or _weight_bytes(built[workload]) >= before:
             expanded.remove(workload)
     if total() > limit:

@@ -169,7 +169,7 @@ class KernelCompiler:
 
         return changed(merged(parts, lambda a, b: a[1][0] == b[1][0]), scheduled)
 
-    def plainer(self, workload: Workload, below: int) -> KernelTree:
+    def simpler(self, workload: Workload, below: int) -> KernelTree:
         """The default kernel that packs the most weights, but fewer bytes than `below`, among those
         preferred to plain storage: one level of Strassen instead of two. Else the kernel with plain
         weights.

@@ -87,8 +87,8 @@ def _applicable(workload: Workload, mode: Mode) -> Iterator[tuple[float, SubSpac
     """Preferences and spaces of the templates that apply, the preferred ones first. Spaces are
     built lazily, because choosing a default takes longer than computing a preference."""
     found = False
-    liked = [(each.liking(workload, mode), each) for each in templates()]
-    able = [(liking, each) for liking, each in liked if liking is not None]
+    liked = [(each.preference_of(workload, mode), each) for each in templates()]
+    able = [(preference_of, each) for preference_of, each in liked if preference_of is not None]
     for preference, template in sorted(able, key=lambda item: -item[0]):
         space = _space(template, workload, mode)
         if space is not None:

@@ -55,7 +55,7 @@ def missing_features(target: Target, facts: DeviceFacts) -> tuple[str, ...]:
     a vector length that it lacks."""
     family = target.family
     missing = family.missing(target.cpu, target.features, facts.processor, facts.features)
-    told = family.told(facts.processor, facts.features)
+    told = family.reported_features(facts.processor, facts.features)
     known = max((family.scalable.get(name, 0) for name in told), default=0)
     if target.register_bits > (facts.vector_bits or known):
         return (*missing, f"vectors of {target.register_bits} bits")

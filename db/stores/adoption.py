@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.changes import lookups_change
+from tilewright.db.changes import invalidate_lookups
 from tilewright.db.review_state import Attestation, ReviewState
 from tilewright.db.stores.claim_rows import (
     claims,
@@ -64,7 +64,7 @@ def adopt(
         connection.execute(update.values(state=ReviewState.SUPERSEDED.value))
     if added:
         connection.execute(sa.insert(claims), added)
-    lookups_change(connection, {key.workload_key for key in served})
+    invalidate_lookups(connection, {key.workload_key for key in served})
     return states
 
 

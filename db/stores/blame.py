@@ -71,7 +71,7 @@ def end_some(
         .with_for_update(skip_locked=True)
     )
     rows = connection.execute(query).all()
-    alive = fit_workers(connection, heard_since) if rows else ()
+    alive = eligible_workers(connection, heard_since) if rows else ()
     ended = []
     for row in rows:
         end = LeaseOutcome.LOST, Blame.WORKER, f"worker '{row.worker_id}' was not heard of"
@@ -92,11 +92,11 @@ def end_without_result(
     blame: Blame | None,
     error: str,
     now: float,
-    alive: Sequence[FitWorker],
+    alive: Sequence[EligibleWorker],
 ) -> RequestState:
     """End a lease without a result. Its request is queued again, or ends too.
 
-    `request` is the row of a leased request, locked; `alive` are the `fit_workers`.
+    `request` is the row of a leased request, locked; `alive` are the `eligible_workers`.
     """
     ended = {
         "ended_at": now,
@@ -192,7 +192,7 @@ def _answer_late(connection: sa.Connection, request: sa.Row[Any], now: float) ->
 
 
 @dataclass(frozen=True, slots=True)
-class FitWorker:
+class EligibleWorker:
     """A living worker that gets requests for its targets. `owner` is its token's id."""
 
     id: str
@@ -200,7 +200,7 @@ class FitWorker:
     targets: frozenset[str]
 
 
-def fit_workers(connection: sa.Connection, heard_since: float) -> Sequence[FitWorker]:
+def eligible_workers(connection: sa.Connection, heard_since: float) -> Sequence[EligibleWorker]:
     """Workers with a heartbeat since then that are not drained, gone or in quarantine."""
     query = sa.select(workers.c.id, workers.c.owner, workers.c.target_keys).where(
         workers.c.gone.is_(False),
@@ -209,7 +209,7 @@ def fit_workers(connection: sa.Connection, heard_since: float) -> Sequence[FitWo
         workers.c.last_heartbeat >= heard_since,
     )
     return [
-        FitWorker(row.id, row.owner, frozenset(row.target_keys))
+        EligibleWorker(row.id, row.owner, frozenset(row.target_keys))
         for row in connection.execute(query)
     ]
 
@@ -259,7 +259,7 @@ def spent_owners(
     if not tried:
         return frozenset()
     failures = failures_by_owner(connection, [row.id for row in tried])
-    fit = fit_workers(connection, heard_since)
+    fit = eligible_workers(connection, heard_since)
     found: set[tuple[str, str | None]] = set()
     for row in tried:
         of = failures[row.id]

@@ -49,7 +49,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class QuarantinedBytes:
     """Quarantined bytes: lookups by digest do not find them. A sweep quarantines before it
     deletes."""
 
@@ -57,15 +57,15 @@ class Aside:
     nonce: str
 
     @staticmethod
-    def of(digest: str) -> Aside:
+    def of(digest: str) -> QuarantinedBytes:
         """A new unique name."""
-        return Aside(digest, secrets.token_hex(8))
+        return QuarantinedBytes(digest, secrets.token_hex(8))
 
     @staticmethod
-    def parse(name: str) -> Aside | None:
+    def parse(name: str) -> QuarantinedBytes | None:
         """The inverse of `name`; None for any other text."""
         digest, _, nonce = name.partition("-")
-        return Aside(digest, nonce) if is_digest(digest) and nonce else None
+        return QuarantinedBytes(digest, nonce) if is_digest(digest) and nonce else None
 
     @property
     def name(self) -> str:
@@ -107,20 +107,20 @@ class BlobBytes(Protocol):
         """
         ...
 
-    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+    def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         """Quarantine bytes, so that they can be restored; missing bytes are not an error. The names
         are unique, also if the same digest is quarantined again."""
         ...
 
-    def bring_back(self, aside: Sequence[Aside]) -> None:
+    def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
         """Restore quarantined bytes. Other bytes under their digest are equal."""
         ...
 
-    def discard(self, aside: Sequence[Aside]) -> None:
+    def discard(self, aside: Sequence[QuarantinedBytes]) -> None:
         """Remove quarantined bytes for ever; missing ones are not an error."""
         ...
 
-    def all_aside(self) -> Sequence[Aside]:
+    def all_quarantined(self) -> Sequence[QuarantinedBytes]:
         """All quarantined bytes."""
         ...
 

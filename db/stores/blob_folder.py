@@ -12,7 +12,7 @@ from tilewright.db.engine import os_storage_error
 from tilewright.db.errors import NotFoundError
 from tilewright.db.stores.blob_bytes import (
     CHUNK_BYTES,
-    Aside,
+    QuarantinedBytes,
     Staged,
     StoredBytes,
     is_digest,
@@ -101,30 +101,30 @@ class BlobFolder:
             raise NotFoundError("blob", digest)
         yield self.path(digest)
 
-    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+    def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         done = []
-        for one in map(Aside.of, digests):
+        for one in map(QuarantinedBytes.of, digests):
             with os_errors(self.folder), suppress(FileNotFoundError):
                 os.replace(self.path(one.digest), self._aside / one.name)
                 done.append(one)
         return done
 
-    def bring_back(self, aside: Sequence[Aside]) -> None:
+    def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
         for one in aside:
             path = self.path(one.digest)
             with os_errors(path), suppress(FileNotFoundError):
                 os.replace(self._aside / one.name, path)
                 _sync_folder(path.parent)
 
-    def discard(self, aside: Sequence[Aside]) -> None:
+    def discard(self, aside: Sequence[QuarantinedBytes]) -> None:
         for one in aside:
             path = self._aside / one.name
             with os_errors(path):
                 path.unlink(missing_ok=True)
 
-    def all_aside(self) -> Sequence[Aside]:
+    def all_quarantined(self) -> Sequence[QuarantinedBytes]:
         with os_errors(self._aside):
-            found = [Aside.parse(name) for name in sorted(os.listdir(self._aside))]
+            found = [QuarantinedBytes.parse(name) for name in sorted(os.listdir(self._aside))]
         return [one for one in found if one is not None]
 
     def list(self) -> Iterator[StoredBytes]:

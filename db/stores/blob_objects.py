@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.db.errors import NotFoundError, StorageError, StorageKind
 from tilewright.db.stores.blob_bytes import (
-    Aside,
+    QuarantinedBytes,
     Staged,
     StoredBytes,
     is_digest,
@@ -128,28 +128,32 @@ class BlobObjects:
                 file.flush()
             yield Path(file.name)
 
-    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+    def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         """An object store cannot rename, so it copies; the bytes do not pass through this
         machine."""
-        return [one for one in map(Aside.of, digests) if self._move(_key(one.digest), _aside(one))]
+        return [
+            one
+            for one in map(QuarantinedBytes.of, digests)
+            if self._move(_key(one.digest), _aside(one))
+        ]
 
-    def bring_back(self, aside: Sequence[Aside]) -> None:
+    def restore_quarantined(self, aside: Sequence[QuarantinedBytes]) -> None:
         for one in aside:
             self._move(_aside(one), _key(one.digest))
 
-    def discard(self, aside: Sequence[Aside]) -> None:
+    def discard(self, aside: Sequence[QuarantinedBytes]) -> None:
         import obstore
 
         if aside:
             with self._errors():
                 obstore.delete(self._store, [_aside(one) for one in aside])
 
-    def all_aside(self) -> Sequence[Aside]:
+    def all_quarantined(self) -> Sequence[QuarantinedBytes]:
         import obstore
 
         with self._errors():
             found = [
-                Aside.parse(each["path"].removeprefix(_ASIDE))
+                QuarantinedBytes.parse(each["path"].removeprefix(_ASIDE))
                 for batch in obstore.list(self._store, _ASIDE.rstrip("/"))
                 for each in batch
             ]
@@ -209,7 +213,7 @@ def _key(digest: str) -> str:
     return f"{digest[:2]}/{digest[2:]}"
 
 
-def _aside(one: Aside) -> str:
+def _aside(one: QuarantinedBytes) -> str:
     return _ASIDE + one.name
 
 

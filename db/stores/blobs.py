@@ -208,7 +208,7 @@ class BlobStore:
 
     def _bring_back(self) -> None:
         """Restore or delete blobs that killed sweeps have quarantined."""
-        for some in chunks(self.place.all_aside()):
+        for some in chunks(self.place.all_quarantined()):
             query = sa.select(_blobs.c.digest, self._doomed().label("doomed"))
             with reading(self._engine) as connection:
                 rows = connection.execute(
@@ -216,7 +216,7 @@ class BlobStore:
                 )
                 doomed = {row.digest: row.doomed for row in rows}
             # a sweep may be at those that are doomed
-            self.place.bring_back([one for one in some if doomed.get(one.digest) is False])
+            self.place.restore_quarantined([one for one in some if doomed.get(one.digest) is False])
             self.place.discard([one for one in some if one.digest not in doomed])
 
     def _adopt(self) -> None:
@@ -274,12 +274,12 @@ class BlobStore:
         if not gone:
             return None
         names = [row.digest for row in gone]
-        aside = self.place.set_aside(names)
+        aside = self.place.quarantine(names)
         with writing(self._engine) as connection:
             # by the mark: an expired one may belong to another sweep by now
             mine = _blobs.c.doomed_until == gone[0].doomed_until
             delete = sa.delete(_blobs).where(_blobs.c.digest.in_(names), mine)
             deleted = set(connection.execute(delete.returning(_blobs.c.digest)).scalars())
-        self.place.bring_back([one for one in aside if one.digest not in deleted])
+        self.place.restore_quarantined([one for one in aside if one.digest not in deleted])
         self.place.discard([one for one in aside if one.digest in deleted])
         return sum(row.bytes or 0 for row in gone if row.digest in deleted)

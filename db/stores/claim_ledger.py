@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.changes import lookups_change
+from tilewright.db.changes import invalidate_lookups
 from tilewright.db.clock import Clock, system_clock
 from tilewright.db.engine import reading, together, writing
 from tilewright.db.models import ClaimUseRow, TrialRow, WorkloadShapeRow
@@ -31,6 +31,7 @@ from tilewright.db.stores.claim_rows import (
     StoredRecord,
     changing,
     claims,
+    invalidate_schedule_lookups,
     is_confirmed,
     is_race,
     is_schedule,
@@ -42,7 +43,6 @@ from tilewright.db.stores.claim_rows import (
     served_rows,
     stored_race,
     stored_record,
-    tell_lookups,
 )
 from tilewright.db.stores.claim_withdrawal import Withdrawn, restore, withdraw
 from tilewright.db.stores.ids import row_of_id
@@ -236,7 +236,7 @@ class ClaimLedger:
                 .values(state=ReviewState.DISPUTED.value, review=dict(review), reason=reason)
             )
             restore(connection, [row])
-            tell_lookups(connection, [row._mapping])
+            invalidate_schedule_lookups(connection, [row._mapping])
             theirs = (_trials.c[name] == row._mapping[name] for name in MODE)
             liars = _trials.c.worker.in_({row.reporter, row.reviewer} - {None})
             connection.execute(
@@ -321,7 +321,7 @@ class ClaimLedger:
                 connection.execute(sa.update(claims).where(mine).values(values))
                 theirs = sa.select(claims.c.subject).where(mine)
                 keys.update(connection.execute(theirs).scalars())
-            lookups_change(connection, keys)
+            invalidate_lookups(connection, keys)
 
     # jobs that are built on claims
 

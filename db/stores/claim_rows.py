@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.compiler.schedule.schedule import Schedule
-from tilewright.db.changes import lookups_change
+from tilewright.db.changes import invalidate_lookups
 from tilewright.db.engine import writing
 from tilewright.db.models import ClaimRow
 from tilewright.db.review_state import Attestation, ClaimKind, ClaimReporter, ReviewState, initial
@@ -276,10 +276,10 @@ def serve(connection: sa.Connection, values: dict[str, Any]) -> None:
     connection.execute(sa.delete(claims).where(claims.c.id == values["id"]))
     connection.execute(sa.update(claims).where(served).values(state=ReviewState.SUPERSEDED.value))
     connection.execute(sa.insert(claims).values(values))
-    tell_lookups(connection, [values])
+    invalidate_schedule_lookups(connection, [values])
 
 
-def tell_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
+def invalidate_schedule_lookups(connection: sa.Connection, rows: Iterable[Columns]) -> None:
     """Invalidate the cached lookups of the schedules among these claims."""
     changed = {row["subject"] for row in rows if row["kind"] == ClaimKind.SCHEDULE.value}
-    lookups_change(connection, changed)
+    invalidate_lookups(connection, changed)

@@ -17,12 +17,12 @@ from tilewright.db.stores.claim_rows import (
     SUBJECT,
     StoredRecord,
     claims,
+    invalidate_schedule_lookups,
     is_confirmed,
     is_race,
     is_schedule,
     same_subject,
     stored_record,
-    tell_lookups,
 )
 from tilewright.db.stores.ids import row_of_id
 from tilewright.db.stores.statements import chunks, table_of
@@ -70,7 +70,7 @@ def withdraw(
         connection.execute(update.values(state=ReviewState.WITHDRAWN.value, reason=reason))
     lost = _lose_reviews(connection, workers)
     restored = restore(connection, [*touched, *lost])
-    tell_lookups(connection, [row._mapping for row in (*touched, *lost)])
+    invalidate_schedule_lookups(connection, [row._mapping for row in (*touched, *lost)])
     return Withdrawn(
         tuple(stored_record(row) for row in touched if _is_schedule(row)),
         restored,

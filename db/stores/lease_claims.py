@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from tilewright.db.errors import NotFoundError
 from tilewright.db.notices import is_queued
-from tilewright.db.stores.blame import fit_workers, spent_owners, workers
+from tilewright.db.stores.blame import eligible_workers, spent_owners, workers
 from tilewright.db.stores.measure_queue import leases, requests
 from tilewright.db.stores.requests import Lease, RequestState
 from tilewright.db.stores.statements import chunks
@@ -245,7 +245,7 @@ def _avoid(connection: sa.Connection, claimants: Iterable[_Claimant], heard_sinc
         theirs.setdefault(row.claimant, set()).add((row.id, row.target_key))
     if not failed:
         return
-    fit = fit_workers(connection, heard_since)
+    fit = eligible_workers(connection, heard_since)
     others_can = {
         key
         for key, names in failed.items()

@@ -17,7 +17,13 @@ from tilewright.db.clock import Clock
 from tilewright.db.engine import reading, writing
 from tilewright.db.errors import DatabaseError, NotFoundError, StaleLeaseError
 from tilewright.db.notices import announce, is_queued, queue_topic
-from tilewright.db.stores.blame import end_some, end_without_result, fit_workers, judge, workers
+from tilewright.db.stores.blame import (
+    eligible_workers,
+    end_some,
+    end_without_result,
+    judge,
+    workers,
+)
 from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.lease_claims import Claim, Found, survey, take
 from tilewright.db.stores.measure_queue import MeasureQueue, leases, lock_leases, requests
@@ -365,7 +371,7 @@ class LeaseStore(MeasureQueue):
             if lease.ended_at is not None:
                 raise over(lease.id, lease.request_id, lease.outcome)
             now = self._time(connection)
-            alive = fit_workers(connection, now - self._lost_after_seconds)
+            alive = eligible_workers(connection, now - self._lost_after_seconds)
             state = end_without_result(
                 connection, request, lease_id, outcome, blame, error, now, alive
             )

@@ -25,7 +25,7 @@ from tilewright.db.stores.claim_rows import (
     serve,
     served_rows,
 )
-from tilewright.db.stores.statements import insert_and_tell, table_of
+from tilewright.db.stores.statements import insert_returning, table_of
 from tilewright.db.stores.worker_outcomes import count_outcomes
 from tilewright.tuner.protocol.measurement import (
     Measurement,
@@ -59,7 +59,7 @@ class SqlRecordStore:
         now = self._clock()
         rows = [_trial_row(trial, now) for trial in trials]
         with writing(self._engine) as connection:
-            new = insert_and_tell(connection, _trials, rows, (_trials.c.worker, _trials.c.status))
+            new = insert_returning(connection, _trials, rows, (_trials.c.worker, _trials.c.status))
             count_outcomes(connection, ((row.worker, row.status) for row in new))
 
     def trials(self, key: RecordKey) -> list[Trial]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tilewright.db.changes import lookups_change
+from tilewright.db.changes import invalidate_lookups
 from tilewright.db.clock import Clock, instant
 from tilewright.db.engine import reading, writing
 from tilewright.db.job_states import FINAL_STATES, JobState
@@ -198,7 +198,7 @@ def _delete(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
 
 def _delete_models(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:
     _delete(connection, key, gone)
-    lookups_change(connection, gone)
+    invalidate_lookups(connection, gone)
 
 
 def _delete_trials(connection: sa.Connection, key: Key, gone: Sequence[Any]) -> None:

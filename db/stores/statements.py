@@ -55,7 +55,7 @@ def insert_new(connection: sa.Connection, table: sa.Table, rows: Sequence[dict[s
         connection.execute(_insert_new(connection.dialect.name, table), rows)
 
 
-def insert_and_tell(
+def insert_returning(
     connection: sa.Connection,
     table: sa.Table,
     rows: Sequence[dict[str, Any]],

@@ -22,6 +22,7 @@ from tilewright.service.api import errors, probes, routes, worker_page
 from tilewright.service.api.answers import KnownAnswers
 from tilewright.service.api.cache import Invalidation
 from tilewright.service.api.description import describe
+from tilewright.service.api.expansion import RequestExpander
 from tilewright.service.api.gate import Gate, GatedRoute, TokenCache
 from tilewright.service.api.heartbeat_pacing import HeartbeatPacing
 from tilewright.service.api.housekeeping import keep_house, name_all
@@ -33,7 +34,6 @@ from tilewright.service.api.planning import Planning
 from tilewright.service.api.record_cache import RecordCache
 from tilewright.service.api.request_ids import RequestIdMiddleware
 from tilewright.service.api.results import most_bytes
-from tilewright.service.api.spelling import Spelling
 from tilewright.service.api.upload import WRITERS
 from tilewright.service.api.waiting import ClaimDispatcher
 from tilewright.service.api.worker_traffic import WorkerTraffic
@@ -76,7 +76,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> FastAPI:
         app.state.gate = Gate(settings, tokens, partial(most_bytes, opened))
         planning = Planning(settings, opened.blobs)
         app.state.planning = planning
-        app.state.spelling = Spelling(opened)
+        app.state.expander = RequestExpander(opened)
         invalidation = Invalidation(open_changes(opened.engine))
         app.state.served = RecordCache(opened.ledger, invalidation)
         app.state.answers = KnownAnswers(invalidation)

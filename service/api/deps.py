@@ -9,11 +9,11 @@ from fastapi import Depends, Query, Request
 
 from tilewright.db.storage import Storage
 from tilewright.db.stores.tokens import Scope, Token
+from tilewright.service.api.expansion import RequestExpander
 from tilewright.service.api.gate import Needs
 from tilewright.service.api.notifier import Notifier
 from tilewright.service.api.planning import Planning
 from tilewright.service.api.schemas.fields import SHOWN_TARGET
-from tilewright.service.api.spelling import Spelling
 from tilewright.service.api.waiting import ClaimDispatcher
 from tilewright.service.api.worker_traffic import WorkerTraffic
 from tilewright.service.settings import Settings
@@ -57,10 +57,10 @@ async def get_planning(request: Request) -> Planning:
     return planning
 
 
-async def get_spelling(request: Request) -> Spelling:
-    spelling = request.app.state.spelling
-    assert isinstance(spelling, Spelling)
-    return spelling
+async def get_expander(request: Request) -> RequestExpander:
+    expander = request.app.state.expander
+    assert isinstance(expander, RequestExpander)
+    return expander
 
 
 async def get_upload_limiter(request: Request) -> CapacityLimiter:
@@ -79,7 +79,7 @@ def request_token(request: Request) -> Token:
 StorageDep = Annotated[Storage, Depends(get_storage)]
 SettingsDep = Annotated[Settings, Depends(get_settings)]
 NotifierDep = Annotated[Notifier, Depends(get_notifier)]
-SpellingDep = Annotated[Spelling, Depends(get_spelling)]
+ExpanderDep = Annotated[RequestExpander, Depends(get_expander)]
 PlanningDep = Annotated[Planning, Depends(get_planning)]
 UploadLimiterDep = Annotated[CapacityLimiter, Depends(get_upload_limiter)]
 ClaimDispatcherDep = Annotated[ClaimDispatcher, Depends(get_waiting_room)]

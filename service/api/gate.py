@@ -116,9 +116,9 @@ class TokenCache:
 
     async def follow(self, notifier: Notifier) -> None:
         """Empty the cache whenever any process revokes a token. Runs until cancelled."""
-        with notifier.listening(TOKENS) as ears:
+        with notifier.listening(TOKENS) as subscription:
             while True:
-                await ears.woken()
+                await subscription.woken()
                 self.forget()
 
 

@@ -34,7 +34,7 @@ class HeartbeatPacing:
         self._clock = clock
         self._heard: dict[str, float] = {}  # time of the last heartbeat; longest silent first
 
-    def hear(self, worker_id: str) -> None:
+    def record(self, worker_id: str) -> None:
         """Note a heartbeat of a worker, and stop counting workers that were silent for long."""
         now = self._clock()
         self._heard.pop(worker_id, None)

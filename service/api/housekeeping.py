@@ -41,7 +41,7 @@ BUCKET_IDLE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tidied:
+class RemovedData:
     """Counts of removed things: bytes of blobs, rows of everything else."""
 
     requests: int
@@ -54,7 +54,7 @@ class Tidied:
     audit: int = 0
 
 
-def tidy(storage: Storage, settings: Settings) -> Tidied:
+def remove_old_data(storage: Storage, settings: Settings) -> RemovedData:
     """Remove data that is no longer needed. Several processes may call this concurrently.
 
     Keeps each request whose outcome the tuner of an open job has not stored yet. Stores the
@@ -69,7 +69,7 @@ def tidy(storage: Storage, settings: Settings) -> Tidied:
     # after the rows, because removed rows no longer refer to their blobs
     blob_bytes = storage.blobs.sweep(settings.keep_blobs_seconds)
     workers = storage.workers.forget(settings.keep_workers_seconds)
-    return Tidied(requests, blob_bytes, workers, **forgotten)
+    return RemovedData(requests, blob_bytes, workers, **forgotten)
 
 
 def retention(settings: Settings) -> Retention:
@@ -131,7 +131,7 @@ async def keep_house(storage: Storage, settings: Settings, metrics: Metrics) -> 
             tried = now
             if mine and time.monotonic() - tidied >= settings.housekeeping_seconds:
                 tidied = time.monotonic()  # set first: an error is not retried immediately
-                removed = await run_in_threadpool(tidy, storage, settings)
+                removed = await run_in_threadpool(remove_old_data, storage, settings)
                 if any(asdict(removed).values()):
                     log.info("tidied", **asdict(removed))
                 metrics.count_removed(asdict(removed))

@@ -116,7 +116,7 @@ class Notifier:
         self._fallback = asyncio.create_task(self._ask_now_and_then())
 
     @property
-    def deaf_seconds(self) -> float:
+    def seconds_without_notices(self) -> float:
         """Time in seconds since notices could last be received; infinite after the thread or the
         fallback task has ended."""
         if not self._thread.is_alive() or self._fallback.done():
@@ -136,9 +136,9 @@ class Notifier:
 
         A change that precedes the subscription causes no notice.
         """
-        ears = Subscription()
-        with self.telling(ears, *topics):
-            yield ears
+        subscription = Subscription()
+        with self.telling(subscription, *topics):
+            yield subscription
 
     @contextmanager
     def telling(self, listener: Listener, *topics: str) -> Iterator[None]:

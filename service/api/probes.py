@@ -59,7 +59,7 @@ async def readyz(request: Request, part: Literal["api"] | None = None) -> JSONRe
         return _answer("the database does not answer", None)
     if age is None:
         return _answer("nobody has swept the leases yet", None)
-    if state.notifier.deaf_seconds > DEAF_SECONDS:
+    if state.notifier.seconds_without_notices > DEAF_SECONDS:
         return _answer("this process does not hear what the database announces", age)
     if age > SWEEP_SECONDS:
         return _answer("nobody sweeps the leases", age)

@@ -27,7 +27,7 @@ BEATS_OF_A_LEASE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class WorkerHeartbeat:
     """A heartbeat, and the leases that it renews."""
 
     sign: Heartbeat
@@ -40,7 +40,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeartbeatAnswer:
     """The answer to a heartbeat: the worker's state, the deadlines of its leases, and the pause
     until the next heartbeat."""
 
@@ -50,7 +50,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class UncheckedResult:
     """A result as the worker sent it, before validation."""
 
     lease_id: str
@@ -89,13 +89,13 @@ class WorkerTraffic:
         """Return the worker if the token owns it. Raises NotFoundError or a 403 problem."""
         return await self._asked.ask(Asker(worker_id, token))
 
-    async def heartbeat(self, beat: Beat) -> Heard:
+    async def heartbeat(self, beat: WorkerHeartbeat) -> HeartbeatAnswer:
         """Record a heartbeat, and renew the worker's leases. Raises the errors of `own`."""
         heard = await self._beats.ask(beat)
-        self._pacing.hear(beat.worker_id)
+        self._pacing.record(beat.worker_id)
         return heard
 
-    async def report(self, sent: Sent, size_bytes: int) -> Completion:
+    async def report(self, sent: UncheckedResult, size_bytes: int) -> Completion:
         """Validate and store a result.
 
         Raises the errors of `own`; StaleLeaseError; and a 422 problem for a result that is not
@@ -108,12 +108,14 @@ class WorkerTraffic:
             raise told
         return told
 
-    def _own(self, asked: Sequence[Asker | Beat | Sent]) -> Sequence[Presence | Exception]:
+    def _own(
+        self, asked: Sequence[Asker | WorkerHeartbeat | UncheckedResult]
+    ) -> Sequence[Presence | Exception]:
         known = self._storage.workers.presences({each.worker_id for each in asked})
         return [check_own(each.worker_id, known.get(each.worker_id), each.token) for each in asked]
 
-    def _renew(self, beats: Sequence[Beat]) -> Sequence[Heard | Exception]:
-        told: list[Heard | Exception] = []
+    def _renew(self, beats: Sequence[WorkerHeartbeat]) -> Sequence[HeartbeatAnswer | Exception]:
+        told: list[HeartbeatAnswer | Exception] = []
         allowed = self._own(beats)
         ours = [b for b, found in zip(beats, allowed, strict=True) if isinstance(found, Presence)]
         presences = iter(self._storage.workers.heartbeats([beat.sign for beat in ours]))
@@ -127,10 +129,10 @@ class WorkerTraffic:
                 continue
             worker, deadlines = next(presences), next(renewed)
             unknown = NotFoundError("worker", beat.worker_id)  # removed since the ownership check
-            told.append(unknown if worker is None else Heard(worker, deadlines, pause))
+            told.append(unknown if worker is None else HeartbeatAnswer(worker, deadlines, pause))
         return told
 
-    def _save(self, sent: Sequence[Sent]) -> Sequence[Completion | Exception]:
+    def _save(self, sent: Sequence[UncheckedResult]) -> Sequence[Completion | Exception]:
         told: dict[int, Completion | Exception] = {
             number: found
             for number, found in enumerate(self._own(sent))
@@ -157,7 +159,7 @@ class WorkerTraffic:
             told |= dict(zip(reports, saved, strict=True))
         return [told[number] for number in range(len(sent))]
 
-    def _refused(self, sent: Sent, refusal: ResultRefused) -> Exception:
+    def _refused(self, sent: UncheckedResult, refusal: ResultRefused) -> Exception:
         """Return the error that a worker receives for a rejected result."""
         try:
             self._storage.leases.refuse(sent.lease_id, sent.worker_id, str(refusal))

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from tilewright.service.cli.terminal import complain, say
-from tilewright.service.cli.tree import Root, plant
+from tilewright.service.cli.tree import Root, add_commands
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 plus the number of the signal."""
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-plant(app)
+add_commands(app)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -53,9 +53,9 @@ def _before_each_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its status."""
-    from tilewright.compiler.process import leave_garbage, settle_process
+    from tilewright.compiler.process import configure_process, leave_garbage
 
-    settle_process()
+    configure_process()
     status = run(sys.argv[1:] if arguments is None else arguments)
     leave_garbage()
     sys.exit(status)

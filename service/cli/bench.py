@@ -222,8 +222,8 @@ def _bench_on(
     dims: dict[str, int],
     as_json: bool,
 ) -> None:
-    from tilewright.service.cli.view import settled_line
-    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.cli.view import selected_line
+    from tilewright.service.jobs.evidence.end_to_end import select_schedules
     from tilewright.service.jobs.pipeline.timing import time_model
     from tilewright.service.jobs.plan.planning import ModelRequest, plan_model
     from tilewright.service.storage import open_storage
@@ -233,9 +233,9 @@ def _bench_on(
     try:
         with device_for(on, "host", storage) as (device, target):
             planned = plan_model(ModelRequest(model, options.mode(target), dims))
-            settled = settle([planned], storage)
-            (served,) = settled.planned
-            timing = time_model(served, settled.schedules, device)
+            selected = select_schedules([planned], storage)
+            (served,) = selected.planned
+            timing = time_model(served, selected.schedules, device)
             where = "" if device.facts is None else f" ({device.facts.model})"
             name = f"{device.name}{where}"
     finally:
@@ -244,7 +244,7 @@ def _bench_on(
     if as_json:
         untuned = {"ratio": ratio, "low": interval.low, "high": interval.high}
         told = {"device": name, "seconds": timing.seconds, "untuned_over_served": untuned}
-        say_json({**told, **served_facts(settled)})
+        say_json({**told, **served_facts(selected)})
         return
     out = console()
     out.print(
@@ -253,4 +253,4 @@ def _bench_on(
         soft_wrap=True,
         markup=False,
     )
-    out.print(settled_line(settled), soft_wrap=True, markup=False)
+    out.print(selected_line(selected), soft_wrap=True, markup=False)

@@ -65,8 +65,8 @@ def show_kernels(
     """
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.explain_view import assembly_text, kernel_view, report_view
-    from tilewright.service.cli.view import settled_line, timings_table
-    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.cli.view import selected_line, timings_table
+    from tilewright.service.jobs.evidence.end_to_end import select_schedules
     from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
     from tilewright.service.jobs.plan.planning import ModelRequest
     from tilewright.service.jobs.plan.segment_planning import plan_first_program
@@ -96,8 +96,8 @@ def show_kernels(
             )
             if planned.stages is not None:
                 complain(f"warning: {FIRST_STAGE}; 'tilewright show time' times all stages")
-            settled = settle([planned], storage)
-            (planned,) = settled.planned
+            selected = select_schedules([planned], storage)
+            (planned,) = selected.planned
             known = len(planned.workloads)
             for number in kernel or ():
                 if not 1 <= number <= known:
@@ -106,7 +106,7 @@ def show_kernels(
                     )
             check_draws([planned])
             with named_inputs([planned]):
-                reports = explain_model(planned, settled.schedules, device, recorder)
+                reports = explain_model(planned, selected.schedules, device, recorder)
     finally:
         storage.close()
     chosen = _chosen(reports, kernel)
@@ -118,7 +118,7 @@ def show_kernels(
         if planned.open is not None:
             ranges = {d.name: d.range_text for d in planned.open.ranges}
             data = {"ranges": ranges, "at_sizes": told}
-        data["end_to_end"] = settled.verdict.to_json()
+        data["end_to_end"] = selected.verdict.to_json()
         if timings:
             data["timings"] = recorder.seconds()
         say_json(data)
@@ -130,7 +130,7 @@ def show_kernels(
         for report in reports:
             out.print(report_view(report, legend=report is reports[-1]))
             out.print()
-        out.print(settled_line(settled), soft_wrap=True, markup=False)
+        out.print(selected_line(selected), soft_wrap=True, markup=False)
     for one in chosen.values() if kernel or nest or asm else ():
         out.print()
         out.print(kernel_view(reports, one))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tilewright.compiler.program.builder import CompiledProgram
     from tilewright.compiler.runtime.model import Model
     from tilewright.compiler.sizes.hinted_ranges import Shares
-    from tilewright.service.jobs.evidence.end_to_end import Settled
+    from tilewright.service.jobs.evidence.end_to_end import SelectedSchedules
     from tilewright.service.jobs.knowledge.known_model import KnownModel
 
 
@@ -153,8 +153,8 @@ def compile_(
     from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.targets.host import resolve_target
     from tilewright.compiler.timings import Timings
-    from tilewright.service.cli.view import settled_line, timings_table
-    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.cli.view import selected_line, timings_table
+    from tilewright.service.jobs.evidence.end_to_end import select_schedules
     from tilewright.service.jobs.pipeline.tuning import build_artifact, build_for_c
     from tilewright.service.jobs.plan.planning import ModelRequest
     from tilewright.service.jobs.plan.segment_planning import plan_programs
@@ -193,7 +193,7 @@ def compile_(
         )
     storage = open_storage(load_settings())
     try:
-        settled = settle(plans, storage)
+        settled = select_schedules(plans, storage)
     finally:
         storage.close()
     plans = settled.planned
@@ -235,7 +235,7 @@ def compile_(
         soft_wrap=True,
         markup=False,
     )
-    out.print(settled_line(settled), soft_wrap=True, markup=False)
+    out.print(selected_line(settled), soft_wrap=True, markup=False)
     for line in range_lines(plans):
         out.print(line, soft_wrap=True, markup=False)
     if timings:
@@ -379,7 +379,7 @@ def _load_arrays(path: Path) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def served_facts(settled: Settled) -> dict[str, Any]:
+def served_facts(settled: SelectedSchedules) -> dict[str, Any]:
     """Return as plain data the number of known schedules, the served ones, and the reason."""
     return {
         "workloads": settled.workloads,
@@ -398,10 +398,10 @@ def tell_served(known: KnownModel | None) -> None:
     """Print the origin of a compiled model's schedules. Does nothing for an artifact."""
     if known is None:
         return
-    from tilewright.service.cli.view import settled_line
+    from tilewright.service.cli.view import selected_line
 
     for settled in known.settled:
-        console().print(settled_line(settled), soft_wrap=True, markup=False)
+        console().print(selected_line(settled), soft_wrap=True, markup=False)
 
 
 def artifact_sizes(folder: Path, dims: Mapping[str, int | str]) -> tuple[dict[str, int], Shares]:

@@ -176,7 +176,7 @@ def _of_model(
 ) -> list[ModelProfile]:
     from tilewright.compiler.program.builder import build_program
     from tilewright.service.jobs.device.loadables import of_compiled
-    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.evidence.end_to_end import select_schedules
     from tilewright.service.jobs.inputs.random_choices import check_draws, named_inputs
     from tilewright.service.jobs.plan.planning import ModelRequest
     from tilewright.service.jobs.plan.segment_planning import plan_first_program
@@ -195,11 +195,11 @@ def _of_model(
             planned = plan_first_program(request, dims)
             if planned.stages is not None:
                 return _of_known_stages(request, options, dims, on)
-            settled = settle([planned], storage)
-            (planned,) = settled.planned
+            selected = select_schedules([planned], storage)
+            (planned,) = selected.planned
             plan = planned.served_plan
             every = shown_sizes(planned)
-            compiled = build_program(plan, settled.schedules, mode)
+            compiled = build_program(plan, selected.schedules, mode)
             where = device.name if device.facts is None else device.facts.model
             check_draws([planned])
             with named_inputs([planned]):

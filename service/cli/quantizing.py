@@ -96,7 +96,7 @@ def quantize(
     """
     from tilewright.service.cli.quantize_view import report_view
     from tilewright.service.cli.steps_view import telling
-    from tilewright.service.jobs.evidence.end_to_end import settle
+    from tilewright.service.jobs.evidence.end_to_end import select_schedules
     from tilewright.service.jobs.plan.planning import Planned
     from tilewright.service.quantize.errors import NothingToQuantizeError
     from tilewright.service.quantize.limit import parse_limit
@@ -124,8 +124,8 @@ def quantize(
     storage = open_storage(load_settings())
 
     def serve(planned: Planned) -> tuple[Planned, ScheduleSource | None]:
-        settled = settle([planned], storage)
-        return settled.planned[0], settled.schedules
+        selected = select_schedules([planned], storage)
+        return selected.planned[0], selected.schedules
 
     try:
         with (
@@ -202,9 +202,9 @@ def _samples(
     from tilewright.compiler.frontend.dimensions import check_dims, model_ports
     from tilewright.compiler.frontend.model_file import read_model
     from tilewright.compiler.sizes import dynamic_size
-    from tilewright.service.quantize.drawn import drawn_at_hints
     from tilewright.service.quantize.images import ImageLayout, ImageOptions, parse_numbers
     from tilewright.service.quantize.methods import StaticInt8
+    from tilewright.service.quantize.random_samples import random_samples_at_hints
     from tilewright.service.quantize.samples import model_inputs, read_samples
 
     if calibration is not None and random:
@@ -228,7 +228,7 @@ def _samples(
                 else "the losses that are reported may be far from those of real data"
             )
         )
-        drawn = drawn_at_hints(model, sizes)
+        drawn = random_samples_at_hints(model, sizes)
         if drawn.dims.keys() - sizes.keys():
             listed = ", ".join(f"{name}={size}" for name, size in drawn.dims.items())
             complain(f"sizes of the samples: {listed}; change with --dim")

@@ -94,10 +94,10 @@ def submit(
                 say_json({**job.model_dump(mode="json"), "tasks": client.tasks(job.id)})
             raise UserError(with_reason(f"job {job.id} {job.state}", job.error))
         from tilewright.service.cli.tune_view import tell_artifact
-        from tilewright.service.cli.view import told_tasks
+        from tilewright.service.cli.view import listed_tasks
 
         tasks = client.tasks(job.id)
-        for told in told_tasks(tasks, verbose):
+        for told in listed_tasks(tasks, verbose):
             out.print(told, soft_wrap=isinstance(told, str))
         out.print(_summary(job), soft_wrap=True)
         _tell_result(job, out)

@@ -153,7 +153,7 @@ def paths() -> Iterator[str]:
             yield word
 
 
-def plant(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Add all commands to an application."""
     for word, found in TREE.items():
         if isinstance(found, CommandGroup):

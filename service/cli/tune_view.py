@@ -14,7 +14,7 @@ from rich.live import Live
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.jobs import ProgressView
 from tilewright.service.api.views import failures, task_view
-from tilewright.service.cli.view import told_tasks
+from tilewright.service.cli.view import listed_tasks
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.pipeline.run_job import JobOutcome, JobWatcher
 from tilewright.service.jobs.pipeline.tracker import Tracker
@@ -81,7 +81,7 @@ class LineWatcher(JobWatcher):
             self._live.stop()
         out, finished, progress = self._out, outcome.finished, outcome.tracker.progress
         views = [task_view(row) for row in outcome.tracker.rows.values()]
-        for told in told_tasks(views, self._verbose):
+        for told in listed_tasks(views, self._verbose):
             out.print(told, soft_wrap=isinstance(told, str))
         out.print(
             f"{kernels_text(progress.default_seconds, progress.best_seconds)}"

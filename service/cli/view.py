@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from tilewright.service.jobs.evidence.end_to_end import Settled
+    from tilewright.service.jobs.evidence.end_to_end import SelectedSchedules
 
 
 MOST_TASKS = 10
 """Default limit of the tasks in a table."""
 
 
-def told_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
+def listed_tasks(tasks: Sequence[TaskView], verbose: bool) -> list[RenderableType]:
     """Return the tasks of a finished job: the most expensive ones, or all of them.
 
     Only `verbose` shows tasks without a known time.
@@ -100,12 +100,12 @@ def worker_table(listed: Sequence[WorkerView]) -> Table:
     return rich_table(table(workers.TERMINAL, listed))
 
 
-def settled_line(settled: Settled) -> str:
+def selected_line(selected: SelectedSchedules) -> str:
     """Return how many schedules of a model are known, which are served, and why."""
-    known = known_text(settled.known, settled.workloads, settled.related)
-    if not (settled.known or settled.related):
+    known = known_text(selected.known, selected.workloads, selected.related)
+    if not (selected.known or selected.related):
         return f"end to end: {known}; the defaults are served"
-    return f"end to end: {known}; {verdict_text(settled.verdict.to_json())}"
+    return f"end to end: {known}; {verdict_text(selected.verdict.to_json())}"
 
 
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from tilewright.service.quantize.names import fresh
 
 
-def spell_out_biases(graph: onnx.GraphProto) -> None:
+def expand_biases(graph: onnx.GraphProto) -> None:
     """Rewrite Gemm nodes so that each constant bias has the shape (channels,). A bias that differs
     by row becomes an Add.
 

@@ -16,10 +16,10 @@ import onnx.version_converter
 
 from tilewright.compiler.frontend.order import reads
 from tilewright.compiler.runtime.packing import Array
-from tilewright.service.quantize.biases import spell_out_biases
+from tilewright.service.quantize.biases import expand_biases
 from tilewright.service.quantize.errors import NothingToQuantizeError, QuantizeError, require
 from tilewright.service.quantize.messages import kept_in_log, log
-from tilewright.service.quantize.names import fresh, graphs, rename, stand_ins
+from tilewright.service.quantize.names import fresh, graphs, rename, temporary_names
 
 LEAST_OPSET = 13
 """The first opset with a scale per channel."""
@@ -130,7 +130,7 @@ class Quantiser:
     _stand_ins: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stand_ins = stand_ins(self.model.graph)
+        self._stand_ins = temporary_names(self.model.graph)
         self._source = onnx.ModelProto()
         self._source.CopyFrom(self.model)
         rename(self._source.graph, self._stand_ins)
@@ -253,7 +253,7 @@ def prepare(path: Path, method: Method, folder: Path) -> onnx.ModelProto:
             wrapped.replace_gemm_with_matmul()
             model = wrapped.model
     _name_nodes(model.graph)
-    spell_out_biases(model.graph)
+    expand_biases(model.graph)
     return model
 
 

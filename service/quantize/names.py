@@ -16,7 +16,7 @@ from itertools import count
 import onnx
 
 
-def stand_ins(graph: onnx.GraphProto) -> dict[str, str]:
+def temporary_names(graph: onnx.GraphProto) -> dict[str, str]:
     """Temporary names for nodes and values, also in bodies, whose name is a prefix of another name.
     No name begins with a temporary name."""
     names = {name for one in graphs(graph) for name in _names(one)}

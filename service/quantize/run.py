@@ -37,7 +37,7 @@ LAYER_SAMPLES = 8
 ALONE_SAMPLES = 4
 """Most samples on which each part is quantised alone."""
 
-Settle: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
+SelectSchedules: TypeAlias = Callable[[Planned], tuple[Planned, ScheduleSource | None]]
 """The plan of a model and the schedules of its kernels."""
 
 Tell: TypeAlias = Callable[[str], None]
@@ -64,7 +64,7 @@ class QuantizeWork:
         device: the device on which the kernels are timed.
         mode: the mode in which models are compiled for it.
         limit: the allowed loss, if one is stated.
-        settle: chooses the schedules with which the models are timed.
+        select_schedules: chooses the schedules with which the models are timed.
         tell: receives each step.
     """
 
@@ -74,7 +74,7 @@ class QuantizeWork:
     device: Device
     mode: Mode = field(default_factory=Mode)
     limit: Limit | None = None
-    settle: Settle = by_rule
+    select_schedules: SelectSchedules = by_rule
     tell: Tell = field(default=quiet)
 
 
@@ -169,7 +169,7 @@ class _Run:
         if first.stages is not None:
             self._notes += ["the data decide sizes of this model: its kernels are not timed"]
             return None
-        planned, schedules = work.settle(first)
+        planned, schedules = work.select_schedules(first)
         if not work.device.runs(planned.target):
             return None
         kernels = self._sizes.kernels

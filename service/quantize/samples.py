@@ -145,7 +145,7 @@ def samples_of(
             yield sample
 
 
-def drawn_samples(
+def random_samples(
     inputs: Sequence[Input],
     dims: Mapping[str, int],
     integers: Mapping[str, tuple[int, int] | None] | None = None,

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import replace
 
 from tilewright.service.worker.cache import is_digest
-from tilewright.service.worker.held_lease import PREFETCHED, Hand, HeldLease, Log
+from tilewright.service.worker.held_lease import PREFETCHED, HeldLease, InFlightLeases, Log
 from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import SERVICE, Reporter
@@ -35,28 +35,28 @@ class Claimer:
         self,
         api: Api,
         registration: Registration,
-        hand: Hand,
+        in_flight: InFlightLeases,
         reporter: Reporter,
         memory_bytes: int,
         log: Log,
     ) -> None:
         self._api = api
         self._registration = registration
-        self._hand = hand
+        self._in_flight = in_flight
         self._reporter = reporter
         self._memory_bytes = memory_bytes
         self._log = log
 
     def serve(self) -> None:
         """Claim and prepare leases until the worker ends: the main function of the thread."""
-        hand = self._hand
+        in_flight = self._in_flight
         backoff = self._registration.backoff()
         claim_id = uuid.uuid4().hex
-        while not hand.stopping.is_set():
-            with hand.changed:
-                if not hand.changed.wait_for(lambda: hand.room() > 0, timeout=0.5):
+        while not in_flight.stopping.is_set():
+            with in_flight.changed:
+                if not in_flight.changed.wait_for(lambda: in_flight.room() > 0, timeout=0.5):
                     continue
-                limit = hand.room()
+                limit = in_flight.room()
             try:
                 # during a measurement, a short poll: more slack appears in a moment
                 wait = self._registration.long_poll_seconds if limit == PREFETCHED else 1.0
@@ -94,17 +94,17 @@ class Claimer:
         lease_id = _name(lease, "lease_id", _LEASE_ID)
         payload = field(lease, "payload", dict)
         self._registration.check_signed(request_id, payload, field(lease, "signature", str))
-        hand, files = self._hand, self._hand.files
-        with hand.changed:
+        in_flight, files = self._in_flight, self._in_flight.files
+        with in_flight.changed:
             # ours already: its lease ran out while the service was away
-            known = hand.leases.get(request_id)
+            known = in_flight.leases.get(request_id)
             if known is not None:
                 known.lease_id = lease_id
                 files.hold(request_id, lease_id)
             spooled = files.find_spooled(request_id)
             if spooled is not None:
                 files.spool(replace(spooled, lease_id=lease_id))
-                hand.report_now.set()
+                in_flight.report_now.set()
             if known is not None or spooled is not None:
                 return
         try:
@@ -117,12 +117,12 @@ class Claimer:
             return
         files.hold(request_id, lease_id)
         work = HeldLease(request, lease_id)
-        with hand.changed:
-            hand.leases[request_id] = work
+        with in_flight.changed:
+            in_flight.leases[request_id] = work
         if self._may_run(work) and self._fetch_blobs(work):
-            hand.ready.put(work)
-        elif not hand.stopping.is_set():  # else it is given back at the worker's end
-            hand.put_down(request_id)
+            in_flight.ready.put(work)
+        elif not in_flight.stopping.is_set():  # else it is given back at the worker's end
+            in_flight.release(request_id)
 
     def _may_run(self, work: HeldLease) -> bool:
         """Whether the device has the memory and disk space that a run requires; otherwise refuse
@@ -131,10 +131,10 @@ class Claimer:
         Waits until earlier leases release their blobs. Batches of candidates are small and always
         fit.
         """
-        request, hand = work.request, self._hand
+        request, in_flight = work.request, self._in_flight
         if not isinstance(request, RunRequest):
             return True
-        refusal = hand.cache.refusal(request.blobs)
+        refusal = in_flight.cache.refusal(request.blobs)
         if refusal is None and 0 < self._memory_bytes < request.memory_bytes:
             refusal = (
                 f"the run needs {request.memory_bytes} bytes of memory, "
@@ -150,22 +150,22 @@ class Claimer:
             self._reporter.finish(work, result)
             return False
         while not self._dropped(work):
-            with hand.changed:
+            with in_flight.changed:
                 others = {
                     digest
-                    for other in hand.leases.values()
+                    for other in in_flight.leases.values()
                     if other is not work
                     for digest in other.request.digests
                 }
-                if hand.cache.make_room(request.blobs, others):
+                if in_flight.cache.make_room(request.blobs, others):
                     return True
-                hand.changed.wait(0.5)
+                in_flight.changed.wait(0.5)
         return False
 
     def _fetch_blobs(self, work: HeldLease) -> bool:
         """Download the blobs that a request names; returns whether all of them are on disk."""
         backoff = self._registration.backoff()
-        request, cache = work.request, self._hand.cache
+        request, cache = work.request, self._in_flight.cache
         sizes = request.blobs if isinstance(request, RunRequest) else {}
         for digest in request.digests:
             damaged = 0
@@ -192,12 +192,12 @@ class Claimer:
                 except Refused as error:
                     self._reporter.fail_quietly(work.lease_id, SERVICE, str(error))
                     return False
-        cache.trim(self._hand.digests())
+        cache.trim(self._in_flight.digests())
         return True
 
     def _dropped(self, work: HeldLease) -> bool:
         """Whether this lease is lost or the worker is stopping."""
-        return work.lost.is_set() or self._hand.stopping.is_set()
+        return work.lost.is_set() or self._in_flight.stopping.is_set()
 
 
 def _name(lease: object, key: str, pattern: re.Pattern[str]) -> str:

@@ -27,7 +27,7 @@ class HeldLease:
     lost: threading.Event = field(default_factory=threading.Event)
 
 
-class Hand:
+class InFlightLeases:
     """The in-flight leases of a worker. The condition `changed` guards them and their files.
 
     Attributes:
@@ -74,7 +74,7 @@ class Hand:
         with self.changed:
             return {d for work in self.leases.values() for d in work.request.digests}
 
-    def put_down(self, request_id: str) -> None:
+    def release(self, request_id: str) -> None:
         """Remove a lease that is measured, lost or failed."""
         with self.changed:
             work = self.leases.pop(request_id, None)

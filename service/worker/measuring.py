@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.service.worker.cache import BlobCache
-from tilewright.service.worker.held_lease import Hand, HeldLease, Log
+from tilewright.service.worker.held_lease import HeldLease, InFlightLeases, Log
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost
@@ -20,13 +20,13 @@ class Measuring:
         self,
         harness: Harness,
         registration: Registration,
-        hand: Hand,
+        in_flight: InFlightLeases,
         reporter: Reporter,
         log: Log,
     ) -> None:
         self._harness = harness
         self._registration = registration
-        self._hand = hand
+        self._in_flight = in_flight
         self._reporter = reporter
         self._log = log
         self._lost_with: set[str] = set()
@@ -34,8 +34,8 @@ class Measuring:
     def serve(self) -> None:
         """Measure leases until the worker ends."""
         self._find()
-        while not self._hand.stopping.is_set():
-            together = self._hand.ready.take(0.2, self._harness.most_together)
+        while not self._in_flight.stopping.is_set():
+            together = self._in_flight.ready.take(0.2, self._harness.most_together)
             try:
                 if together:
                     self._work(together)
@@ -55,18 +55,18 @@ class Measuring:
             raise
         except (OSError, RuntimeError) as error:
             self._log(f"the reference kernel: {error}")
-            self._hand.stopping.wait(self._registration.heartbeat_seconds)
+            self._in_flight.stopping.wait(self._registration.heartbeat_seconds)
 
     def _work(self, together: Sequence[HeldLease]) -> None:
-        hand = self._hand
+        in_flight = self._in_flight
 
         def cancelled() -> bool:
-            return hand.stopping.is_set() or all(work.lost.is_set() for work in together)
+            return in_flight.stopping.is_set() or all(work.lost.is_set() for work in together)
 
         if not cancelled():
             requests = [work.request for work in together]
             try:
-                results = self._harness.work(requests, _bytes_in(hand.cache), cancelled)
+                results = self._harness.work(requests, _bytes_in(in_flight.cache), cancelled)
             except DeviceLost:
                 raise
             except (MemoryError, OSError, RuntimeError, ValueError) as error:
@@ -80,15 +80,15 @@ class Measuring:
                     self._reporter.finish(work, result)
         for work in together:
             request_id = work.request.request_id
-            if hand.stopping.is_set() and hand.files.find_spooled(request_id) is None:
+            if in_flight.stopping.is_set() and in_flight.files.find_spooled(request_id) is None:
                 continue  # it is given back at the worker's end
-            hand.put_down(request_id)
+            in_flight.release(request_id)
 
     def _fail(self, work: HeldLease, cause: str, error: str) -> None:
         request_id = work.request.request_id
         self._log(f"request {request_id}: {error}")
         self._reporter.fail_quietly(work.lease_id, cause, error)
-        self._hand.put_down(request_id)
+        self._in_flight.release(request_id)
 
     def _blame(self, together: Sequence[HeldLease]) -> None:
         """Return the in-flight leases when the device was lost. The first loss is not blamed on a
@@ -103,19 +103,21 @@ class Measuring:
 
     def _give_back(self) -> None:
         """Return the ready leases to the queue while the device is unreachable."""
-        self._hand.away = True
-        while not self._hand.stopping.is_set() and (waiting := self._hand.ready.take(0.0)):
+        self._in_flight.away = True
+        while not self._in_flight.stopping.is_set() and (
+            waiting := self._in_flight.ready.take(0.0)
+        ):
             self._release(waiting)
 
     def _release(self, works: Sequence[HeldLease]) -> None:
         self._reporter.release_quietly([work.lease_id for work in works])
         for work in works:
-            self._hand.put_down(work.request.request_id)
+            self._in_flight.release(work.request.request_id)
 
     def _find(self) -> None:
         """Wait until the device is reachable again, or the worker ends."""
         backoff = self._registration.backoff()
-        while not self._hand.stopping.is_set():
+        while not self._in_flight.stopping.is_set():
             try:
                 self._harness.begin(self._registration.worker_id)
             except DeviceLost as error:
@@ -123,9 +125,9 @@ class Measuring:
                 self._give_back()  # leases that were claimed just before
                 backoff.wait()
                 continue
-            with self._hand.changed:
-                self._hand.away = False
-                self._hand.changed.notify_all()
+            with self._in_flight.changed:
+                self._in_flight.away = False
+                self._in_flight.changed.notify_all()
             return
 
 

@@ -28,7 +28,7 @@ from tilewright.service.worker.check import check_device, exit_status, report
 from tilewright.service.worker.claiming import Claimer
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.facts import device_facts, registration_facts
-from tilewright.service.worker.held_lease import Hand, Log
+from tilewright.service.worker.held_lease import InFlightLeases, Log
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
@@ -53,22 +53,24 @@ class Worker:
         self._options = options
         api = Api(options.server, options.token)
         self._files = StateFolder(options.spool, api.server)
-        self._hand = Hand(self._files, BlobCache(self._files.blobs, options.cache_bytes))
+        self._in_flight = InFlightLeases(
+            self._files, BlobCache(self._files.blobs, options.cache_bytes)
+        )
         self._harness = _harness(options, log)
         facts = self._harness.facts()
         self._registration = Registration(
-            options, api, self._files, facts, self._hand.stopping, log
+            options, api, self._files, facts, self._in_flight.stopping, log
         )
         state = self._harness.state if options.via else self._state_here
-        self._reporter = Reporter(api, self._registration, self._hand, state, log)
+        self._reporter = Reporter(api, self._registration, self._in_flight, state, log)
         self._claimer = Claimer(
-            api, self._registration, self._hand, self._reporter, _memory_bytes(facts), log
+            api, self._registration, self._in_flight, self._reporter, _memory_bytes(facts), log
         )
         self._failure: Refused | Distrusted | OSError | None = None
 
     def stop(self) -> None:
         """Stop the worker. Call this from a thread, not from a signal handler."""
-        self._hand.stopping.set()
+        self._in_flight.stopping.set()
 
     def run(self) -> None:
         """Work until `stop`.
@@ -80,7 +82,7 @@ class Worker:
             HarnessError: if the harness cannot be started any more.
         """
         self._registration.register()
-        if self._hand.stopping.is_set():
+        if self._in_flight.stopping.is_set():
             self._harness.close()
             return
         self._recover()
@@ -92,11 +94,11 @@ class Worker:
         reporting.start()
         try:
             Measuring(
-                self._harness, self._registration, self._hand, self._reporter, self._log
+                self._harness, self._registration, self._in_flight, self._reporter, self._log
             ).serve()
         finally:
             self._harness.close()
-            self._hand.stop()
+            self._in_flight.stop()
             reporting.join(timeout=END_SECONDS)
             self._leave(claiming)
             self._files.close()
@@ -110,7 +112,7 @@ class Worker:
     def _recover(self) -> None:
         """Report the finished results of an earlier process, and return its other leases."""
         backoff = self._registration.backoff()
-        while not self._hand.stopping.is_set():
+        while not self._in_flight.stopping.is_set():
             try:
                 self._reporter.report_spool()
                 for request_id, lease_id in self._files.held().items():
@@ -127,7 +129,7 @@ class Worker:
             # In this order: a waiting claim is answered now, and its leases go back with the rest.
             self._registration.leave()
             claiming.join(timeout=END_SECONDS)
-            leases = self._hand.held()
+            leases = self._in_flight.held()
             if leases:
                 self._reporter.release(sorted(leases.values()))
             for name in leases:
@@ -144,7 +146,7 @@ class Worker:
         except (Refused, Distrusted, OSError) as error:
             self._failure = error
         finally:
-            self._hand.stopping.set()
+            self._in_flight.stopping.set()
 
 
 def _command(options: WorkerOptions, log: Log) -> DeviceCommand:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilewright.service.worker.held_lease import Hand, HeldLease, Log
+from tilewright.service.worker.held_lease import HeldLease, InFlightLeases, Log
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.state import Spooled
@@ -32,13 +32,13 @@ class Reporter:
         self,
         api: Api,
         registration: Registration,
-        hand: Hand,
+        in_flight: InFlightLeases,
         state: Callable[[], Mapping[str, Any]],
         log: Log,
     ) -> None:
         self._api = api
         self._registration = registration
-        self._hand = hand
+        self._in_flight = in_flight
         self._log = log
         self._state = state
         self._draining = False
@@ -47,7 +47,7 @@ class Reporter:
     def serve(self) -> None:
         """Report results and renew leases until the worker ends, and then report the last results:
         the main function of the thread."""
-        stopping, report_now = self._hand.stopping, self._hand.report_now
+        stopping, report_now = self._in_flight.stopping, self._in_flight.report_now
         backoff = self._registration.backoff()
         next_heartbeat = 0.0
         while True:
@@ -72,11 +72,11 @@ class Reporter:
     def finish(self, work: HeldLease, result: MeasureResult | RunResult) -> None:
         """Store a result in the spool, where it survives the end of the process."""
         request_id = work.request.request_id
-        with self._hand.changed:
+        with self._in_flight.changed:
             entry = Spooled(request_id, work.lease_id, uuid.uuid4().hex, result.to_json())
             try:
-                self._hand.files.spool(entry)
-                self._hand.unreported.add(request_id)
+                self._in_flight.files.spool(entry)
+                self._in_flight.unreported.add(request_id)
             except OSError as error:
                 # the disk is full: the result is reported from memory, or lost with the process
                 self._log(f"the spool cannot be written: {error}")
@@ -84,14 +84,14 @@ class Reporter:
                 return
         self.finished += 1
         self._log(f"measured {request_id}")
-        self._hand.report_now.set()
+        self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
         """Report the results that wait. Raises Unreachable."""
-        files, hand = self._hand.files, self._hand
+        files, in_flight = self._in_flight.files, self._in_flight
         for entry in files.spooled():
             wanted = self._report(entry)
-            with hand.changed:
+            with in_flight.changed:
                 current = files.find_spooled(entry.request_id)
                 # a new lease of the same request may have readdressed it meanwhile
                 if current is not None and current.lease_id == entry.lease_id:
@@ -99,8 +99,8 @@ class Reporter:
                         files.forget(entry.request_id)
                     else:
                         files.set_aside(entry.request_id)
-                    hand.unreported.discard(entry.request_id)
-                    hand.changed.notify_all()
+                    in_flight.unreported.discard(entry.request_id)
+                    in_flight.changed.notify_all()
 
     def fail(self, lease_id: str, cause: str, error: str) -> None:
         """Report that the worker gives a lease up, with the cause. Raises Unreachable."""
@@ -142,7 +142,7 @@ class Reporter:
 
     def _report_directly(self, entry: Spooled) -> None:
         backoff = self._registration.backoff()
-        while not self._hand.stopping.is_set():
+        while not self._in_flight.stopping.is_set():
             try:
                 self._report(entry)
                 return
@@ -175,7 +175,7 @@ class Reporter:
         return True
 
     def _heartbeat(self) -> None:
-        leases = self._hand.held()
+        leases = self._in_flight.held()
         worker_id = self._registration.worker_id
         try:
             body = {"leases": sorted(leases.values()), **self._state()}
@@ -192,9 +192,9 @@ class Reporter:
         if draining != self._draining:
             self._draining = draining
             self._log("drained: nothing new comes" if draining else "used again")
-        with self._hand.changed:
+        with self._in_flight.changed:
             for name, lease_id in leases.items():
-                work = self._hand.leases.get(name)
+                work = self._in_flight.leases.get(name)
                 # unless it was claimed again since we asked
                 ours = work is not None and work.lease_id == lease_id
                 if work is not None and ours and lease_id not in renewed:

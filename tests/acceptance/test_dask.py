@@ -115,5 +115,5 @@ def test_a_job_outlives_a_worker_and_then_the_scheduler(
     counts = storage.records.count_trials("job")
     built = {s: n for s, n in counts.items() if n and s is not Status.SPILLS}
     assert set(built) == {Status.OK}, "a loss became a failed candidate"
-    assert outcome.settled is not None and outcome.settled.known == 1
+    assert outcome.selected is not None and outcome.selected.known == 1
     assert (tmp_path / "artifact").exists()

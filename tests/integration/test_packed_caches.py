@@ -31,7 +31,7 @@ def fused(writer: OnnxWriter, projected: tuple[str, str, str]) -> str:
     return mixed
 
 
-def spelled_out(writer: OnnxWriter, projected: tuple[str, str, str]) -> str:
+def expanded(writer: OnnxWriter, projected: tuple[str, str, str]) -> str:
     """As exporters write it; every query sees every key."""
     x, weight, bias = projected
     joined = writer.node("Add", writer.node("MatMul", x, weight), bias)
@@ -68,7 +68,7 @@ def decoder(attend: Any) -> Any:
     return writer.finish([(y, ("batch", "tokens", WIDTH)), ("present", present)])
 
 
-@pytest.mark.parametrize("attend", [fused, spelled_out])
+@pytest.mark.parametrize("attend", [fused, expanded])
 def test_a_packed_cache_grows_in_place(attend: Any) -> None:
     model = decoder(attend)
     executable = compile_model(model, dims={"batch": "1..4", "past": "0..40", "tokens": "1..9"})

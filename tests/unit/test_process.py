@@ -14,8 +14,8 @@ from tilewright.compiler.process import BLAS_THREADS, give_back_memory
 
 _PRODUCT = """
 import gc, os
-from tilewright.compiler.process import settle_process
-settle_process()
+from tilewright.compiler.process import configure_process
+configure_process()
 import numpy
 x = numpy.ones((512, 512), "float32")
 x @ x

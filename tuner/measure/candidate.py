@@ -12,7 +12,7 @@ from tilewright.compiler.memo import memo
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.ops.registry import operators
 from tilewright.compiler.plan.workload import Workload
-from tilewright.compiler.process import settle_process
+from tilewright.compiler.process import configure_process
 from tilewright.compiler.program.build import LoweredKernel, compile_lowered, lower_workload
 from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.schedule.templates import templates
@@ -25,7 +25,7 @@ KEPT_OBJECTS = 64
 
 def warm_up() -> None:
     """Make a builder process ready: operators and templates are found by their files."""
-    settle_process()
+    configure_process()
     operators()
     templates()
 

@@ -51,7 +51,7 @@ class PlainForms:
         self._kept_bytes = kept_bytes
         self._arrays: OrderedDict[tuple[InputSpec, str], tuple[str, bytes]] = OrderedDict()
 
-    def spelled_out(
+    def expanded(
         self,
         request: Request,
         blob: Callable[[str], bytes | memoryview],

@@ -80,7 +80,7 @@ class Bayesian:
             s: min(log(self._memory.seconds[s]), fastest + SLOW) for s in elites if s in estimates
         }
         levels, opinions = self._beforehand(estimates, measured)
-        foreseen = self._ranking.foresee(pool, estimates, self._memory.seconds)
+        foreseen = self._ranking.predict(pool, estimates, self._memory.seconds)
         if foreseen:
             opinions.append(Opinion(foreseen, MODEL_SHARE, MODEL_DEVIATION))
         origin = "bayesian" if measured else self._ranking.prior

@@ -52,7 +52,7 @@ class Ranking:
                 found[schedule] = log(seconds)
         return found
 
-    def foresee(
+    def predict(
         self,
         pool: Sequence[Schedule],
         estimates: Mapping[Schedule, float],

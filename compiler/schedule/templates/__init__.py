@@ -105,7 +105,7 @@ class Template(Generic[Found]):
             return None
         return self.any_rows(found, mode, is_dynamic)
 
-    def liking(self, workload: Workload, mode: Mode) -> float | None:
+    def preference_of(self, workload: Workload, mode: Mode) -> float | None:
         """`preference` of a workload; None if it does not apply or may not change rounding."""
         found = self._found(workload, mode)
         return None if found is None else self.preference(found, mode)

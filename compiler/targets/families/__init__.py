@@ -442,7 +442,7 @@ class Family:
         found = (name for text, name in self.processors.items() if re.search(text, processor))
         return next(found, "")
 
-    def told(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
+    def reported_features(self, processor: str, linux_names: Iterable[str]) -> frozenset[str]:
         """LLVM's names of the features that a CPU has, according to Linux and to its name."""
         present = frozenset(linux_names)
         found = {ours for ours, theirs in self.linux_features.items() if theirs in present}
@@ -481,7 +481,7 @@ class Family:
         if not linux_names:
             return ()
         asked = [switch[1:] for switch in switches if switch.startswith("+")]
-        told = self.told(processor, linux_names)
+        told = self.reported_features(processor, linux_names)
         return tuple(
             name
             for name in dict.fromkeys((*asked, *self.implied_features.get(cpu, ())))

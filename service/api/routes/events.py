@@ -59,7 +59,7 @@ async def job_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's events after the given one. The stream ends when the job ends."""
     sequence = after if last_event_id is None else _number(last_event_id, after)
-    with notifier.listening(job_topic(job.id)) as ears:
+    with notifier.listening(job_topic(job.id)) as subscription:
         while not request.app.state.stopping:
             events, final = await run_in_threadpool(_look, storage, job.id, sequence)
             for event in events:
@@ -68,7 +68,7 @@ async def job_events(
             if final and not events:
                 return
             if not events:
-                await ears.woken()
+                await subscription.woken()
 
 
 @router.get("/jobs/{job_id}/log")

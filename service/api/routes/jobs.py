@@ -28,7 +28,7 @@ from tilewright.service.api.refusals import refuses
 from tilewright.service.api.schemas.jobs import JobRequest, JobView, NestView, TaskView
 from tilewright.service.api.views import job_view, task_view
 from tilewright.service.jobs.device.job_target import JobTarget, mode_of, resolve_job_target
-from tilewright.service.jobs.device.waiting import Workforce, match_jobs
+from tilewright.service.jobs.device.waiting import WorkerPool, match_jobs
 from tilewright.service.jobs.pipeline.job_spec import tune_options
 from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.jobs.report.nests import stored_nest
@@ -84,7 +84,7 @@ def create_job(
     target, mode, queue = job_target.target, body.mode_options, body.queue_options
     # only this route resolves "host" and the names of workers
     storage.workloads.put_target(target.key, target.name, target.to_json())
-    workforce = Workforce.of(storage)
+    workforce = WorkerPool.of(storage)
     served = workforce.serves(target.key, job_target.worker_id)
     job = storage.jobs.create(
         body.model,

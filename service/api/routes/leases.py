@@ -33,7 +33,7 @@ from tilewright.service.api.schemas.leases import (
     ResultView,
 )
 from tilewright.service.api.views import lease_view
-from tilewright.service.api.worker_traffic import Sent
+from tilewright.service.api.worker_traffic import UncheckedResult
 from tilewright.tuner.protocol.signing import signed_lease
 
 router = APIRouter(tags=["leases"], route_class=GatedRoute)
@@ -74,7 +74,7 @@ async def spell_out(
     body: PlainRequest,
     request: Request,
     traffic: WorkerTrafficDep,
-    spelling: SpellingDep,
+    expander: SpellingDep,
     limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:
@@ -86,7 +86,7 @@ async def spell_out(
     """
     await run_in_threadpool(limiter.take, Limited.SPELLINGS)
     await traffic.own(body.worker_id, token)
-    request_id, payload = await spelling.spelled_out(lease_id, body.worker_id)
+    request_id, payload = await expander.expanded(lease_id, body.worker_id)
     signature = request.app.state.signer.sign(signed_lease(request_id, payload))
     return PlainView(request_id=request_id, payload=payload, signature=signature)
 
@@ -102,7 +102,7 @@ async def report_result(
     worker then gets the request. A result is `late` if another worker holds the request by then.
     It is kept with the lease, and counts only if the other worker fails.
     """
-    sent = Sent(lease_id, body.worker_id, body.result_key, body.result, token)
+    sent = UncheckedResult(lease_id, body.worker_id, body.result_key, body.result, token)
     completion = await traffic.report(sent, len(await request.body()))
     return ResultView(completion=completion.value)
 

@@ -26,7 +26,7 @@ from tilewright.service.api.schemas.workers import (
     WorkerView,
 )
 from tilewright.service.api.views import worker_view
-from tilewright.service.api.worker_traffic import Beat, check_own
+from tilewright.service.api.worker_traffic import WorkerHeartbeat, check_own
 from tilewright.service.jobs.device.job_target import target_names
 from tilewright.service.jobs.device.targets import recognised_as, runnable_targets
 from tilewright.service.jobs.device.waiting import match_jobs
@@ -118,7 +118,7 @@ async def heartbeat(
     speed = None if body.speed is None else body.speed.model_dump()
     condition = None if body.condition is None else body.condition.model_dump()
     sign = Heartbeat(worker_id, body.device, speed, condition)
-    heard = await traffic.heartbeat(Beat(sign, body.leases, token))
+    heard = await traffic.heartbeat(WorkerHeartbeat(sign, body.leases, token))
     return HeartbeatView(
         renewed=dict(heard.renewed),
         health=heard.worker.health.value,

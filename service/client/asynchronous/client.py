@@ -247,19 +247,19 @@ class AsyncClient(AsyncConnection):
 
         A broken stream is resumed after the last received event.
         """
-        silence = self._silence()
+        retries = self._retries()
         while True:
             try:
                 path = f"/v1/jobs/{quoted(job_id)}/events"
-                async for event in self._stream(path, after, silence):
-                    silence.over()
+                async for event in self._stream(path, after, retries):
+                    retries.over()
                     if event.sequence > after:
                         after = event.sequence
                         yield event
                 if (await self.job(job_id)).final:
                     return
             except ClientError as error:
-                await asyncio.sleep(silence.pause(error))
+                await asyncio.sleep(retries.pause(error))
             else:  # a service that stops ends its streams, and some proxies do after a while
                 await asyncio.sleep(ENDED_EARLY_SECONDS)
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tilewright.service.api.schemas.jobs import JobEventView
 from tilewright.service.client.download import Download
 from tilewright.service.client.errors import ClientError, UnreachableError, parsed, refusal
-from tilewright.service.client.silence import Silence
+from tilewright.service.client.retries import Retries
 
 ViewT = TypeVar("ViewT", bound=BaseModel)
 
@@ -76,8 +76,8 @@ class AsyncConnection:
         """Close the connections."""
         await self._http.aclose()
 
-    def _silence(self) -> Silence:
-        return Silence(self._patience_seconds)
+    def _retries(self) -> Retries:
+        return Retries(self._patience_seconds)
 
     async def _send(
         self,
@@ -99,13 +99,13 @@ class AsyncConnection:
         sent = dict(headers or {})
         if once:
             sent.setdefault("Idempotency-Key", uuid.uuid4().hex)
-        silence = self._silence()
+        retries = self._retries()
         while True:
             body = {} if content is None else {"content": content()}
             try:
                 return await self._answer(method, path, headers=sent, **body, **options)
             except ClientError as error:
-                await asyncio.sleep(silence.pause(error))
+                await asyncio.sleep(retries.pause(error))
 
     async def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
         """One attempt."""
@@ -147,7 +147,7 @@ class AsyncConnection:
             if token is None or (most is not None and len(found) >= most):
                 return found
 
-    async def _stream(self, path: str, after: int, silence: Silence) -> AsyncIterator[JobEventView]:
+    async def _stream(self, path: str, after: int, retries: Retries) -> AsyncIterator[JobEventView]:
         """The server-sent events behind `after`, until the stream ends or breaks."""
         headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
         try:
@@ -156,7 +156,7 @@ class AsyncConnection:
                 if answer.status_code >= 400:
                     await answer.aread()
                     raise refusal(answer)
-                silence.opened()
+                retries.opened()
                 async for event in httpx2.EventSource(answer):
                     if event.data:  # a pause to be kept between attempts has none
                         yield parsed(JobEventView, event.data)
@@ -165,7 +165,7 @@ class AsyncConnection:
 
     async def _download(self, path: str, target: Path) -> None:
         """Save a file; a download that broke goes on where it was."""
-        silence = self._silence()
+        retries = self._retries()
         with Download(target) as download:
             while True:
                 before = download.received
@@ -174,8 +174,8 @@ class AsyncConnection:
                     return
                 except ClientError as error:
                     if download.received > before:
-                        silence.over()
-                    await asyncio.sleep(silence.pause(error))
+                        retries.over()
+                    await asyncio.sleep(retries.pause(error))
 
     async def _part(self, path: str, download: Download) -> None:
         """One attempt."""

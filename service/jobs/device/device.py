@@ -100,11 +100,11 @@ class Device(Protocol):
     def fetch_bytes(self) -> int:
         """Outputs that one `check` may bring back, in bytes."""
 
-    def beside(self, first: ClaimReporter) -> Device:
+    def second_opinion(self, first: ClaimReporter) -> Device:
         """A device for a second opinion: a machine other than this reporter's, if one exists."""
 
     def worth(self, first: ClaimReporter) -> Attestation:
-        """The attestation that a confirmation by `beside` would have at this moment."""
+        """The attestation that a confirmation by `second_opinion` would have at this moment."""
 
     def runs(self, target: Target) -> bool:
         """Whether the device runs code for this target."""

@@ -140,7 +140,7 @@ class LeasedDevice(ProgramRuns):
     def trusted(self) -> bool:
         return False
 
-    def beside(self, first: ClaimReporter) -> LeasedDevice:
+    def second_opinion(self, first: ClaimReporter) -> LeasedDevice:
         """The same device with other live workers of the target, idle workers first. If no other
         worker is alive, the workers of this device are kept.
 

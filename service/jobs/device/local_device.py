@@ -67,7 +67,7 @@ class LocalDevice(ProgramRuns):
     def trusted(self) -> bool:
         return True
 
-    def beside(self, first: ClaimReporter) -> LocalDevice:
+    def second_opinion(self, first: ClaimReporter) -> LocalDevice:
         return self
 
     def worth(self, first: ClaimReporter) -> Attestation:

@@ -16,16 +16,16 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Workforce:
+class WorkerPool:
     """All workers in the database, and the names of targets by key."""
 
     workers: Sequence[Presence]
     names: Mapping[str, str]
 
     @staticmethod
-    def of(storage: Storage) -> Workforce:
+    def of(storage: Storage) -> WorkerPool:
         """The present workers of a database."""
-        return Workforce(list(storage.workers.presences().values()), target_names(storage))
+        return WorkerPool(list(storage.workers.presences().values()), target_names(storage))
 
     def serves(self, target_key: str, worker_id: str | None) -> bool:
         """Whether a worker may measure for a target; with a worker's id, whether this one may."""
@@ -89,8 +89,8 @@ def match_jobs(storage: Storage, *, only_wake: bool = False) -> int:
     """
 
     @cache
-    def workforce() -> Workforce:  # lazy: mostly no job waits
-        return Workforce.of(storage)
+    def workforce() -> WorkerPool:  # lazy: mostly no job waits
+        return WorkerPool.of(storage)
 
     return storage.jobs.match(
         lambda target_key, worker_id: workforce().serves(target_key, worker_id),

@@ -30,10 +30,10 @@ from tilewright.service.jobs.evidence.observation import Observation
 from tilewright.service.jobs.evidence.ties import (
     PRODUCTS,
     NormalPool,
-    beside,
     by_channel,
     errors_of,
     has_bodies,
+    rounding_intervals,
 )
 from tilewright.tuner.measure.oracle import MOVING
 
@@ -252,7 +252,7 @@ class _Steps:
         hidden, last = has_bodies(segment), None
         if dtype.is_float or hidden or count <= max(2.0, TIES * wrong.size):
             mixed = not self._seen.mixed.isdisjoint(self._writers(name))
-            for last in beside(segment, given, right, self._draw, self._narrow, mixed):
+            for last in rounding_intervals(segment, given, right, self._draw, self._narrow, mixed):
                 wrong &= ~((own >= last.low - bounds) & (own <= last.high + bounds))
                 wrong &= ~(errors_of(own, last.found) <= bounds)
                 if not wrong.any():

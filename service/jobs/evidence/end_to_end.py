@@ -9,8 +9,8 @@ The result is kept in the database, so that a model is not raced again with the 
 A worker's race is repeated before other jobs use its result (`race_review`). If the two races
 contradict each other, neither counts, and the defaults are served.
 
-`settle` alone decides which records are served. All code that compiles a model with records of the
-database calls it.
+Only `select_schedules` decides which records are served. All code that compiles a model with
+records of the database calls it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class FixedSchedules:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SelectedSchedules:
     """The schedules that one model is built from, at one or several sizes, and the reason.
 
     `known` of the `workloads` have a record in the database. `related` others use the record of a
@@ -143,7 +143,7 @@ class Settled:
     related: int = 0
 
 
-def settle(
+def select_schedules(
     planned: Sequence[Planned],
     storage: Storage,
     device: Device | None = None,
@@ -151,7 +151,7 @@ def settle(
     job_id: str = "",
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
-) -> Settled:
+) -> SelectedSchedules:
     """The schedules to build a model from: records, or defaults if records did not win end to end.
 
     Without a device nothing is run, and the result of an earlier race holds. No earlier race exists
@@ -177,7 +177,9 @@ def settle(
         if key in kept
     }
     schedules = FixedSchedules(kept)
-    return Settled(tuple(planned), schedules, verdict, own, len(workloads), used, len(steps) - own)
+    return SelectedSchedules(
+        tuple(planned), schedules, verdict, own, len(workloads), used, len(steps) - own
+    )
 
 
 def _verdict(

@@ -133,7 +133,7 @@ class Review(Generic[C]):
                 worth = self.device.worth(reporter).rank
                 if worth < least.setdefault(reporter, worth):
                     continue  # the workers that are left raise the attestation less
-                reports = self.repetition.repeat(some, self.device.beside(reporter))
+                reports = self.repetition.repeat(some, self.device.second_opinion(reporter))
                 for one, report in zip(some, reports, strict=True):
                     if report is None:
                         left.append(one)

@@ -68,7 +68,7 @@ SUMS = (OpKind.CONTRACTION, OpKind.ATTENTION, OpKind.REDUCTION, OpKind.ROW)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RoundingInterval:
     """The interval that a value may lie in, after some perturbed runs.
 
     Attributes:
@@ -94,14 +94,14 @@ def has_bodies(graph: Graph) -> bool:
     return any(node.bodies for node in graph.nodes)
 
 
-def beside(
+def rounding_intervals(
     segment: Graph,
     given: Mapping[str, np.ndarray],
     right: np.ndarray,
     draw: NormalPool,
     narrow: DType | None = None,
     mixed: bool = False,
-) -> Iterator[Beside]:
+) -> Iterator[RoundingInterval]:
     """The interval of a graph's output when roundings perturb its inputs, after each further run.
 
     Args:
@@ -141,7 +141,9 @@ def beside(
             dtype = segment.types[before].dtype
             ends = [run_graph(end, {before: to_memory(e, dtype)}, float64=True)[0] for e in ends]
         low, high = np.minimum(*ends), np.maximum(*ends)
-        yield Beside(np.minimum(low, right), np.maximum(high, right), found, AS_FAR * apart)
+        yield RoundingInterval(
+            np.minimum(low, right), np.maximum(high, right), found, AS_FAR * apart
+        )
 
 
 def _before_jump(segment: Graph, name: str) -> tuple[str, Graph]:

@@ -3,7 +3,7 @@
 storage = open_storage(Settings())
 known = KnownModel("model.onnx", storage)
 executable = known.compile()
-known.settled[0].verdict       # whether the tuned program is served, and why
+known.selected[0].verdict       # whether the tuned program is served, and why
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilewright.compiler.schedule.schedule import Schedule
 from tilewright.compiler.sizes.hinted_ranges import Shares, as_hinted, hinted_shares
 from tilewright.compiler.sizes.ranges import SizeRange
 from tilewright.db.storage import Storage
-from tilewright.service.jobs.evidence.end_to_end import Settled, settle
+from tilewright.service.jobs.evidence.end_to_end import SelectedSchedules, select_schedules
 from tilewright.service.jobs.plan.planning import (
     DynamicPlan,
     ModelRequest,
@@ -39,7 +39,7 @@ from tilewright.service.jobs.plan.planning import (
 @dataclass(slots=True)
 class KnownModel:
     """Plans and schedules of one model for this machine, resolved program by program
-    (`end_to_end.settle`).
+    (`end_to_end.select_schedules`).
 
     One program serves all sizes of dynamic dimensions. Sizes at which a job tuned the model have
     their own programs, and so have sizes outside all ranges; they are resolved at first use. The
@@ -47,13 +47,13 @@ class KnownModel:
     the program that was compiled first.
 
     Attributes:
-        settled: the served schedules and verdicts, without plans; one entry per compiled program.
+        selected: the served schedules and verdicts, without plans; one entry per compiled program.
     """
 
     model: str | Path | bytes
     storage: Storage
     mode: Mode = field(default_factory=Mode)
-    settled: list[Settled] = field(default_factory=list, init=False)
+    selected: list[SelectedSchedules] = field(default_factory=list, init=False)
     _schedules: dict[str, Schedule | None] = field(default_factory=dict, init=False)
     _source: Path | bytes = field(init=False)
     _digest: str = field(default="", init=False)
@@ -124,11 +124,11 @@ class KnownModel:
             planned = planned_for_ranges(request, open_plan)
         else:
             planned = Planned(request, graph, plan)
-        settled = settle([planned], self.storage)
-        (served,) = settled.planned
+        selected = select_schedules([planned], self.storage)
+        (served,) = selected.planned
         for workload, _ in served.workloads:
-            schedule = settled.schedules.best(workload.key, self.mode)
+            schedule = selected.schedules.best(workload.key, self.mode)
             self._schedules.setdefault(workload.key, schedule)
         # the graphs go: a model's weights are in them
-        self.settled.append(replace(settled, planned=()))
+        self.selected.append(replace(selected, planned=()))
         return served.served_plan

@@ -45,14 +45,14 @@ class Sharing(Protocol):
         """Tune tasks with `tune`, except the tasks that another job tunes."""
 
 
-class Unshared:
+class NoSharing:
     """The coordination of a job that shares no tasks: `tilewright tune`."""
 
     def tune(self, tasks: list[Task], budget: JobBudget, tune: Tune) -> Finished:
         return tune(tasks, budget)
 
 
-UNSHARED = Unshared()
+UNSHARED = NoSharing()
 
 
 class SharedTasks:

@@ -19,18 +19,18 @@ from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.device.loadables import LoadableOf
 from tilewright.service.jobs.evidence.bounded_verification import BoundedVerifier, VerificationBound
 from tilewright.service.jobs.evidence.certificate import WrongProgramError
-from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, SelectedSchedules, Served
 from tilewright.service.jobs.evidence.verification import Verification, Verifier
 from tilewright.service.jobs.evidence.withdrawal import withdraw_records
 from tilewright.service.jobs.plan.planning import Planned
 
-Deliver = Callable[[Settled, Callable[[LoadableOf], object]], None]
+Deliver = Callable[[SelectedSchedules, Callable[[LoadableOf], object]], None]
 """Compiles the served schedules, calls the check with the program, and delivers the program if the
 check does not raise."""
 
 
 def deliver_verified(
-    settled: Settled,
+    selected: SelectedSchedules,
     device: Device,
     storage: Storage,
     deliver: Deliver,
@@ -38,7 +38,7 @@ def deliver_verified(
     *,
     job_id: str,
     more_seconds: float,
-) -> tuple[Settled, Verification]:
+) -> tuple[SelectedSchedules, Verification]:
     """Deliver a verified program; return the served schedules and the verification.
 
     `bound` limits the child process that verifies; without it, this process verifies. After the
@@ -50,25 +50,25 @@ def deliver_verified(
         CompilerError: if it cannot be compiled, linked or written.
         DatabaseError: if the database fails.
     """
-    fallen: list[tuple[Settled, str]] = []
+    fallen: list[tuple[SelectedSchedules, str]] = []
     while True:
-        with _verifier(settled.planned, device, bound, more_seconds) as verifier:
+        with _verifier(selected.planned, device, bound, more_seconds) as verifier:
             try:
-                deliver(settled, verifier.verify)
+                deliver(selected, verifier.verify)
             except WrongProgramError as error:
-                if not settled.schedules.schedules:
+                if not selected.schedules.schedules:
                     raise
-                fallen.append((settled, str(error)))
-                settled = _without(settled, error)
+                fallen.append((selected, str(error)))
+                selected = _without(selected, error)
                 continue
-        served = [*(each for each, _ in fallen), settled]
+        served = [*(each for each, _ in fallen), selected]
         for (before, after), (_, reason) in zip(pairwise(served), fallen, strict=True):
             gone = before.schedules.schedules.keys() - after.schedules.schedules.keys()
             # before the withdrawal, which notifies all users of a record: this artifact is not one
             storage.ledger.leave(_ids(before, gone), job_id)
             if device.trusted and len(gone) == 1:  # this kernel, beyond doubt
                 withdraw_records(storage, reason, record_ids=_ids(before, gone))
-        return settled, verifier.found
+        return selected, verifier.found
 
 
 def _verifier(
@@ -82,34 +82,34 @@ def _verifier(
     return nullcontext(BoundedVerifier(planned, device, bound, more_seconds))
 
 
-def _without(settled: Settled, error: WrongProgramError) -> Settled:
+def _without(selected: SelectedSchedules, error: WrongProgramError) -> SelectedSchedules:
     """The served schedules with defaults for the kernels at fault."""
-    kept = dict(settled.schedules.schedules)
+    kept = dict(selected.schedules.schedules)
     at_fault = kept.keys() & {
         piece.workload.key
-        for planned in settled.planned
+        for planned in selected.planned
         for step in planned.served_plan.kernels
         if step.output in error.written
         for piece in pieces(step.workload)
     }
     for key in at_fault or tuple(kept):
         del kept[key]
-    gone = settled.schedules.schedules.keys() - kept.keys()
+    gone = selected.schedules.schedules.keys() - kept.keys()
     verdict = replace(
-        settled.verdict,
+        selected.verdict,
         served=Served.PARTLY if kept else Served.DEFAULT,
         outcome="not_run",
         comparison=None,
-        dropped=tuple(sorted({*settled.verdict.dropped, *gone})),
+        dropped=tuple(sorted({*selected.verdict.dropped, *gone})),
         reason=f"tuned, {error}",
     )
     return replace(
-        settled,
+        selected,
         schedules=FixedSchedules(kept),
         verdict=verdict,
-        records={key: one for key, one in settled.records.items() if key in kept},
+        records={key: one for key, one in selected.records.items() if key in kept},
     )
 
 
-def _ids(settled: Settled, keys: Collection[str]) -> tuple[str, ...]:
-    return tuple(settled.records[key] for key in keys if key in settled.records)
+def _ids(selected: SelectedSchedules, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(selected.records[key] for key in keys if key in selected.records)

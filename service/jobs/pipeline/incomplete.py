@@ -56,8 +56,8 @@ def untuned(outcome: JobOutcome, asked: JobBudget, storage: Storage, job_id: str
     served = storage.records.best_records([status.key for status in finished.tasks])
     if any(record.holds(CODEGEN_VERSION) for record in served.values()):
         return None
-    settled = outcome.settled
-    known = settled is not None and bool(settled.known + settled.related)
+    selected = outcome.selected
+    known = selected is not None and bool(selected.known + selected.related)
     reason, failed = _reason(outcome, asked, storage, job_id)
     return Untuned(reason, failed, outcome.verification is not None, known)
 

@@ -22,7 +22,7 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores.jobs import Job, JobClaim
 from tilewright.db.stores.tasks import JobTask
 from tilewright.service.jobs.device.leased_device import LeasedDevice
-from tilewright.service.jobs.device.waiting import Workforce
+from tilewright.service.jobs.device.waiting import WorkerPool
 from tilewright.service.jobs.inputs.given_files import (
     GivenFiles,
     SamplesFile,
@@ -92,7 +92,7 @@ class JobRun:
             self._run()
         except WorkerAbsent as error:
             log.info("job waits for a worker", job=claim.job_id, reason=str(error))
-            workforce = Workforce.of(self._storage)
+            workforce = WorkerPool.of(self._storage)
             key, worker = self.job.target_key or "", self.job.worker_id
             jobs.release(claim, waits=workforce.reason(key, worker))
         except Interrupted as error:
@@ -207,7 +207,7 @@ class JobRun:
         job = self.job
         if job.reason is None or job.target_key is None:
             return False
-        return not Workforce.of(self._storage).serves(job.target_key, job.worker_id)
+        return not WorkerPool.of(self._storage).serves(job.target_key, job.worker_id)
 
     def _fail(self, error: str) -> None:
         log.warning("job failed", job=self.job.id, error=error)

@@ -12,7 +12,7 @@ from tilewright.compiler.program.builder import ProgramBuilder
 from tilewright.compiler.program.kernels import KernelCache
 from tilewright.service.jobs.device.device import Device, DeviceError, Variant
 from tilewright.service.jobs.device.loadables import of_compiled
-from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled
+from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, SelectedSchedules, Served
 from tilewright.service.jobs.plan.planning import Planned
 from tilewright.tuner.measure.statistics import Comparison
 from tilewright.tuner.protocol.measurement import Sizes
@@ -62,7 +62,7 @@ class Latency:
 
 
 def latencies(
-    settled: Settled,
+    selected: SelectedSchedules,
     device: Device,
     kernels: KernelCache | None = None,
     weight_limit_bytes: int | None = None,
@@ -75,8 +75,8 @@ def latencies(
     Raises:
         CompilerError: if a program does not compile.
     """
-    first, verdict = settled.planned[0], settled.verdict
-    sizes = _sizes(settled.planned)
+    first, verdict = selected.planned[0], selected.verdict
+    sizes = _sizes(selected.planned)
     if len(sizes) == 1 and verdict.untuned_seconds is not None:
         served = None if verdict.served is Served.DEFAULT else verdict.comparison
         return (Latency.of(sizes[0], verdict.untuned_seconds, served),)
@@ -84,12 +84,12 @@ def latencies(
         return ()
     builder = ProgramBuilder(FixedSchedules({}), first.mode, weight_limit_bytes, kernels=kernels)
     builders = [builder]
-    if settled.records:
-        builders.append(builder.variant(settled.schedules))
-    builder.reserve([each.served_plan for each in settled.planned], spare=len(builders))
+    if selected.records:
+        builders.append(builder.variant(selected.schedules))
+    builder.reserve([each.served_plan for each in selected.planned], spare=len(builders))
     found = []
     try:
-        for at, variants in _variants(settled.planned, builders):
+        for at, variants in _variants(selected.planned, builders):
             race = device.race(variants, first.mode.threads)
             compared = race.comparisons[0] if race.comparisons else None
             found.append(Latency.of(at, race.incumbent_seconds, compared))

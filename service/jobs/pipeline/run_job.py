@@ -22,7 +22,7 @@ from tilewright.db.storage import Storage
 from tilewright.service.jobs.device.device import Device
 from tilewright.service.jobs.device.loadables import LoadableOf
 from tilewright.service.jobs.evidence.bounded_verification import VerificationBound
-from tilewright.service.jobs.evidence.end_to_end import Settled, settle
+from tilewright.service.jobs.evidence.end_to_end import SelectedSchedules, select_schedules
 from tilewright.service.jobs.evidence.review import Reviewed
 from tilewright.service.jobs.evidence.schedule_reviews import ScheduleReviews
 from tilewright.service.jobs.evidence.verification import Verification
@@ -101,7 +101,7 @@ class JobOutcome:
     """The results of a job.
 
     `served` are the plans of the artifact, one per size. `confirmed` has the new records that were
-    confirmed. `settled` and `verification` are None if the job was cancelled before;
+    confirmed. `selected` and `verification` are None if the job was cancelled before;
     `verification` also if no artifact was requested. `latencies` are the latencies at the hints,
     `phases` the seconds of each phase.
     """
@@ -110,7 +110,7 @@ class JobOutcome:
     tracker: Tracker
     finished: Finished
     device: Device
-    settled: Settled | None = None
+    selected: SelectedSchedules | None = None
     confirmed: Reviewed = field(default_factory=Reviewed)
     verification: Verification | None = None
     latencies: tuple[Latency, ...] = ()
@@ -145,11 +145,11 @@ class JobOutcome:
             "verified_sizes": None
             if checked is None
             else {"count": checked.sizes, "cut_short": checked.cut_short},
-            "end_to_end": None if self.settled is None else self.settled.verdict.to_json(),
+            "end_to_end": None if self.selected is None else self.selected.verdict.to_json(),
             "records": self.confirmed.to_json(),
-            "workloads": None if self.settled is None else self.settled.workloads,
-            "workloads_known": None if self.settled is None else self.settled.known,
-            "workloads_related": None if self.settled is None else self.settled.related,
+            "workloads": None if self.selected is None else self.selected.workloads,
+            "workloads_known": None if self.selected is None else self.selected.known,
+            "workloads_related": None if self.selected is None else self.selected.related,
             "tasks": len(finished.tasks),
             "tasks_from_database": sum(status.from_store for status in finished.tasks),
             "device": None
@@ -287,7 +287,7 @@ def _run(
     watcher.phase("settling")
     with timings.stage("race"):
         while True:
-            settled = settle(
+            selected = select_schedules(
                 plans,
                 storage,
                 device,
@@ -295,22 +295,24 @@ def _run(
                 kernels=job_context.kernels,
                 weight_limit_bytes=limit,
             )
-            if storage.ledger.use(tuple(settled.records.values()), job_id):
+            if storage.ledger.use(tuple(selected.records.values()), job_id):
                 break  # from now on the job gets an event when one of them is withdrawn
-        timed = latencies(settled, device, job_context.kernels, limit)
+        timed = latencies(selected, device, job_context.kernels, limit)
     for planned in plans:
         sizes = planned.request.dims
         if sizes and planned.open is None and planned.stages is None:
             storage.tuned_sizes.add(planned.request.digest, planned.mode, sizes)
     outcome = replace(
-        outcome, served=settled.planned, settled=settled, confirmed=confirmed, latencies=timed
+        outcome, served=selected.planned, selected=selected, confirmed=confirmed, latencies=timed
     )
     if output is None:
         return outcome
 
     watcher.phase("building")
 
-    def deliver_to(output: Path, served: Settled, check: Callable[[LoadableOf], object]) -> None:
+    def deliver_to(
+        output: Path, served: SelectedSchedules, check: Callable[[LoadableOf], object]
+    ) -> None:
         def verify(made: LoadableOf) -> None:
             watcher.phase("verifying")
             with timings.stage("verify"):
@@ -334,7 +336,7 @@ def _run(
     )
     delivery = partial(deliver_to, output)
     right, found = deliver_verified(
-        settled,
+        selected,
         device,
         storage,
         delivery,
@@ -342,10 +344,10 @@ def _run(
         job_id=job_id,
         more_seconds=spec.options.more_seconds,
     )
-    if right is not settled:
+    if right is not selected:
         timed = latencies(right, device, job_context.kernels, limit)
     return replace(
-        outcome, served=right.planned, settled=right, latencies=timed, verification=found
+        outcome, served=right.planned, selected=right, latencies=timed, verification=found
     )
 
 

@@ -56,7 +56,7 @@ class FittedRanges:
         """Stated sizes of dimensions that are still open."""
         return {name: each for name, each in self.stated.items() if name not in self.sizes}
 
-    def give_way(self, error: CompilerError) -> None:
+    def relax(self, error: CompilerError) -> None:
         """Narrow a range, or fix a dimension, at which the import or the planning failed.
 
         Raises:

@@ -30,7 +30,7 @@ from tilewright.compiler.targets.target import Target
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.inputs.given_inputs import NONE_GIVEN, GivenInputs, most_frequent
 from tilewright.service.jobs.plan.fitted_ranges import FittedRanges
-from tilewright.tuner.random_sizes import DrawnSizes, draw_sizes
+from tilewright.tuner.random_sizes import SampledSizes, sample_sizes
 
 SizeChoice = int | str
 """A size of a dimension, or a range of them as text."""
@@ -70,7 +70,7 @@ class DynamicPlan:
     graph: Graph
     ranges: tuple[Dimension, ...]
     defaults: tuple[str, ...] = ()
-    drawn: tuple[DrawnSizes, ...] = ()
+    drawn: tuple[SampledSizes, ...] = ()
     stated: bool = False
     implied: tuple[Dimension, ...] = ()
     hints: Sizes = ()
@@ -82,7 +82,7 @@ class DynamicPlan:
         return {name: tuple(dict.fromkeys(row[name] for row in rows)) for name, _ in self.hints}
 
     @property
-    def measured(self) -> tuple[DrawnSizes, ...]:
+    def measured(self) -> tuple[SampledSizes, ...]:
         """The measured sizes, including the dimensions that the plan adds (slack capacities)."""
         return tuple(
             replace(each, sizes=tuple(self.plan.with_rooms(dict(each.sizes)).items()))
@@ -256,7 +256,7 @@ def _plan_each(
         if not own:
             return
     else:
-        draw_sizes((), shares)
+        sample_sizes((), shares)
     varying = sorted(name for name, sizes in dims.items() if len(sizes) > 1)
     for combination in product(*numbers.values()):
         chosen = dict(zip(numbers, combination, strict=True))
@@ -322,7 +322,7 @@ def _plan_ranges(
                 raise found  # at all sizes
             fitted.take_other_sizes(found, imported)
         else:
-            fitted.give_way(found)
+            fitted.relax(found)
     else:
         yield from _plan_fixed(request, numbers, fitted, imported, observer, timings)
         return
@@ -390,7 +390,7 @@ def profiled(
         [kind.elements for name, kind in types.items() if name not in constants],
     )
     own = {name: {size: 1.0} for name, size in hints.items()}
-    drawn = tuple(draw_sizes(plan.ranges, {**own, **shares}))
+    drawn = tuple(sample_sizes(plan.ranges, {**own, **shares}))
     hints |= first_sizes(shares)
     return replace(plan, drawn=drawn, stated=bool(shares), hints=tuple(sorted(hints.items())))
 

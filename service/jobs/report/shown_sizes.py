@@ -11,7 +11,7 @@ from tilewright.compiler.sizes import Dimension
 from tilewright.compiler.sizes.hinted_ranges import Shares
 from tilewright.service.jobs.evidence.verified_sizes import affordable, elements, end_of
 from tilewright.service.jobs.plan.planning import Planned
-from tilewright.tuner.random_sizes import draw_sizes
+from tilewright.tuner.random_sizes import sample_sizes
 
 LONG_RUN = 10**11
 """The cost of a run (`compiler.plan.costs.cost`) that is short enough to wait for: a second or two
@@ -59,7 +59,7 @@ def hinted_sizes(
     ranges that a user has `given`, sizes spread over them. An artifact keeps its hints.
 
     Raises:
-        InvalidArgumentError: as `draw_sizes` does.
+        InvalidArgumentError: as `sample_sizes` does.
     """
     free = [d for d in ranges if d.name not in given]
     hints = {name: (size,) for name, size in size_hints(ports, free).items()} | {
@@ -73,9 +73,9 @@ def stated_sizes(ranges: Sequence[Dimension], stated: Shares | None) -> list[dic
     """The hints that a user states; one empty mapping if the user states none.
 
     Raises:
-        InvalidArgumentError: as `draw_sizes` does.
+        InvalidArgumentError: as `sample_sizes` does.
     """
-    return [dict(each.sizes) for each in draw_sizes(ranges, stated)] or [{}]
+    return [dict(each.sizes) for each in sample_sizes(ranges, stated)] or [{}]
 
 
 def range_lines(planned: Sequence[Planned]) -> list[str]:

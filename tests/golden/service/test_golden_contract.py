@@ -20,7 +20,7 @@ import typer
 from tests.databases import lay_database
 from tilewright.service.api.app import create_app
 from tilewright.service.api.metrics import Metrics
-from tilewright.service.cli.tree import plant
+from tilewright.service.cli.tree import add_commands
 from tilewright.service.settings import Settings
 from tilewright.service.storage import open_storage
 
@@ -81,7 +81,7 @@ def line(said: str, described: Any) -> str:
 def commands() -> str:
     """Every command with its arguments and options; the digest has types, bounds and defaults."""
     app = typer.Typer()
-    plant(app)
+    add_commands(app)
     return "".join(
         line(f"{words}: {', '.join(takes) or 'nothing'}", takes)
         for words, takes in sorted(of_group(app, "tilewright"))

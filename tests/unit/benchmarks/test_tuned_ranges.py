@@ -24,8 +24,8 @@ def test_the_gain_of_a_range_is_a_share_of_that_of_its_sizes() -> None:
 
 def test_no_size_is_one_that_the_range_is_measured_at() -> None:
     from tilewright.compiler.sizes.ranges import parse_range
-    from tilewright.tuner.random_sizes import draw_sizes
+    from tilewright.tuner.random_sizes import sample_sizes
 
     for case in CASES.values():
-        drawn = draw_sizes([parse_range(case.dimension, case.range)])
+        drawn = sample_sizes([parse_range(case.dimension, case.range)])
         assert not {size for each in drawn for _, size in each.sizes} & set(case.sizes)

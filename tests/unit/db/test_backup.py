@@ -284,7 +284,7 @@ def test_a_blob_that_is_gone_is_listed(
     engine: sa.Engine, full: BlobStore, other: sa.Engine, tmp_path: Path
 ) -> None:
     lost = next(iter(full.digests()))
-    full.place.set_aside([lost])
+    full.place.quarantine([lost])
     file = tmp_path / "all.tar"
     assert backup(engine, full.place, file).missing == (lost,)
     place = BlobFolder(tmp_path / "restored")
@@ -307,7 +307,7 @@ def test_what_is_missing_or_damaged_is_named(
     shorter, other = full.put(b"trees"), full.put(b"candidates")
     place.path(shorter).write_bytes(b"tree")
     place.path(other).write_bytes(b"CANDIDATES")
-    place.set_aside([model_digest])
+    place.quarantine([model_digest])
     said = errors(findings(engine, full))
     assert len(said) == 2
     assert f"{model_digest} are missing" in said[0]

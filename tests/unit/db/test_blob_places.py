@@ -126,30 +126,30 @@ class TestPlace:
 
     def test_setting_some_of_many_aside(self, place: BlobBytes) -> None:
         digests = [keep(place, b"%d" % number) for number in range(5)]
-        aside = place.set_aside([*digests[:2], "0" * 64])
+        aside = place.quarantine([*digests[:2], "0" * 64])
         assert [one.digest for one in aside] == digests[:2]
         assert [stored.digest for stored in place.list()] == sorted(digests[2:])
-        assert {*place.all_aside()} == {*aside}
-        place.bring_back(aside[:1])
-        assert b"".join(place.read(digests[0])) == b"0" and place.all_aside() == aside[1:]
+        assert {*place.all_quarantined()} == {*aside}
+        place.restore_quarantined(aside[:1])
+        assert b"".join(place.read(digests[0])) == b"0" and place.all_quarantined() == aside[1:]
         place.discard(aside)
-        place.bring_back(aside)
-        assert place.size(digests[1]) is None and place.all_aside() == []
-        assert place.set_aside([]) == [] and place.discard([]) is None
+        place.restore_quarantined(aside)
+        assert place.size(digests[1]) is None and place.all_quarantined() == []
+        assert place.quarantine([]) == [] and place.discard([]) is None
 
     def test_the_same_bytes_are_set_aside_twice_under_two_names(self, place: BlobBytes) -> None:
         """A slow deletion of the first deletes nothing of the second."""
         digest = keep(place, b"old")
-        (first,) = place.set_aside([digest])
+        (first,) = place.quarantine([digest])
         keep(place, b"old")
-        (second,) = place.set_aside([digest])
+        (second,) = place.quarantine([digest])
         place.discard([first])
-        place.bring_back([second])
+        place.restore_quarantined([second])
         assert b"".join(place.read(digest)) == b"old"
-        (third,) = place.set_aside([digest])
+        (third,) = place.quarantine([digest])
         keep(place, b"old")
-        place.bring_back([third])
-        assert b"".join(place.read(digest)) == b"old" and place.all_aside() == []
+        place.restore_quarantined([third])
+        assert b"".join(place.read(digest)) == b"old" and place.all_quarantined() == []
 
 
 def test_a_full_disk_is_a_typed_error(folder: BlobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_an_object_store_that_does_not_answer_may_be_asked_again(
     for call in (
         lambda: away.size("0" * 64),
         lambda: keep(away, b"bytes"),
-        lambda: away.set_aside(["0" * 64]),
+        lambda: away.quarantine(["0" * 64]),
         lambda: list(away.list()),
     ):
         with pytest.raises(StorageError, match="cannot be reached") as caught:

@@ -21,7 +21,7 @@ from tilewright.db.errors import NotFoundError, StorageError, StorageKind
 from tilewright.db.job_states import JobState
 from tilewright.db.models import BlobReferenceRow, BlobRow, CostModelRow
 from tilewright.db.stores import blobs as blobs_module
-from tilewright.db.stores.blob_bytes import Aside, TooManyBytesError
+from tilewright.db.stores.blob_bytes import QuarantinedBytes, TooManyBytesError
 from tilewright.db.stores.blob_folder import BlobFolder
 from tilewright.db.stores.blob_references import BlobKind, refer
 from tilewright.db.stores.blobs import DOOMED_SECONDS, TOUCH_SECONDS, BlobStore
@@ -245,11 +245,11 @@ class Between(BlobFolder):
         self.asked: list[Sequence[str]] = []
         self.refuse = False
 
-    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+    def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         self.asked.append(list(digests))
         if self.refuse:
             raise StorageError("the folder is read-only", StorageKind.DENIED)
-        return super().set_aside(digests)
+        return super().quarantine(digests)
 
 
 def test_a_place_that_refuses_keeps_the_rows(engine: sa.Engine, tmp_path: Path, clock: Any) -> None:
@@ -275,9 +275,9 @@ class Slow(BlobFolder):
         self.meanwhile: Callable[[], object] = lambda: None
         self.afterwards: Callable[[], object] = lambda: None
 
-    def set_aside(self, digests: Sequence[str]) -> Sequence[Aside]:
+    def quarantine(self, digests: Sequence[str]) -> Sequence[QuarantinedBytes]:
         self.meanwhile()
-        aside = super().set_aside(digests)
+        aside = super().quarantine(digests)
         self.afterwards()
         return aside
 
@@ -317,7 +317,7 @@ def test_a_sweep_that_is_killed_loses_nothing_and_is_made_up_for(
 
     def kill() -> None:
         if deleted:
-            BlobFolder.set_aside(slow, [first, second])
+            BlobFolder.quarantine(slow, [first, second])
         raise Killed
 
     slow.meanwhile = kill
@@ -375,7 +375,7 @@ def test_a_mark_that_ran_out_is_no_longer_ones_own(
 
     slow.afterwards = afterwards
     blobs.sweep(KEEP)
-    assert blobs.get(digest) == b"old" and slow.all_aside() == []
+    assert blobs.get(digest) == b"old" and slow.all_quarantined() == []
     with reading(engine) as connection:
         (row,) = connection.execute(sa.select(table_of(BlobRow))).all()
     assert (row.digest, row.doomed_until) == (digest, None)
@@ -412,7 +412,7 @@ def test_a_sweep_that_sleeps_beyond_its_marks_takes_nothing_that_is_needed_since
         assert blobs.sweep(KEEP) == 0, "the next one brings it back"
     else:
         assert blobs.sweep(KEEP) == 0, "it freed nothing"
-    assert blobs.get(digest) == b"old" and slow.all_aside() == []
+    assert blobs.get(digest) == b"old" and slow.all_quarantined() == []
 
 
 def test_what_a_killed_sweep_had_removed_the_rows_of_goes(
@@ -425,9 +425,9 @@ def test_what_a_killed_sweep_had_removed_the_rows_of_goes(
         patch.setattr(slow, "discard", Mock(side_effect=Killed))
         with pytest.raises(Killed):
             blobs.sweep(KEEP)
-    assert len(slow.all_aside()) == 1 and list(blobs.digests()) == []
+    assert len(slow.all_quarantined()) == 1 and list(blobs.digests()) == []
     blobs.sweep(KEEP)
-    assert slow.all_aside() == [] and list(blobs.digests()) == []
+    assert slow.all_quarantined() == [] and list(blobs.digests()) == []
 
 
 def test_a_reference_that_is_being_written_protects_from_a_sweep(

@@ -17,7 +17,7 @@ from tilewright.db.changes import (
     LookupChanges,
     PostgresChanges,
     SqliteChanges,
-    lookups_change,
+    invalidate_lookups,
     open_changes,
 )
 from tilewright.db.engine import open_engine, writing
@@ -52,7 +52,7 @@ def with_changes(engine: sa.Engine, run: Callable[[LookupChanges], Awaitable[Non
 
 def say(engine: sa.Engine, *keys: str) -> None:
     with writing(engine) as connection:
-        lookups_change(connection, keys)
+        invalidate_lookups(connection, keys)
 
 
 def test_what_was_committed_is_heard_of_once(engine: sa.Engine) -> None:
@@ -77,11 +77,11 @@ def test_other_commits_change_no_lookup(engine: sa.Engine) -> None:
 def test_what_is_not_committed_is_heard_of_when_it_is(engine: sa.Engine) -> None:
     async def run(changes: LookupChanges) -> None:
         with writing(engine) as connection:
-            lookups_change(connection, ["a"])
+            invalidate_lookups(connection, ["a"])
             assert await changes.read() == ()
         assert await changes.read() == {"a"}
         with pytest.raises(ZeroDivisionError), writing(engine) as connection:
-            lookups_change(connection, ["b"])
+            invalidate_lookups(connection, ["b"])
             raise ZeroDivisionError
         assert await changes.read() == ()
 

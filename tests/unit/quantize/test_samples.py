@@ -15,8 +15,8 @@ from tilewright.service.quantize.images import ImageLayout, ImageOptions, parse_
 from tilewright.service.quantize.samples import (
     Input,
     Samples,
-    drawn_samples,
     model_inputs,
+    random_samples,
     read_samples,
     split,
 )
@@ -127,15 +127,15 @@ def test_places_without_samples(tmp_path: Path) -> None:
 
 def test_drawn_samples_need_sizes() -> None:
     inputs = Input("x", FLOAT, (2, 3)), Input("n", INT, (4,))
-    samples = drawn_samples(inputs, {"batch": 2})
+    samples = random_samples(inputs, {"batch": 2})
     assert samples.origin == "drawn" and samples.dims == {"batch": 2}
     assert len(samples.calibration) == 12 and len(samples.held_out) == 4
     assert not np.array_equal(samples.calibration[0]["x"], samples.calibration[1]["x"])
     assert set(np.unique(samples.held_out[0]["n"])) <= {0, 1}
-    indices = [s["n"] for s in drawn_samples(inputs, {}, {"n": (0, 9)}).calibration]
+    indices = [s["n"] for s in random_samples(inputs, {}, {"n": (0, 9)}).calibration]
     assert set(np.unique(indices)) == set(range(9))
     with pytest.raises(QuantizeError, match="dimension 'batch' has no size"):
-        drawn_samples([Input("x", FLOAT, ("batch", 3))], {})
+        random_samples([Input("x", FLOAT, ("batch", 3))], {})
 
 
 def test_inputs_are_tensors_of_numbers_or_texts() -> None:

@@ -145,5 +145,5 @@ def test_strassen_pays_earlier_where_vectors_are_short(rows: int, columns: int, 
     """Its sums are limited by the caches, the product that it saves by the multipliers."""
     workload = matmul(rows, columns, depth)
     targets = (V2, NARROW, V3, resolve_target("wasm32"))
-    likings = [STRASSEN.liking(workload, Mode(target)) for target in targets]
+    likings = [STRASSEN.preference_of(workload, Mode(target)) for target in targets]
     assert likings == [2.0, 2.0, 0.9, 0.9]

@@ -173,4 +173,4 @@ def test_its_loops_load_little() -> None:
 def test_blocks_of_channels_are_left_to_one_level() -> None:
     workload = pointwise(4, 64, 128, 14)
     assert workload.inputs[0].layout == blocked(4, 1, 4)
-    assert TEMPLATE.liking(workload, Mode(N1)) is None
+    assert TEMPLATE.preference_of(workload, Mode(N1)) is None

@@ -52,7 +52,7 @@ class FakeDevice:
     def facts(self) -> Any:
         return find_device()
 
-    def beside(self, first: ClaimReporter) -> FakeDevice:
+    def second_opinion(self, first: ClaimReporter) -> FakeDevice:
         return self.other or replace(self, runner=self.second or self.runner)
 
     def worth(self, first: ClaimReporter) -> Attestation:

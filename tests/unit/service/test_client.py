@@ -30,10 +30,10 @@ from tilewright.service.client import (
     NotKnownError,
     RefusedError,
     UnreachableError,
-    silence,
+    retries,
 )
 from tilewright.service.client.generate import COROUTINES, write_blocking
-from tilewright.service.client.silence import Silence
+from tilewright.service.client.retries import Retries
 from tilewright.service.jobs.device.targets import target_key
 from tilewright.service.settings import Settings
 from tilewright.tuner.protocol import generate as messages
@@ -46,7 +46,7 @@ TARGET = "x86-64-v3"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -370,7 +370,7 @@ def test_a_problem_counts_as_its_status_and_not_as_it_says() -> None:
 
 def test_patience_counts_from_the_first_failure() -> None:
     now = [0.0]
-    silent = Silence(10.0, lambda: now[0])
+    silent = Retries(10.0, lambda: now[0])
     error = UnreachableError("away")
     pauses = [silent.pause(error) for _ in range(14)]
     assert all(0.0005 <= first <= 0.001 for first in pauses[:1]) and max(pauses) > 2

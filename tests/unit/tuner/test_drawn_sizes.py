@@ -20,7 +20,7 @@ from tilewright.tuner import random_sizes as drawn_sizes
 from tilewright.tuner.analysis.features import COLUMNS
 from tilewright.tuner.cost_model import make_cost_model
 from tilewright.tuner.cost_model.dataset import samples_of
-from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.lower_bound import least_seconds
 from tilewright.tuner.measure.points import SizePoint
 from tilewright.tuner.measure.reference_cost import ReferenceLimit, affordable
 from tilewright.tuner.options import TuneOptions
@@ -32,7 +32,7 @@ from tilewright.tuner.protocol.measurement import (
     Trial,
     TuningRecord,
 )
-from tilewright.tuner.random_sizes import draw_sizes, points_at, points_of, points_within
+from tilewright.tuner.random_sizes import sample_sizes, points_at, points_of, points_within
 from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task, make_task
 
@@ -44,7 +44,7 @@ def product(rows: str = "1..512") -> Workload:
 
 
 def drawn(*ranges: str, **stated: dict[int, float]) -> list[tuple[int, ...]]:
-    found = draw_sizes(list(map(parse_range, "abc", ranges)), stated)
+    found = sample_sizes(list(map(parse_range, "abc", ranges)), stated)
     assert math.isclose(sum(each.share for each in found), 1.0)
     return [tuple(size for _, size in each.sizes) for each in found]
 
@@ -55,7 +55,7 @@ def test_sizes_are_even_in_their_logarithm() -> None:
     assert drawn("160..640:32") == [(192,), (256,), (384,), (544,)]
     assert drawn("1..2") == [(1,), (2,)], "each once"
     assert drawn("0..3")[0] == (1,)
-    assert draw_sizes([]) == []
+    assert sample_sizes([]) == []
 
 
 def test_a_range_without_an_end_has_one_here() -> None:
@@ -80,13 +80,13 @@ def test_sizes_of_several_dimensions_meet_each_once() -> None:
 
 def test_stated_sizes_are_measured_with_their_shares() -> None:
     dimensions = [parse_range("a", "1..512"), parse_range("b", "1..8")]
-    found = draw_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}})
+    found = sample_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}})
     assert [(dict(each.sizes)["a"], each.share) for each in found] == [
         (32, 0.5),
         (128, 0.3),
         (512, 0.2),
     ]
-    found = draw_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}, "b": {7: 1.0}})
+    found = sample_sizes(dimensions, {"a": {32: 5, 128: 3, 512: 2}, "b": {7: 1.0}})
     assert {dict(each.sizes)["b"] for each in found} == {7}
 
 
@@ -102,7 +102,7 @@ def test_sizes_that_mean_nothing_are_refused(
     stated: dict[str, dict[int, float]], message: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
-        draw_sizes([parse_range("a", "1..512")], stated)
+        sample_sizes([parse_range("a", "1..512")], stated)
 
 
 def test_a_tenth_more_time_is_as_bad_at_every_size() -> None:
@@ -125,7 +125,7 @@ def test_pieces_share_what_the_whole_counts() -> None:
     """The weighted sum over all sizes is the sum over the pieces, each as often as its scale
     states."""
     whole, names = product(), ["rows"]
-    model = draw_sizes([parse_range("rows", "1..512")])
+    model = sample_sizes([parse_range("rows", "1..512")])
     parts = [points_within(piece, whole, model, names) for piece in pieces(whole)]
     assert [len(points) for points, _ in parts] == [1, 3, 3, 2]
     weights = [scale * point.weight for points, scale in parts for point in points]
@@ -138,7 +138,7 @@ def test_pieces_share_what_the_whole_counts() -> None:
 def test_pieces_that_nobody_runs_are_not_measured() -> None:
     whole, names = product(), ["rows"]
     dimension = parse_range("rows", "1..512")
-    model = draw_sizes([dimension], {"rows": {16: 1.0, 17: 3.0}})
+    model = sample_sizes([dimension], {"rows": {16: 1.0, 17: 3.0}})
     parts = [points_within(each, whole, model, names, stated=True) for each in pieces(whole)]
     assert [[dict(p.sizes)["s0"] for p in points] for points, _ in parts] == [[], [16], [17], []]
     parts = [points_within(each, whole, model, names) for each in pieces(whole)]
@@ -152,7 +152,7 @@ def test_a_workload_of_fixed_sizes_is_measured_as_it_is() -> None:
 
 
 def test_sizes_of_a_model_are_named_by_its_dimensions() -> None:
-    model = draw_sizes([parse_range("batch", "1..4"), parse_range("sequence", "1..512")])
+    model = sample_sizes([parse_range("batch", "1..4"), parse_range("sequence", "1..512")])
     points = points_of(product(), model, ["sequence"])
     wanted = {dict(each.sizes)["sequence"] for each in model}
     assert {dict(point.sizes)["s0"] for point in points} == wanted
@@ -169,7 +169,7 @@ def test_sizes_that_cannot_be_checked_give_way_to_the_nearest_smaller_ones(
     limit = ReferenceLimit(2**30)
     monkeypatch.setattr(drawn_sizes, "ReferenceLimit", lambda: limit)
     shares = {64: 0.5, 4_000_000: 0.25, 6_000_000: 0.25}
-    points = points_of(workload, draw_sizes(workload.dimensions, {"s0": shares}))
+    points = points_of(workload, sample_sizes(workload.dimensions, {"s0": shares}))
     rows = [dict(point.sizes)["s0"] for point in points]
     assert rows == sorted(rows) and rows[0] == 64 and len(rows) == 3
     assert all(not limit.refusal(workload.at({"s0": size})) for size in rows)
@@ -178,7 +178,7 @@ def test_sizes_that_cannot_be_checked_give_way_to_the_nearest_smaller_ones(
     assert math.isclose(sum(point.share for point in points), 1.0)
     small = ReferenceLimit(1)
     monkeypatch.setattr(drawn_sizes, "ReferenceLimit", lambda: small)
-    assert points_of(workload, draw_sizes(workload.dimensions, {"s0": {64: 1.0}}))[0].sizes == (
+    assert points_of(workload, sample_sizes(workload.dimensions, {"s0": {64: 1.0}}))[0].sizes == (
         ("s0", 64),
     ), "where none can be checked, its trials say so"
     ranged = product("32..6400000:32")

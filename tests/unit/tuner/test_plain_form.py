@@ -135,6 +135,6 @@ def test_the_limit_of_random_arrays_is_that_of_each_case() -> None:
     request = request_for(buffer("row", dtype=DType.FLOAT32))
     request = replace(request, cases=request.cases * 2)
     forms = PlainForms()
-    assert forms.spelled_out(request, lambda _: b"", 120)[0].plain
+    assert forms.expanded(request, lambda _: b"", 120)[0].plain
     with pytest.raises(ValueError, match="120 elements are more than the 119"):
-        forms.spelled_out(request, lambda _: b"", 119)
+        forms.expanded(request, lambda _: b"", 119)

@@ -401,15 +401,15 @@ def test_what_the_model_said_of_a_measurement_is_what_it_said_before(gemm: Any) 
     ranking = Ranking(gemm.context(model))
     points = list(gemm.space.points)[:40]
     estimates = ranking.estimates(points)
-    assert ranking.foresee(points, estimates, []) == {}
+    assert ranking.predict(points, estimates, []) == {}
     model.trained = True
-    before = ranking.foresee(points, estimates, [])
+    before = ranking.predict(points, estimates, [])
     values = np.array(list(before.values()))
     assert values.mean() == pytest.approx(0, abs=1e-9)
     assert values.std() == pytest.approx(np.std([estimates[s] for s in before]))
     assert before[points[0]] > before[points[-1]]  # a higher score is a shorter time
     model.sign = -1
-    after = ranking.foresee(points[1:], estimates, points[:1])
+    after = ranking.predict(points[1:], estimates, points[:1])
     assert after[points[0]] == before[points[0]]
     assert after[points[1]] < 0 < before[points[1]]
 

@@ -287,7 +287,7 @@ class Harness:
         end(process)
 
     def _spelled_out(self, request: Request, blobs: _Blobs) -> Request:
-        plain, made = self._forms.spelled_out(request, blobs.bytes_of, self._most_elements())
+        plain, made = self._forms.expanded(request, blobs.bytes_of, self._most_elements())
         blobs.made.update(made)
         blobs.named.update(plain.digests)
         return plain

@@ -24,7 +24,7 @@ def clock() -> Clock:
 def heard(clock: Clock, workers: int, least: float = 5.0, most: float = 20.0) -> HeartbeatPacing:
     pacing = HeartbeatPacing(least, most, clock)
     for number in range(workers):
-        pacing.hear(f"w{number}")
+        pacing.record(f"w{number}")
     return pacing
 
 
@@ -39,7 +39,7 @@ def test_so_many_a_second_are_heard(clock: Clock, workers: int, seconds: float) 
 def test_one_that_says_it_often_is_one(clock: Clock) -> None:
     pacing = heard(clock, 2000)
     for _ in range(3000):
-        pacing.hear("w7")
+        pacing.record("w7")
     assert pacing.seconds == 10.0
 
 
@@ -47,7 +47,7 @@ def test_who_has_gone_is_forgotten(clock: Clock) -> None:
     pacing = heard(clock, 2000)
     for clock.now in (15.0, 30.0, 45.0):
         for number in range(400, 800):
-            pacing.hear(f"w{number}")
+            pacing.record(f"w{number}")
     assert pacing.seconds == 5.0
     assert len(pacing._heard) == 400, "and takes no memory"
 

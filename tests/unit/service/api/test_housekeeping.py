@@ -22,7 +22,7 @@ from tilewright.db.stores.shapes import INDEXED_AT_ONCE
 from tilewright.db.stores.statements import table_of
 from tilewright.service.api import housekeeping
 from tilewright.service.api.app import create_app
-from tilewright.service.api.housekeeping import Tidied, name_all, sweep, tidy
+from tilewright.service.api.housekeeping import RemovedData, name_all, remove_old_data, sweep
 from tilewright.service.api.metrics import Metrics
 from tilewright.service.jobs.device.remote_runner import RemoteRunner
 from tilewright.service.jobs.knowledge.families import name_workloads, shape_of
@@ -97,13 +97,15 @@ def test_a_database_that_lives_long_keeps_no_payloads(
     """Ten days: the rows left after each of them are those that the jobs left for their users."""
     rows = sa.select(sa.func.count()).select_from(table_of(RequestRow))
     finish_a_job(storage, 100)
-    assert tidy(storage, settings) == Tidied(0, 0, 0), "what was finished just now is kept"
+    assert remove_old_data(storage, settings) == RemovedData(0, 0, 0), (
+        "what was finished just now is kept"
+    )
     pass_a_day(storage, clock)
-    tidy(storage, settings)
+    remove_old_data(storage, settings)
     for day in range(10):
         finish_a_job(storage, day)
         pass_a_day(storage, clock)
-        removed = tidy(storage, settings)
+        removed = remove_old_data(storage, settings)
         assert removed.requests == 5 and removed.blob_bytes > 0
         with reading(storage.engine) as connection:
             assert connection.execute(rows).scalar() == 0
@@ -112,7 +114,7 @@ def test_a_database_that_lives_long_keeps_no_payloads(
     assert set(storage.blobs.digests()) == kept and len(kept) == 2 * 11
     # of five workers a day, those of the last week
     assert len(storage.workers.list()) == 5 * 7
-    assert tidy(storage, settings) == Tidied(0, 0, 0)
+    assert remove_old_data(storage, settings) == RemovedData(0, 0, 0)
 
 
 def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, clock: Clock) -> None:
@@ -132,7 +134,7 @@ def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, cloc
     unnamed = storage.blobs.put(b"nothing names this")
     for _ in range(30):
         pass_a_day(storage, clock)
-    removed = tidy(storage, settings)
+    removed = remove_old_data(storage, settings)
     assert (removed.requests, removed.workers) == (0, 1)
     assert unnamed not in storage.blobs
     named = {model.digest, cost_model.digest, *waiting.digests}
@@ -157,7 +159,7 @@ def test_a_blob_that_a_new_request_names_survives_a_sweep_before_its_row(
     submit = type(storage.leases).submit
 
     def sweep_first(*arguments: object) -> object:
-        tidy(storage, settings)
+        remove_old_data(storage, settings)
         return submit(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(storage.leases), "submit", sweep_first)
@@ -276,11 +278,11 @@ def test_the_settings_say_what_is_forgotten_by_age(
     model = storage.models.add(b"never used", "net.onnx").digest
     for _ in range(3):
         pass_a_day(storage, clock)
-    tidy(storage, settings)
+    remove_old_data(storage, settings)
     assert model in storage.blobs
     kinds = ("trials", "jobs", "artifacts", "models", "audit")
     one_day = settings.model_copy(update={f"keep_{kind}_days": 1.0 for kind in kinds})
-    removed = tidy(storage, one_day)
+    removed = remove_old_data(storage, one_day)
     assert (removed.models, removed.jobs) == (1, 0)
     assert removed.blob_bytes == len(b"never used")
     assert model not in storage.blobs and str(job.artifact_digest) in storage.blobs

@@ -15,7 +15,7 @@ from tilewright.db.errors import StorageError, StorageKind
 from tilewright.db.storage import Storage
 from tilewright.db.stores.idempotency import IdempotencyStore
 from tilewright.db.stores.tokens import Scope
-from tilewright.service.api.housekeeping import tidy
+from tilewright.service.api.housekeeping import remove_old_data
 from tilewright.service.settings import Settings
 
 KEY = {"Idempotency-Key": "once"}
@@ -180,11 +180,11 @@ def test_every_post_that_changes_something_takes_a_key(client: TestClient) -> No
 def test_old_keys_are_forgotten(client: TestClient, storage: Storage, settings: Settings) -> None:
     body = {"name": "a", "scopes": ["read"]}
     client.post("/v1/tokens", json=body, headers=KEY)
-    tidy(storage, settings)
+    remove_old_data(storage, settings)
     assert client.post("/v1/tokens", json=body, headers=KEY).headers[REPLAYED] == "true"
     with sqlite3.connect(settings.data_folder / "tilewright.db") as database:
         database.execute("UPDATE idempotency_keys SET created_at = created_at - 90000, until = 0")
-    tidy(storage, settings)
+    remove_old_data(storage, settings)
     assert REPLAYED not in client.post("/v1/tokens", json=body, headers=KEY).headers
 
 

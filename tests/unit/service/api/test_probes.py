@@ -111,7 +111,7 @@ def test_ready_is_who_hears_what_the_database_announces(
     status: int,
 ) -> None:
     monkeypatch.setattr(type(storage.sweeps), "age", lambda *_: 1.0)
-    monkeypatch.setattr(Notifier, "deaf_seconds", deaf)
+    monkeypatch.setattr(Notifier, "seconds_without_notices", deaf)
     answer = anonymous.get("/readyz")
     assert answer.status_code == status
     assert ("does not hear" in answer.text) is (status == 503)

@@ -39,7 +39,7 @@ def test_a_database_moves_to_another_folder(
     assert moved.tokens.holds(secret)
     (entry,) = moved.audit.list()
     assert (entry.action, entry.subject) == ("database.restored", "all.tar")
-    moved.blobs.place.set_aside([model.digest])
+    moved.blobs.place.quarantine([model.digest])
     capsys.readouterr()
     assert run_cli(["db", "check"]) == 1
     told = capsys.readouterr()

@@ -29,10 +29,15 @@ from tilewright.db.review_state import Attestation
 from tilewright.db.storage import Storage
 from tilewright.db.stores.claim_rows import claims, is_race
 from tilewright.service.cli import run as run_cli
-from tilewright.service.cli.view import settled_line
+from tilewright.service.cli.view import selected_line
 from tilewright.service.jobs.device.device import Device, DeviceError
 from tilewright.service.jobs.device.local_device import LocalDevice
-from tilewright.service.jobs.evidence.end_to_end import TAKEN_BACK, Served, Verdict, settle
+from tilewright.service.jobs.evidence.end_to_end import (
+    TAKEN_BACK,
+    Served,
+    Verdict,
+    select_schedules,
+)
 from tilewright.service.jobs.evidence.verification import verify_artifact
 from tilewright.service.jobs.knowledge.known_model import KnownModel
 from tilewright.service.jobs.pipeline.tuning import build_artifact
@@ -129,7 +134,7 @@ def test_a_bad_record_is_not_served(
     The race is a real one. Whatever the machine does, the slow program does not win.
     """
     _record(storage, planned, 0, _other(planned, 0), ratio=0.1)
-    found = settle([planned], storage, here, job_id="j")
+    found = select_schedules([planned], storage, here, job_id="j")
     verdict = found.verdict
     assert verdict.served is Served.DEFAULT
     assert verdict.comparison is not None and verdict.outcome in ("tie", "slower")
@@ -145,7 +150,7 @@ def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) 
     device = ours([0.8])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     for job_id in ("first", "second", "second"):
-        found = settle([planned], storage, device, job_id=job_id)
+        found = select_schedules([planned], storage, device, job_id=job_id)
         assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "faster")
         assert found.verdict.device == device.facts.model
         assert (found.known, found.workloads) == (1, 2)
@@ -154,7 +159,7 @@ def test_what_wins_is_served_and_raced_once(storage: Storage, planned: Planned) 
     assert device.raced == [1] and storage.ledger.race_counts() == {"tuned": 2}
     # other schedules are another race
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    assert settle([planned], storage, ours([1.0, 1.0])).verdict.served is Served.DEFAULT
+    assert select_schedules([planned], storage, ours([1.0, 1.0])).verdict.served is Served.DEFAULT
 
 
 LIAR, HONEST = "liar", "honest"
@@ -182,26 +187,30 @@ def test_two_workers_that_contradict_each_other_decide_nothing_for_others(
     """Whether a liar reports slower schedules as faster, or the reverse."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     second = honest(truth)
-    found = settle([planned], storage, board(lie, other=second), job_id="lied to")
+    found = select_schedules([planned], storage, board(lie, other=second), job_id="lied to")
     assert found.verdict.served is Served.DEFAULT and second.raced == [1]
     assert LIAR in found.verdict.reason and HONEST in found.verdict.reason
-    assert settle([planned], storage).verdict.outcome == "not_run", "nobody believes it"
+    assert select_schedules([planned], storage).verdict.outcome == "not_run", "nobody believes it"
     # the next job decides from its own findings, and another owner confirms them
     again = board(truth, worker="third", other=honest(truth))
-    verdict = settle([planned], storage, again, job_id="next").verdict
+    verdict = select_schedules([planned], storage, again, job_id="next").verdict
     assert verdict.served is (Served.TUNED if truth < 1 else Served.DEFAULT)
     assert verdict.attestation is Attestation.TWO_OWNERS and again.raced == [1]
-    assert settle([planned], storage).verdict == verdict
+    assert select_schedules([planned], storage).verdict == verdict
 
 
 def test_a_tie_contradicts_nobody(storage: Storage, planned: Planned) -> None:
     """The defaults are served, the reason names no worker, and the next job races anew."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    verdict = settle([planned], storage, board(1.0, other=honest(0.8)), job_id="first").verdict
+    verdict = select_schedules(
+        [planned], storage, board(1.0, other=honest(0.8)), job_id="first"
+    ).verdict
     assert (verdict.served, verdict.attestation) == (Served.DEFAULT, Attestation.ONCE)
     assert HONEST not in verdict.reason
-    assert settle([planned], storage).verdict.outcome == "not_run"
-    again = settle([planned], storage, board(0.8, other=honest(0.8)), job_id="next").verdict
+    assert select_schedules([planned], storage).verdict.outcome == "not_run"
+    again = select_schedules(
+        [planned], storage, board(0.8, other=honest(0.8)), job_id="next"
+    ).verdict
     assert (again.served, again.attestation) == (Served.TUNED, Attestation.TWO_OWNERS)
 
 
@@ -210,15 +219,18 @@ def test_the_word_of_one_worker_serves_the_job_that_asked_and_no_other(
 ) -> None:
     """The second race ends in a tie: it neither confirms nor contradicts the first."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    first = settle([planned], storage, board(0.9, other=honest(1.0)), job_id="first")
+    first = select_schedules([planned], storage, board(0.9, other=honest(1.0)), job_id="first")
     assert (first.verdict.served, first.verdict.attestation) == (Served.TUNED, Attestation.ONCE)
     text = verdict_text(first.verdict.to_json())
     assert text.endswith("measured once, by one worker")
     restarted = board(other=honest(1.0))
-    assert settle([planned], storage, restarted, job_id="first").verdict == first.verdict
+    assert select_schedules([planned], storage, restarted, job_id="first").verdict == first.verdict
     assert not restarted.raced
     another = board(0.9, other=honest(0.9))
-    assert settle([planned], storage, another, job_id="another").verdict.served is Served.TUNED
+    assert (
+        select_schedules([planned], storage, another, job_id="another").verdict.served
+        is Served.TUNED
+    )
     assert another.raced == [1]
 
 
@@ -227,21 +239,21 @@ def test_the_only_worker_confirms_itself_until_another_owner_has_one(
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     alone = board(0.9, 0.9)
-    verdict = settle([planned], storage, alone, job_id="first").verdict
+    verdict = select_schedules([planned], storage, alone, job_id="first").verdict
     assert verdict.attestation is Attestation.ONE_WORKER and alone.raced == [1, 1]
-    assert settle([planned], storage, board(), job_id="second").verdict == verdict
+    assert select_schedules([planned], storage, board(), job_id="second").verdict == verdict
     # another owner's worker comes, and contradicts it
     second = honest(1.2)
-    found = settle([planned], storage, board(other=second), job_id="third")
+    found = select_schedules([planned], storage, board(other=second), job_id="third")
     assert found.verdict.served is Served.DEFAULT and second.raced == [1]
-    assert settle([planned], storage).verdict.outcome == "not_run"
+    assert select_schedules([planned], storage).verdict.outcome == "not_run"
 
 
 def test_what_several_workers_raced_by_turns_is_nobodys_word(
     storage: Storage, planned: Planned
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    found = settle([planned], storage, board(0.9, worker=""), job_id="job")
+    found = select_schedules([planned], storage, board(0.9, worker=""), job_id="job")
     assert found.verdict.served is Served.TUNED and storage.ledger.race_counts() == {}
 
 
@@ -271,23 +283,23 @@ def test_a_race_that_is_withdrawn_during_its_review_is_run_once_more(
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     device = board(0.9, 0.95, other=withdrawing(storage, 0.95, LIAR))
-    verdict = settle([planned], storage, device, job_id="job").verdict
+    verdict = select_schedules([planned], storage, device, job_id="job").verdict
     assert device.raced == [1, 1] and verdict.attestation is Attestation.TWO_OWNERS
     assert verdict.comparison is not None and verdict.comparison.ratio == pytest.approx(0.95)
-    assert settle([planned], storage).verdict == verdict
+    assert select_schedules([planned], storage).verdict == verdict
 
 
 def test_no_verdict_is_used_if_every_race_is_withdrawn(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     device = board(0.9, 0.9, other=withdrawing(storage, 0.9, LIAR, LIAR))
-    verdict = settle([planned], storage, device, job_id="job").verdict
+    verdict = select_schedules([planned], storage, device, job_id="job").verdict
     assert (verdict.served, verdict.outcome, verdict.reason) == (
         Served.TUNED,
         "not_run",
         TAKEN_BACK,
     )
     assert verdict.attestation is None and device.raced == [1, 1]
-    assert settle([planned], storage).verdict.outcome == "not_run"
+    assert select_schedules([planned], storage).verdict.outcome == "not_run"
 
 
 @pytest.mark.parametrize("gone", ["withdrawn", "disputed"])
@@ -295,7 +307,7 @@ def test_a_verdict_that_goes_between_look_up_and_use_is_not_used(
     storage: Storage, planned: Planned, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    settle([planned], storage, board(0.9, other=honest(0.9)), job_id="first")
+    select_schedules([planned], storage, board(0.9, other=honest(0.9)), job_id="first")
     use = storage.ledger.use
 
     def late(claim_ids: Sequence[str], job_id: str) -> bool:
@@ -311,7 +323,7 @@ def test_a_verdict_that_goes_between_look_up_and_use_is_not_used(
 
     monkeypatch.setattr(storage.ledger, "use", late)
     device = board(0.95, worker="third", other=honest(0.95))
-    verdict = settle([planned], storage, device, job_id="second").verdict
+    verdict = select_schedules([planned], storage, device, job_id="second").verdict
     assert device.raced == [1]
     assert verdict.comparison is not None and verdict.comparison.ratio == pytest.approx(0.95)
 
@@ -323,9 +335,9 @@ def test_a_job_does_not_use_a_verdict_that_its_own_review_disputes(
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     model = storage.models.add(b"model", "m").digest
     before, reviewer = (storage.jobs.create(model, "host").id for _ in range(2))
-    settle([planned], storage, board(0.9, 0.9), job_id="first")
-    settle([planned], storage, board(), job_id=before)
-    settle([planned], storage, board(other=honest(1.2)), job_id=reviewer)
+    select_schedules([planned], storage, board(0.9, 0.9), job_id="first")
+    select_schedules([planned], storage, board(), job_id=before)
+    select_schedules([planned], storage, board(other=honest(1.2)), job_id=reviewer)
     assert storage.ledger.race_counts() == {"tuned": 2}, "of the first job and the one after it"
     for job, told in ((before, 1), (reviewer, 0)):
         kinds = [event.kind for event in storage.events.since(job)]
@@ -352,7 +364,9 @@ def test_the_races_of_the_whole_and_of_its_sure_part_are_one_word(
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
     device = Turns([1.01, 0.9], other=honest(0.9))
     device.turns = turns
-    assert settle([planned], storage, device, job_id="job").verdict.served is Served.PARTLY
+    assert (
+        select_schedules([planned], storage, device, job_id="job").verdict.served is Served.PARTLY
+    )
     assert device.turns == () and storage.ledger.race_counts() == (
         {"partly": 1} if turns[0] == turns[1] else {}
     )
@@ -361,16 +375,16 @@ def test_the_races_of_the_whole_and_of_its_sure_part_are_one_word(
 def test_a_second_device_that_fails_leaves_it_open(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     away = FakeDevice(worker=HONEST, error=DeviceError("board 'b' does not answer"))
-    found = settle([planned], storage, board(0.9, other=away), job_id="job")
+    found = select_schedules([planned], storage, board(0.9, other=away), job_id="job")
     assert (found.verdict.served, found.verdict.attestation) == (Served.TUNED, Attestation.ONCE)
-    assert settle([planned], storage).verdict.outcome == "not_run"
+    assert select_schedules([planned], storage).verdict.outcome == "not_run"
 
 
 def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Planned) -> None:
     device = ours([1.01, 0.9])
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     _record(storage, planned, 1, _other(planned, 1), ratio=0.99)
-    found = settle([planned], storage, device)
+    found = select_schedules([planned], storage, device)
     schedules, verdict = found.schedules, found.verdict
     sure, doubtful = (workload.key for workload, _ in planned.workloads)
     assert verdict.served is Served.PARTLY and verdict.dropped == (doubtful,)
@@ -380,7 +394,7 @@ def test_tasks_of_doubtful_gain_fall_back_first(storage: Storage, planned: Plann
 
 def test_a_record_of_the_default_is_no_matter_of_a_race(storage: Storage, planned: Planned) -> None:
     _record(storage, planned, 0, _default(planned, 0), ratio=1.0)
-    found = settle([planned], storage, ours())
+    found = select_schedules([planned], storage, ours())
     assert (found.verdict.served, found.verdict.outcome) == (Served.DEFAULT, "same")
     assert found.known == 1 and storage.ledger.race_counts() == {}
 
@@ -396,7 +410,7 @@ def test_what_a_device_cannot_race_is_decided_by_its_kernels(
     storage: Storage, planned: Planned, device: FakeDevice, why: str
 ) -> None:
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    verdict = settle([planned], storage, device).verdict
+    verdict = select_schedules([planned], storage, device).verdict
     assert (verdict.served, verdict.outcome) == (Served.TUNED, "not_run") and why in verdict.reason
     assert storage.ledger.race_counts() == {}, "the next job asks again"
 
@@ -407,10 +421,10 @@ def test_without_a_race_records_are_served_and_said_to_be_unraced(
     """Records that come from other models: each kernel was faster alone, and no race compared
     them."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
-    found = settle([planned], storage)
+    found = select_schedules([planned], storage)
     assert (found.verdict.served, found.verdict.outcome) == (Served.TUNED, "not_run")
     assert found.schedules.best(planned.workloads[0][0].key, planned.mode) == _other(planned, 0)
-    text = settled_line(found)
+    text = selected_line(found)
     assert "1 of 2 workloads known" in text and "not raced end to end" in text
     assert storage.ledger.race_counts() == {}, "what nobody raced is no verdict"
 
@@ -450,7 +464,7 @@ def test_every_way_to_serve_records_follows_the_verdict(
     other = _other(planned, 0)
     _record(storage, planned, 0, other, ratio=0.99)
     if outcome != "not raced":
-        settle([planned], storage, ours([1.0 if outcome == "default" else 0.9]))
+        select_schedules([planned], storage, ours([1.0 if outcome == "default" else 0.9]))
     compiled: list[Schedule] = []
     build = ProgramBuilder.build
 
@@ -478,7 +492,7 @@ def test_sizes_that_jobs_tuned_are_settled_when_they_are_met(
     for rows, planned in plans.items():
         _record(storage, planned, 0, _other(planned, 0), ratio=0.99)
         storage.tuned_sizes.add(model_digest(model), planned.mode, {"rows": rows})
-    settle([plans[64]], storage, ours([1.0]))
+    select_schedules([plans[64]], storage, ours([1.0]))
     path = tmp_path / "model.onnx"
     path.write_bytes(model)
     known = KnownModel(str(path), storage)
@@ -486,8 +500,8 @@ def test_sizes_that_jobs_tuned_are_settled_when_they_are_met(
     for rows in (7, *plans, 50, 1, 33):
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
         np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
-    assert [s.verdict.outcome for s in known.settled] == ["same", "not_run", "tie"]
-    assert [s.verdict.served for s in known.settled[1:]] == [Served.TUNED, Served.DEFAULT]
+    assert [s.verdict.outcome for s in known.selected] == ["same", "not_run", "tie"]
+    assert [s.verdict.served for s in known.selected[1:]] == [Served.TUNED, Served.DEFAULT]
     keys = [plans[rows].workloads[0][0].key for rows in plans]
     assert known.best(keys[0], plans[32].mode) == _other(plans[32], 0)
     assert known.best(keys[1], plans[32].mode) is None
@@ -505,7 +519,7 @@ def test_a_tuned_range_is_served_and_no_size_of_its_own(storage: Storage) -> Non
     for rows in (size, 64, 3):
         (y,) = executable.run({"x": np.ones((rows, INNER), np.float32)})
         np.testing.assert_array_equal(y, np.full((rows, COLUMNS), INNER, np.float32))
-    assert [s.verdict.outcome for s in known.settled] == ["not_run"]
+    assert [s.verdict.outcome for s in known.selected] == ["not_run"]
     with pytest.raises(InvalidInputError, match=r"'rows'\) is 65, expected 1\.\.64"):
         executable.run({"x": np.ones((65, INNER), np.float32)})
 
@@ -520,7 +534,7 @@ def test_records_of_another_target_are_not_served(storage: Storage, planned: Pla
     for more in ({"threads": 2}, {"numerics": "strict"}):
         here = replace(RecordKey(key.workload_key, planned.target.key), **more)  # type: ignore[arg-type]
         storage.records.add_record(TuningRecord(here, _other(planned, 0), measured))
-    found = settle([planned], storage, ours())
+    found = select_schedules([planned], storage, ours())
     assert found.known == 0 and found.verdict.outcome == "same"
     assert found.schedules.best(key.workload_key, planned.mode) is None
 

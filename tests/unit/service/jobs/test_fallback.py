@@ -16,7 +16,7 @@ from tilewright.compiler.errors import ArtifactError
 from tilewright.db.review_state import ReviewState
 from tilewright.db.storage import Storage
 from tilewright.service.jobs.evidence.certificate import WrongProgramError
-from tilewright.service.jobs.evidence.end_to_end import Served, Settled, settle
+from tilewright.service.jobs.evidence.end_to_end import SelectedSchedules, Served, select_schedules
 from tilewright.service.jobs.evidence.verification import Verification
 from tilewright.service.jobs.pipeline import fallback
 from tilewright.service.jobs.pipeline.fallback import deliver_verified
@@ -45,7 +45,7 @@ def planned() -> Planned:
     return plan_model(ModelRequest(model.SerializeToString()))
 
 
-def tuned(storage: Storage, planned: Planned, device: FakeDevice) -> Settled:
+def tuned(storage: Storage, planned: Planned, device: FakeDevice) -> SelectedSchedules:
     """Both products have a record of another schedule than the default."""
     for task in tasks_of(planned):
         other = next(s for s in task.space.unconstrained() if s != task.space.default())
@@ -57,20 +57,20 @@ def tuned(storage: Storage, planned: Planned, device: FakeDevice) -> Settled:
         )
         key = RecordKey(task.workload.key, planned.target.key)
         storage.records.add_record(TuningRecord(key, other, measured))
-    settled = settle([planned], storage, device, job_id="j")
-    assert len(settled.schedules.schedules) == len(settled.records) == 2
-    return settled
+    selected = select_schedules([planned], storage, device, job_id="j")
+    assert len(selected.schedules.schedules) == len(selected.records) == 2
+    return selected
 
 
 @dataclass
 class Judge:
     """A verifier that finds a value wrong while its kernel is tuned."""
 
-    wrong: Callable[[Settled], str | None]
-    served: list[Settled] = field(default_factory=list)
+    wrong: Callable[[SelectedSchedules], str | None]
+    served: list[SelectedSchedules] = field(default_factory=list)
 
-    def deliver(self, settled: Settled, check: Callable[[Any], object]) -> None:
-        self.served.append(settled)
+    def deliver(self, selected: SelectedSchedules, check: Callable[[Any], object]) -> None:
+        self.served.append(selected)
         check(None)
 
     def verify(self) -> None:
@@ -80,8 +80,8 @@ class Judge:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Settled, Verification]]:
-    def run(settled: Settled, device: FakeDevice, storage: Storage, judge: Judge) -> Any:
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[SelectedSchedules, Verification]]:
+    def run(selected: SelectedSchedules, device: FakeDevice, storage: Storage, judge: Judge) -> Any:
         class Fake:
             found = Verification(1e-6)
 
@@ -99,7 +99,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Settled, Verific
 
         monkeypatch.setattr(fallback, "Verifier", Fake)
         return deliver_verified(
-            settled, device, storage, judge.deliver, job_id="j", more_seconds=10.0
+            selected, device, storage, judge.deliver, job_id="j", more_seconds=10.0
         )
 
     return run
@@ -113,15 +113,15 @@ ours = partial(FakeDevice, trusted=True)
 
 
 def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     device = ours([0.5])
-    settled = tuned(storage, planned, device)
+    selected = tuned(storage, planned, device)
     bad, good = key_of(planned, "h"), key_of(planned, "y")
-    assert storage.ledger.use(tuple(settled.records.values()), "j")
+    assert storage.ledger.use(tuple(selected.records.values()), "j")
     judge = Judge(lambda served: "h" if bad in served.schedules.schedules else None)
-    found, checked = run(settled, device, storage, judge)
-    used = {key: storage.ledger.uses(one) for key, one in settled.records.items()}
+    found, checked = run(selected, device, storage, judge)
+    used = {key: storage.ledger.uses(one) for key, one in selected.records.items()}
     assert used == {bad: [], good: ["j"]}, "the job is not told of a record that it does not serve"
     assert checked.complete and len(judge.served) == 2
     assert found.schedules.schedules.keys() == found.records.keys() == {good}
@@ -134,60 +134,60 @@ def test_a_kernel_at_fault_falls_back_alone_and_its_record_is_withdrawn(
 
 
 def test_what_is_right_is_delivered_once(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     device = ours([0.5])
-    settled = tuned(storage, planned, device)
+    selected = tuned(storage, planned, device)
     judge = Judge(lambda served: None)
-    found, checked = run(settled, device, storage, judge)
-    assert found is settled and checked.complete and judge.served == [settled]
+    found, checked = run(selected, device, storage, judge)
+    assert found is selected and checked.complete and judge.served == [selected]
 
 
 def test_a_workers_word_takes_no_record_from_others(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     """A worker that reports a wrong value may lie: the job does without the kernel, and no more."""
-    settled = tuned(storage, planned, ours([0.5]))
+    selected = tuned(storage, planned, ours([0.5]))
     bad = key_of(planned, "h")
     judge = Judge(lambda served: "h" if bad in served.schedules.schedules else None)
-    run(settled, FakeDevice([]), storage, judge)
+    run(selected, FakeDevice([]), storage, judge)
     assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_all_fall_back_where_nobody_knows_which_one_is_wrong(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     device = ours([0.5])
-    settled = tuned(storage, planned, device)
+    selected = tuned(storage, planned, device)
     judge = Judge(lambda served: "elsewhere" if served.schedules.schedules else None)
-    found, checked = run(settled, device, storage, judge)
+    found, checked = run(selected, device, storage, judge)
     assert checked.complete and not found.schedules.schedules
     assert found.verdict.served is Served.DEFAULT and len(found.verdict.dropped) == 2
     assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_a_wrong_untuned_program_is_an_error(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     device = ours([0.5])
-    settled = tuned(storage, planned, device)
+    selected = tuned(storage, planned, device)
     judge = Judge(lambda served: "y")
     with pytest.raises(WrongProgramError, match="value 'y'"):
-        run(settled, device, storage, judge)
+        run(selected, device, storage, judge)
     assert not judge.served[-1].schedules.schedules
     assert all(one.state is not ReviewState.WITHDRAWN for one in storage.ledger.list())
 
 
 def test_what_is_no_matter_of_the_program_is_not_tried_again(
-    storage: Storage, planned: Planned, run: Callable[..., tuple[Settled, Verification]]
+    storage: Storage, planned: Planned, run: Callable[..., tuple[SelectedSchedules, Verification]]
 ) -> None:
     device = ours([0.5])
-    settled = tuned(storage, planned, device)
+    selected = tuned(storage, planned, device)
 
-    def full(settled: Settled, check: Callable[[Any], object]) -> None:
+    def full(selected: SelectedSchedules, check: Callable[[Any], object]) -> None:
         raise ArtifactError("the disk is full")
 
     judge = Judge(lambda served: None)
     judge.deliver = full  # type: ignore[method-assign]
     with pytest.raises(ArtifactError, match="full"):
-        run(settled, device, storage, judge)
+        run(selected, device, storage, judge)

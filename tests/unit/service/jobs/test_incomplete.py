@@ -19,7 +19,7 @@ def reason(ended: Ended, screened: int, compared: int) -> str:
         tasks=(status,), ended=ended, screened=Screened(screened, 7.0), reason=""
     )
     outcome: Any = SimpleNamespace(
-        finished=finished, confirmed=Reviewed(), settled=None, verification=None
+        finished=finished, confirmed=Reviewed(), selected=None, verification=None
     )
     counts = {Status.OK: screened + compared}
     records = SimpleNamespace(best_records=lambda keys: {}, count_trials=lambda job: counts)

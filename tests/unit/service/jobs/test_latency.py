@@ -14,7 +14,12 @@ from tilewright.compiler.mode import Mode
 from tilewright.compiler.timings import Timings
 from tilewright.service.jobs.device.device import DeviceError
 from tilewright.service.jobs.evidence import peer
-from tilewright.service.jobs.evidence.end_to_end import FixedSchedules, Served, Settled, Verdict
+from tilewright.service.jobs.evidence.end_to_end import (
+    FixedSchedules,
+    SelectedSchedules,
+    Served,
+    Verdict,
+)
 from tilewright.service.jobs.evidence.peer import onnxruntime_times
 from tilewright.service.jobs.inputs.given_inputs import GivenInputs
 from tilewright.service.jobs.pipeline.latency import Latency, latencies
@@ -60,19 +65,19 @@ class Racing:
         return Race(1e-3, (FASTER,) * (len(self.asked[-1]) - 1))
 
 
-def settled(model: Path, verdict: Verdict, *records: str, rows: str) -> Settled:
+def selected(model: Path, verdict: Verdict, *records: str, rows: str) -> SelectedSchedules:
     planned = plan_sizes(ModelRequest(model, Mode()), {"rows": [rows]})
-    return Settled(planned, FixedSchedules({}), verdict, 1, 1, records)
+    return SelectedSchedules(planned, FixedSchedules({}), verdict, 1, 1, records)
 
 
 def test_the_race_that_settled_one_hint_is_its_latency(model: Path) -> None:
     device: Any = Racing()
     tuned = Verdict(Served.TUNED, "faster", FASTER, untuned_seconds=1e-2)
-    (found,) = latencies(settled(model, tuned, rows="1..64@8"), device)
+    (found,) = latencies(selected(model, tuned, rows="1..64@8"), device)
     assert found.sizes == (("rows", 8),) and (found.low, found.high) != (None, None)
     assert found.after_seconds == pytest.approx(9e-3) and found.before_seconds == 1e-2
     default = Verdict(Served.DEFAULT, "tie", FASTER, untuned_seconds=1e-2)
-    (found,) = latencies(settled(model, default, rows="1..64@8"), device)
+    (found,) = latencies(selected(model, default, rows="1..64@8"), device)
     assert found == Latency((("rows", 8),), 1e-2, 1e-2)
     assert not device.asked, "nothing is run again"
 
@@ -80,7 +85,7 @@ def test_the_race_that_settled_one_hint_is_its_latency(model: Path) -> None:
 def test_several_hints_are_raced_each_alone(model: Path) -> None:
     device: Any = Racing()
     tuned = Verdict(Served.TUNED, "faster", FASTER, untuned_seconds=1e-2)
-    found = latencies(settled(model, tuned, "record", rows="1..64@8:0.5,16:0.5"), device)
+    found = latencies(selected(model, tuned, "record", rows="1..64@8:0.5,16:0.5"), device)
     assert [each.sizes for each in found] == [(("rows", 8),), (("rows", 16),)]
     assert [each.after_seconds for each in found] == pytest.approx([9e-4, 9e-4])
     assert device.asked == [[1, 1], [1, 1]]
@@ -89,9 +94,9 @@ def test_several_hints_are_raced_each_alone(model: Path) -> None:
 def test_where_nothing_was_raced_the_defaults_are_timed(model: Path) -> None:
     device: Any = Racing()
     same = Verdict(Served.TUNED, "same")
-    assert latencies(settled(model, same, rows="1..64@8"), device)[0].low is None
+    assert latencies(selected(model, same, rows="1..64@8"), device)[0].low is None
     assert device.asked == [[1]]
-    assert latencies(settled(model, same, rows="1..64@8"), Racing(fails=True)) == ()  # type: ignore[arg-type]
+    assert latencies(selected(model, same, rows="1..64@8"), Racing(fails=True)) == ()  # type: ignore[arg-type]
 
 
 def test_another_engine_runs_beside_the_artifact(

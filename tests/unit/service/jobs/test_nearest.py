@@ -22,8 +22,8 @@ from tilewright.db.storage import Storage
 from tilewright.db.stores import shapes
 from tilewright.db.stores.shapes import distance
 from tilewright.service.cli import run
-from tilewright.service.cli.view import settled_line
-from tilewright.service.jobs.evidence.end_to_end import settle
+from tilewright.service.cli.view import selected_line
+from tilewright.service.jobs.evidence.end_to_end import select_schedules
 from tilewright.service.jobs.knowledge import families, ladder
 from tilewright.service.jobs.knowledge.ladder import Match, borrowed
 from tilewright.service.jobs.knowledge.nearest import Answer, best_answer
@@ -281,22 +281,22 @@ def test_a_family_is_read_until_a_record_of_it_holds(
 def test_a_model_takes_schedules_of_relatives_and_says_so(storage: Storage) -> None:
     planned, other = bounded_plan(0.5), bounded(0.25)
     (wanted, _), schedule = planned.workloads[0], others(other)[0]
-    settled = settle([planned], storage)
-    assert (settled.known, settled.related) == (0, 0)
+    selected = select_schedules([planned], storage)
+    assert (selected.known, selected.related) == (0, 0)
     found = replace(tune(storage, other, {schedule: 1e-3}), codegen_version=CODEGEN_VERSION)
     storage.records.add_record(found)
-    settled = settle([planned], storage)
-    assert (settled.known, settled.related, settled.workloads) == (0, 1, 1)
-    assert settled.schedules.best(wanted.key, Mode(TARGET)) == schedule
-    assert "0 of 1 workloads known, 1 by relatives; the tuned schedules" in settled_line(settled)
+    selected = select_schedules([planned], storage)
+    assert (selected.known, selected.related, selected.workloads) == (0, 1, 1)
+    assert selected.schedules.best(wanted.key, Mode(TARGET)) == schedule
+    assert "0 of 1 workloads known, 1 by relatives; the tuned schedules" in selected_line(selected)
     key = RecordKey(wanted.key, TARGET.key, 1, "fast")
     wrong = Trial(
         "bad", key, schedule, Measurement(Status.WRONG_ANSWER, "2.0"), Phase.FINAL, "j", "4"
     )
     storage.records.add_trials([wrong])
-    settled = settle([planned], storage)
-    assert settled.related == 0, "with its own numbers it is wrong"
-    assert settled.schedules.best(wanted.key, Mode(TARGET)) is None
+    selected = select_schedules([planned], storage)
+    assert selected.related == 0, "with its own numbers it is wrong"
+    assert selected.schedules.best(wanted.key, Mode(TARGET)) is None
 
 
 def test_a_workload_that_was_never_seen_is_named(storage: Storage) -> None:

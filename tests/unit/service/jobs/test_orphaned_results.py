@@ -10,7 +10,7 @@ from tests.unit.service.jobs.test_remote_runner import TARGET, job, make, runner
 from tilewright.db.errors import StaleLeaseError
 from tilewright.db.storage import Storage
 from tilewright.db.stores.leases import NewRequest
-from tilewright.service.api.housekeeping import tidy
+from tilewright.service.api.housekeeping import remove_old_data
 from tilewright.service.jobs.process.orphaned_results import store_orphaned_results
 from tilewright.service.settings import Settings
 from tilewright.tuner.protocol.measurement import Status
@@ -34,7 +34,7 @@ def test_what_was_measured_for_a_job_that_was_cancelled_unheld_becomes_trials(
     remote.poll(0.0)
     assert store_orphaned_results(storage) == 0, "an open job's tuner does it"
     storage.jobs.cancel(job)
-    tidy(storage, settings)
+    remove_old_data(storage, settings)
     trials = storage.records.trials(request.key)
     assert [trial.id for trial in trials] == ["a-trial", "b-trial"]
     assert {trial.job_id for trial in trials} == {job}

@@ -142,8 +142,8 @@ def test_the_tuners_machine_need_not_run_anything(
     target = resolve_target(name)
     outcome = run(spec(target), board, storage, builder, watcher, output=tmp_path / "a")
     assert watcher.phases == STAGES
-    assert outcome.settled is not None and outcome.settled.verdict.served is Served.TUNED
-    assert outcome.settled.verdict.comparison is not None and board.raced
+    assert outcome.selected is not None and outcome.selected.verdict.served is Served.TUNED
+    assert outcome.selected.verdict.comparison is not None and board.raced
     assert outcome.verification is not None and outcome.verification.complete
     here, more = find_device(), [feature.removeprefix("+") for feature in target.features]
     theirs = replace(here, features=(*here.features, *more))
@@ -275,8 +275,8 @@ def test_what_is_known_is_not_measured_again(
     second = run(wanted, board, storage, builder, job_id="k", output=tmp_path / "a")
     assert not board.runner.submitted and not board.raced
     assert second.report()["tasks_from_database"] == 1
-    assert second.settled is not None and first.settled is not None
-    assert second.settled.verdict == first.settled.verdict
+    assert second.selected is not None and first.selected is not None
+    assert second.selected.verdict == first.selected.verdict
 
 
 @pytest.mark.parametrize("deliver", [False, True])
@@ -295,7 +295,7 @@ def test_a_cancelled_job_delivers_only_if_it_is_asked_to(
     )
     assert outcome.cancelled and (tmp_path / "a").exists() is deliver
     assert watcher.phases == (STAGES if deliver else STAGES[:3])
-    assert (outcome.settled is not None) is deliver
+    assert (outcome.selected is not None) is deliver
 
 
 def test_a_device_that_cannot_run_the_model_is_named(

@@ -120,12 +120,12 @@ def test_a_second_opinion_is_never_what_was_said_before(
                 )
                 call.result()
                 continue
-            again = Call(lambda device=device: device.beside(first).race([[model]] * 2, 1))  # type: ignore[misc]
+            again = Call(lambda device=device: device.second_opinion(first).race([[model]] * 2, 1))  # type: ignore[misc]
             until(lambda: bool(leases := claim_one(storage, board.id)) and answer(storage, leases))
             again.result()
     assert states(storage, job) == [RequestState.DONE] * 2
     with LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as device:
-        device.beside(first).race([[model]] * 2, 1)  # the next life finds both
+        device.second_opinion(first).race([[model]] * 2, 1)  # the next life finds both
         device.race([[model]] * 2, 1)
     assert states(storage, job) == [RequestState.DONE] * 2
 
@@ -166,7 +166,7 @@ def test_a_race_says_who_ran_it_unless_several_did(
             storage.workers.drain(first)
     found = call.result()
     assert len(found.comparisons) == 2 and found.worker == ("" if lost else first)
-    with device.beside(ClaimReporter(first, "")) as other:
+    with device.second_opinion(ClaimReporter(first, "")) as other:
         again = Call(lambda: other.race([[model]] * 2, 2))  # with other threads: another race
         until(lambda: bool(leases := claim_one(storage, second)) and answer(storage, leases))
         assert again.result().worker == second
@@ -261,7 +261,7 @@ def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_
         return ClaimReporter(worker.id, owner)
 
     def asked(first: ClaimReporter) -> str | None:
-        found = device.beside(first)._queue.worker
+        found = device.second_opinion(first)._queue.worker
         return None if found is None else found.id
 
     assert device.worth(ClaimReporter("gone", "mean")) is Attestation.ONCE, "there is nobody"
@@ -273,12 +273,14 @@ def test_who_sends_several_workers_does_not_confirm_his_own_while_another_owner_
     assert asked(first) == asked(second) == honest.worker
     assert device.worth(first) is device.worth(second) is Attestation.TWO_OWNERS
     assert asked(honest) == first.worker
-    assert device.beside(first)._worker_ids == (honest.worker,), "those that tell less wait"
+    assert device.second_opinion(first)._worker_ids == (honest.worker,), "those that tell less wait"
     other = registered("other", "honest")
-    assert device.beside(first)._worker_ids == (honest.worker, other.worker)
+    assert device.second_opinion(first)._worker_ids == (honest.worker, other.worker)
     storage.leases.submit([NewRequest("r", target, {}, worker_id=honest.worker)])
     storage.leases.claim(honest.worker, [target], limit=1, lease_seconds=60)
-    assert device.beside(first)._worker_ids == (other.worker, honest.worker), "the idle one first"
+    assert device.second_opinion(first)._worker_ids == (other.worker, honest.worker), (
+        "the idle one first"
+    )
     storage.workers.leave(other.worker)
     storage.workers.drain(honest.worker)
     assert asked(second) == first.worker, "one that takes nothing tells nothing"

@@ -130,8 +130,8 @@ def test_a_lie_is_measured_again_disputed_and_not_served(
     (told,) = outcome.confirmed.disputed
     assert record.reason in told
     assert outcome.report()["records"]["disputed"] == [told]
-    assert outcome.settled is not None and outcome.settled.known == 0 == len(
-        outcome.settled.records
+    assert outcome.selected is not None and outcome.selected.known == 0 == len(
+        outcome.selected.records
     )
     reason = untuned(outcome, JobBudget(12), storage, "first")
     assert reason is not None and not reason.is_failure
@@ -176,12 +176,12 @@ def test_a_record_that_nobody_could_measure_again_stays_provisional(
     reason = untuned(outcome, JobBudget(12), storage, "first")
     assert reason is not None
     assert reason.note == ("nothing was tuned: 1 of the new records could not be measured again")
-    assert outcome.settled is not None and outcome.settled.known == 0
+    assert outcome.selected is not None and outcome.selected.known == 0
 
     # the next job finds the trials, compares their best once more, and has it confirmed
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     later = tuned(storage, builder, board, "second")
-    assert later.settled is not None and later.settled.known == 1
+    assert later.selected is not None and later.selected.known == 1
     assert ReviewState.CONFIRMED in states(storage)
 
 
@@ -192,11 +192,11 @@ class Leaving(FakeDevice):
     next: FakeDevice | None = None
     asked: int = 0
 
-    def beside(self, first: ClaimReporter) -> FakeDevice:
+    def second_opinion(self, first: ClaimReporter) -> FakeDevice:
         self.asked += 1
         if self.asked == 1:
             return replace(self, runner=Away(honest), other=None)
-        return super().beside(first)
+        return super().second_opinion(first)
 
     def worth(self, first: ClaimReporter) -> Attestation:
         return Attestation.TWO_OWNERS if self.asked == 0 or self.next else Attestation.ONE_WORKER
@@ -261,18 +261,18 @@ def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has
 def test_a_job_does_not_build_with_what_was_withdrawn_while_it_settled(
     storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = run_job_module.settle
+    select_schedules = run_job_module.select_schedules
 
     def slow(*arguments: Any, **options: Any) -> Any:
-        found = settle(*arguments, **options)
+        found = select_schedules(*arguments, **options)
         storage.ledger.withdraw("sick", record_ids=list(found.records.values()))
         return found
 
-    monkeypatch.setattr(run_job_module, "settle", slow)
+    monkeypatch.setattr(run_job_module, "select_schedules", slow)
     board = FakeDevice([0.9] * 8, runner=FakeQueue(honest), second=FakeQueue(honest))
     outcome = tuned(storage, builder, board, "first")
     assert states(storage) == [ReviewState.WITHDRAWN]
-    assert outcome.settled is not None and outcome.settled.records == {}
+    assert outcome.selected is not None and outcome.selected.records == {}
     (record,) = storage.ledger.list()
     assert storage.ledger.uses(record.id) == []
 
@@ -285,7 +285,7 @@ def test_our_own_device_needs_no_second_measurement(
     outcome = tuned(storage, builder, ours, "first")
     assert states(storage) == [ReviewState.CONFIRMED]
     assert all(request.phase is not Phase.CONFIRM for request in ours.runner.submitted)
-    assert outcome.settled is not None and outcome.settled.known == 1
+    assert outcome.selected is not None and outcome.selected.known == 1
 
 
 @needs_linker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from tilewright.service.api.schemas.jobs import TaskView
-from tilewright.service.cli.view import sizes_note, told_tasks
+from tilewright.service.cli.view import listed_tasks, sizes_note
 
 
 def task(name: str, best: float | None) -> TaskView:
@@ -33,26 +33,26 @@ def names(table: object) -> list[str]:
 
 
 def test_ten_tasks_matter_and_none_of_which_nothing_is_known() -> None:
-    table, more = told_tasks(TASKS, verbose=False)
+    table, more = listed_tasks(TASKS, verbose=False)
     assert names(table) == [f"t{number}" for number in range(11, 1, -1)]
     assert more == "and 3 more tasks: -v shows all"
-    assert told_tasks(TASKS[-1:], verbose=False) == ["and 1 more task: -v shows all"]
-    assert told_tasks([], verbose=False) == []
+    assert listed_tasks(TASKS[-1:], verbose=False) == ["and 1 more task: -v shows all"]
+    assert listed_tasks([], verbose=False) == []
 
 
 def test_all_are_shown_to_who_asks() -> None:
-    table, suggested = told_tasks(TASKS, verbose=True)
+    table, suggested = listed_tasks(TASKS, verbose=True)
     assert len(names(table)) == 13 and str(suggested).startswith("suggested by random 39")
 
 
 def test_tasks_of_one_name_are_told_apart_by_their_keys() -> None:
     other = task("conv", 1e-6).model_copy(update={"workload_key": "b" * 64})
-    (table,) = told_tasks([task("conv", 2e-6), other, task("add", 3e-6)], verbose=False)
+    (table,) = listed_tasks([task("conv", 2e-6), other, task("add", 3e-6)], verbose=False)
     assert names(table) == ["add", "conv aaaaaa", "conv bbbbbb"]
 
 
 def test_sizes_that_a_run_decides_are_explained() -> None:
-    _, note = told_tasks([task("conv s0x64", 2e-6), task("add s1xs0", 1e-6)], verbose=False)
+    _, note = listed_tasks([task("conv s0x64", 2e-6), task("add s1xs0", 1e-6)], verbose=False)
     assert note == "s0, s1: sizes of their workload that each run decides"
     assert sizes_note(["pad s0"]) == "s0: a size of its workload that each run decides"
     assert sizes_note(["tanh3 64"]) == ""

@@ -80,10 +80,10 @@ def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:
             pass
         # long polls that find nothing take longer than any poll of a stream did
         urllib.request.urlopen(claim, timeout=30).read()
-        settled = len(asked)  # one that found the first event, and one for each notice until now
+        selected = len(asked)  # one that found the first event, and one for each notice until now
         for _ in range(2):
             urllib.request.urlopen(claim, timeout=30).read()
-        assert len(asked) == settled
+        assert len(asked) == selected
         storage.jobs.cancel(job.id)
         assert b"cancelled" in stream.read()
 
@@ -177,7 +177,7 @@ def test_whatever_goes_wrong_the_notifier_goes_on() -> None:
             await asyncio.to_thread(source.done.wait, 60)
             source.ended.set()
             assert await ears.woken(60) == {"job:a"}
-            assert len(failures) == 3 and notifier.deaf_seconds < 60
+            assert len(failures) == 3 and notifier.seconds_without_notices < 60
         await notifier.stop()
 
     asyncio.run(run())
@@ -219,15 +219,15 @@ def test_a_notifier_says_for_how_long_it_has_been_deaf() -> None:
         notifier = Notifier(Deaf(), states({}), 3600, retry_seconds=0.001, clock=lambda: now[0])
         await notifier.start()
         now[0] = 140.0
-        assert notifier.deaf_seconds == 40.0
+        assert notifier.seconds_without_notices == 40.0
         again.set()
-        while notifier.deaf_seconds:
+        while notifier.seconds_without_notices:
             await asyncio.sleep(0.01)
         await notifier.stop()
 
         dead = Notifier(Failing([SystemExit()]), states({}), 3600)
         await dead.start()
-        while dead.deaf_seconds < 1e9:
+        while dead.seconds_without_notices < 1e9:
             await asyncio.sleep(0.01)
         await dead.stop()
 

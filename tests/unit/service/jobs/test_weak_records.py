@@ -330,12 +330,12 @@ def test_a_tuner_without_jobs_measures_weak_records_again(
     monkeypatch.setattr(TunerProcess, "builder", builder)
     record = site.serve(task.key, task.space.default(), seconds=1e-3 if true else 1e-6)
 
-    def settled() -> bool:
+    def selected() -> bool:
         found = site.storage.ledger.get(record)
         return (found.state, found.attestation) != (ReviewState.CONFIRMED, Attestation.ONE_WORKER)
 
     with answering(site, lambda request: 1e-3), running(tuner):
-        until(settled, 600.0)  # a builder starts first, on a machine that may be busy
+        until(selected, 600.0)  # a builder starts first, on a machine that may be busy
     found = site.storage.ledger.get(record)
     if true:
         assert (found.state, found.attestation) == (ReviewState.CONFIRMED, Attestation.TWO_OWNERS)

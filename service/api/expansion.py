@@ -21,7 +21,7 @@ KEPT_BYTES = 64 << 20
 """Limit of the arrays that are cached for further batches of the same workloads, in bytes."""
 
 
-class Spelling:
+class RequestExpander:
     """Expands requests, one at a time: generating random arrays takes memory and all cores."""
 
     def __init__(self, storage: Storage) -> None:
@@ -29,7 +29,7 @@ class Spelling:
         self._forms = PlainForms(KEPT_BYTES)
         self._turn = CapacityLimiter(1)
 
-    async def spelled_out(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
+    async def expanded(self, lease_id: str, worker_id: str) -> tuple[str, dict[str, Any]]:
         """Return the id of a leased request, and the expanded request with its plan, as JSON.
 
         Raises:
@@ -43,7 +43,7 @@ class Spelling:
         leases, blobs = self._storage.leases, self._storage.blobs
         held = leases.held(lease_id, worker_id)
         try:
-            request, made = self._forms.spelled_out(read_request(held.payload), blobs.get)
+            request, made = self._forms.expanded(read_request(held.payload), blobs.get)
         except (ProtocolError, ValueError) as error:
             raise invalid(f"lease {lease_id}: {error}", "not-spelled-out") from error
         for digest in made.keys() - blobs.touch(made):

@@ -10,10 +10,10 @@ from tilewright.compiler.frontend.model_file import read_model
 from tilewright.compiler.program.drawn_integers import drawn_integers
 from tilewright.service.jobs.plan.planning import ModelRequest
 from tilewright.service.jobs.plan.segment_planning import plan_first_program
-from tilewright.service.quantize.samples import Samples, drawn_samples, model_inputs
+from tilewright.service.quantize.samples import Samples, model_inputs, random_samples
 
 
-def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
+def random_samples_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     """Random samples. Random integers are valid rows of the tables that they index.
 
     Args:
@@ -38,4 +38,4 @@ def drawn_at_hints(model: Path, given: Mapping[str, int]) -> Samples:
     sizes = {**given, **(planned.request.dims or {}), **dict(planned.sizes), **sizes}
     inputs = model_inputs(graph, ports.fixed(sizes).inputs)
     integers = {one.name: drawn_integers(planned.graph, one.name) for one in inputs}
-    return drawn_samples(inputs, sizes, integers)
+    return random_samples(inputs, sizes, integers)

@@ -11,7 +11,7 @@ from tilewright.service.client.errors import ClientError
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.2, 5.0
 
 
-class Silence:
+class Retries:
     """The consecutive failed attempts of one call.
 
     Each pause is twice the previous one, shortened randomly so that many clients do not return at
@@ -34,7 +34,7 @@ class Silence:
         self._opened = self._clock()
 
     def over(self) -> None:
-        """End the silence, because the service answered."""
+        """End the retries, because the service answered."""
         self._since, self._pause = None, FIRST_PAUSE_SECONDS
 
     def pause(self, error: ClientError) -> float:

@@ -9,7 +9,7 @@ from tests.graphs import Maker
 from tests.kernels import as_workload
 from tilewright.compiler.plan.costs import bytes_written, flops
 from tilewright.compiler.plan.workload import Workload
-from tilewright.tuner.floor import least_seconds
+from tilewright.tuner.lower_bound import least_seconds
 from tilewright.tuner.protocol.batches import LEAST_SECONDS
 
 FASTEST_CORE_FLOPS, FASTEST_CORE_BYTES = 4e11, 8e11
