@@ -47,7 +47,9 @@ class SampledSizes:
     share: float
 
 
-def sample_sizes(dimensions: Sequence[Dimension], stated: Shares | None = None) -> list[SampledSizes]:
+def sample_sizes(
+    dimensions: Sequence[Dimension], stated: Shares | None = None
+) -> list[SampledSizes]:
     """Sizes of open dimensions at which to measure; their shares add up to 1.
 
     With several dimensions, each size of one meets another size of the others, small with large and

@@ -391,7 +391,7 @@ def served_facts(settled: SelectedSchedules) -> dict[str, Any]:
 
 def known_facts(known: KnownModel | None) -> list[dict[str, Any]]:
     """Return as plain data the schedules of a compiled model; an empty list for an artifact."""
-    return [] if known is None else [served_facts(settled) for settled in known.settled]
+    return [] if known is None else [served_facts(settled) for settled in known.selected]
 
 
 def tell_served(known: KnownModel | None) -> None:
@@ -400,7 +400,7 @@ def tell_served(known: KnownModel | None) -> None:
         return
     from tilewright.service.cli.view import selected_line
 
-    for settled in known.settled:
+    for settled in known.selected:
         console().print(selected_line(settled), soft_wrap=True, markup=False)
 
 

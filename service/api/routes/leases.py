@@ -10,9 +10,9 @@ from tilewright.db.stores.leases import Cause, Claim
 from tilewright.db.stores.workers import Health
 from tilewright.service.api.deps import (
     ClaimDispatcherDep,
+    ExpanderDep,
     Measurer,
     SettingsDep,
-    SpellingDep,
     StorageDep,
     WorkerTrafficDep,
 )
@@ -74,7 +74,7 @@ async def spell_out(
     body: PlainRequest,
     request: Request,
     traffic: WorkerTrafficDep,
-    expander: SpellingDep,
+    expander: ExpanderDep,
     limiter: LimiterDep,
     token: Measurer,
 ) -> PlainView:

@@ -32,7 +32,7 @@ from tilewright.tuner.protocol.measurement import (
     Trial,
     TuningRecord,
 )
-from tilewright.tuner.random_sizes import sample_sizes, points_at, points_of, points_within
+from tilewright.tuner.random_sizes import points_at, points_of, points_within, sample_sizes
 from tilewright.tuner.task_state import TaskState
 from tilewright.tuner.tasks import Task, make_task
 
