@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tilewright.tuner.measure.harness.build import host_compiler
+from tilewright.tuner.measure.harness.binary import host_compiler
 from tilewright.tuner.protocol.generate import (
     HEADER,
     MODULE,
