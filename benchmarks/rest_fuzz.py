@@ -66,7 +66,7 @@ def credentials(storage: Storage) -> dict[str, dict[str, str]]:
 def known_names(storage: Storage) -> dict[str, str]:
     """Path parameters that name something: a model, a job that was cancelled, a worker, ..."""
     model = storage.models.add(b"no model, but there", "m.onnx")
-    job = storage.jobs.cancel(storage.jobs.create(model.digest, "host").id)
+    job = storage.jobs.cancel(storage.jobs.create(model.digest, "host", "a" * 64).id)
     worker = storage.workers.register("w", [], {})
     _, token = storage.tokens.create("to be revoked", [Scope.READ])
     storage.workloads.put_workloads({"a" * 64: "text"})

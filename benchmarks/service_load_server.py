@@ -105,7 +105,7 @@ def fill(url: str, folder: Path, records: int, retained: int) -> Filled:
         secret, token = storage.tokens.create("load", [Scope.ADMIN])
         worker = storage.workers.register("idle", [TARGET], {}, protocol=PROTOCOL, owner=token.id)
         model = storage.models.add(data, "squeezenet.onnx")
-        job = storage.jobs.create(model.digest, TARGET)
+        job = storage.jobs.create(model.digest, TARGET, TARGET)
         return Filled(secret, names, worker.id, job.id, model.digest)
     finally:
         storage.close()

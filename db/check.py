@@ -67,7 +67,7 @@ def check(engine: sa.Engine, place: BlobBytes, *, deep: bool = False) -> Iterato
         elif (kind, holder, digest) not in held:
             yield _error(f"blob {digest} is not held by its {kind} of '{holder}'")
     for digest, size in sorted(rows.items()):
-        if digest in stored and size is not None and stored[digest] != size:
+        if digest in stored and stored[digest] != size:
             yield _error(f"blob {digest} has {stored[digest]} bytes, it should have {size}")
     if deep:
         for digest in sorted(stored):

@@ -90,9 +90,9 @@ def require_known(revision: str, subject: str) -> None:
     oldest = min(known)
     if revision < oldest:
         raise SchemaVersionError(
-            f"{subject} at revision '{revision}', and this release migrates from '{oldest}' on:"
-            f" run `tilewright db migrate` of a source tree at revision '{oldest}' first, or begin"
-            " with an empty database"
+            f"{subject} at revision '{revision}', and this release migrates from '{oldest}' on: run"
+            f" `tilewright db migrate` of the source tree that migrated to '{oldest}' first"
+            " (docs/database.md, Migrations), or begin with an empty database"
         )
     raise SchemaVersionError(
         f"{subject} at revision '{revision}', which this release does not know: it was made by a"

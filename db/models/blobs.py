@@ -24,7 +24,7 @@ class BlobRow(Base):
     __tablename__ = "blobs"
 
     digest: Mapped[str] = mapped_column(primary_key=True)
-    bytes: Mapped[int | None] = mapped_column(sa.BigInteger)  # None: of an earlier release
+    bytes: Mapped[int] = mapped_column(sa.BigInteger)
     created_at: Mapped[float]
     touched_at: Mapped[float] = mapped_column(index=True)  # a row that names it may come soon after
     doomed_until: Mapped[

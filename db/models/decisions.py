@@ -51,7 +51,7 @@ class TuningRunRow(Base):
     starts: Mapped[int]
     options: Mapped[Json]
     inputs: Mapped[list[Any]]
-    adopted: Mapped[list[Any] | None]
+    adopted: Mapped[list[Any]]
     journal: Mapped[list[Any] | None]
     ended: Mapped[str | None]
     trials: Mapped[int | None]

@@ -20,7 +20,7 @@ class JobRow(Base):
     state: Mapped[str]
     model_digest: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
     target: Mapped[str]
-    target_key: Mapped[str | None]
+    target_key: Mapped[str]
     worker_id: Mapped[str | None]
     threads: Mapped[int]
     numerics: Mapped[str]

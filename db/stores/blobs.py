@@ -282,4 +282,5 @@ class BlobStore:
             deleted = set(connection.execute(delete.returning(_blobs.c.digest)).scalars())
         self.place.restore_quarantined([one for one in aside if one.digest not in deleted])
         self.place.discard([one for one in aside if one.digest in deleted])
-        return sum(row.bytes or 0 for row in gone if row.digest in deleted)
+        freed: int = sum(row.bytes for row in gone if row.digest in deleted)
+        return freed

@@ -182,9 +182,7 @@ class JobClaims:
         if not only_wake:
             moved[JobState.QUEUED] = JobState.WAITING
         query = sa.select(*places).distinct()
-        query = query.where(
-            _jobs.c.state.in_([state.value for state in moved]), _jobs.c.target_key.is_not(None)
-        )
+        query = query.where(_jobs.c.state.in_([state.value for state in moved]))
         with reading(self._engine) as connection:
             found = connection.execute(query).all()
         wrong: list[tuple[Any, str | None]] = []  # a row, and why its jobs wait

@@ -46,7 +46,7 @@ class Job:
     state: JobState
     model_digest: str
     target: str  # as the user named it: "host", "x86-64-v3", a worker, ...
-    target_key: str | None  # what that was resolved to; None in jobs of earlier releases
+    target_key: str  # what that was resolved to
     worker_id: str | None  # the only worker that measures; None: any that runs the target
     threads: int
     numerics: str  # "fast" | "strict" | "loose"

@@ -114,7 +114,7 @@ def check_whole_model(service: Service, machine: Machine, job: str, printed: str
         done = client.job(job)
         (worker,) = client.workers()
     storage = service.storage()
-    target, _ = storage.workloads.target(done.target_key or "")
+    target, _ = storage.workloads.target(done.target_key)
     storage.close()
     assert target == machine.target, "the best one that it runs"
     assert done.worker_id == worker.id

@@ -64,7 +64,7 @@ def test_a_job_is_done_there(
     with service.client() as client:
         done = client.job(job)
     storage = service.storage()
-    target, _ = storage.workloads.target(done.target_key or "")
+    target, _ = storage.workloads.target(done.target_key)
     measured = [trial.measurement for trial in storage.records.trials_of_job(job)]
     storage.close()
     assert target == machine.target

@@ -93,7 +93,7 @@ class JobView(View):
     model_name: str = Field("", description="As it was uploaded", examples=["resnet50.onnx"])
     owner: str = Field("", description="Name of the token that made it", examples=["ci"])
     target: str = Field(examples=[SHOWN_TARGET])
-    target_key: Key | None
+    target_key: Key
     worker_id: Id | None = Field(
         None, description="The job's worker, if only one measures", examples=[None]
     )

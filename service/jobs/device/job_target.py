@@ -99,7 +99,7 @@ def target_of_key(key: str, storage: Storage) -> Target:
 
 def mode_of(job: Job, storage: Storage) -> Mode:
     """The mode of a job. Raises NotFoundError for an unknown target."""
-    target = target_of_key(job.target_key or "", storage)
+    target = target_of_key(job.target_key, storage)
     return Mode(target, job.threads, job.numerics)
 
 

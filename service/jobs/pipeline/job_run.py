@@ -14,7 +14,6 @@ import structlog
 
 from tilewright.compiler.errors import CompilerError, memory_text
 from tilewright.compiler.mode import Mode
-from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
 from tilewright.db.errors import DatabaseError, StaleLeaseError, StorageError
 from tilewright.db.job_states import JobState
@@ -93,8 +92,8 @@ class JobRun:
         except WorkerAbsent as error:
             log.info("job waits for a worker", job=claim.job_id, reason=str(error))
             workforce = WorkerPool.of(self._storage)
-            key, worker = self.job.target_key or "", self.job.worker_id
-            jobs.release(claim, waits=workforce.reason(key, worker))
+            reason = workforce.reason(self.job.target_key, self.job.worker_id)
+            jobs.release(claim, waits=reason)
         except Interrupted as error:
             log.info("job given back", job=claim.job_id, reason=str(error))
             jobs.release(claim)
@@ -143,8 +142,7 @@ class JobRun:
                 hold.cancel,
                 () if job.worker_id is None else (job.worker_id,),
                 absent_seconds=0.0 if alone else AWAY_SECONDS,
-                # a job of an earlier release has no target key, so no worker can be matched to it
-                gives_back=not alone and job.target_key is not None,
+                gives_back=not alone,
                 given=spec.given,
             ) as device,
             tempfile.TemporaryDirectory(prefix="tilewright-artifact-") as temporary,
@@ -205,7 +203,7 @@ class JobRun:
     def _is_alone(self) -> bool:
         """Whether the job's wait for a worker has expired, and still no worker is alive."""
         job = self.job
-        if job.reason is None or job.target_key is None:
+        if job.reason is None:
             return False
         return not WorkerPool.of(self._storage).serves(job.target_key, job.worker_id)
 
@@ -284,8 +282,6 @@ class JobReporter(JobWatcher):
 
 def _target_of(job: Job, storage: Storage) -> Target:
     """The target that the API resolved for the job: "host" is the API's machine, not this one."""
-    if job.target_key is None:  # a job of an earlier release
-        return resolve_target(job.target)
     _, description = storage.workloads.target(job.target_key)
     return Target.from_json(description)
 

@@ -206,7 +206,7 @@ def test_an_artifact_is_kept_beside_a_model_of_the_same_bytes(
     blobs: BlobStore, jobs: JobStore, models: ModelStore, engine: sa.Engine, clock: Any
 ) -> None:
     model = models.add(b"the same bytes", "net.onnx")
-    jobs.create(model.digest, "host")
+    jobs.create(model.digest, "host", "host-key")
     claimed = jobs.claim("tuner", 1e6)
     assert claimed is not None
     claim, job = claimed

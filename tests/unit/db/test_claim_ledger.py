@@ -471,7 +471,7 @@ def test_what_a_job_left_provisional_is_weak_once_the_job_is_over(
     def weak() -> list[str]:
         return [one.id for one in ledger.weak(KEY.target_key, "cg1", REPORTERS, limit=9)]
 
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     first, later = record(2e-3, worker="a0"), record(1e-3, worker="b0")
     ledger.propose(first, job.id)
     assert weak() == [], "the job sees to that"

@@ -125,7 +125,7 @@ def test_a_lease_that_ran_out_is_requeued_once(engine: sa.Engine, url: str) -> N
 
 def test_no_job_is_claimed_twice(engine: sa.Engine, url: str, model: str) -> None:
     jobs = JobStore(engine)
-    names = sorted(jobs.create(model, "host").id for _ in range(40))
+    names = sorted(jobs.create(model, "host", "host-key").id for _ in range(40))
     with peers("tune", url) as processes:
         seen = [name for process in processes for name in said(process)]
     assert sorted(seen) == names
@@ -134,7 +134,7 @@ def test_no_job_is_claimed_twice(engine: sa.Engine, url: str, model: str) -> Non
 
 
 def test_event_numbers_have_no_gaps_at_any_moment(engine: sa.Engine, url: str, model: str) -> None:
-    job = JobStore(engine).create(model, "host")
+    job = JobStore(engine).create(model, "host", "host-key")
     events = EventStore(engine)
     total = 1 + 2 * 20 * len(NAMES)
     with peers("log", url) as processes:
@@ -151,7 +151,7 @@ def test_a_killed_process_is_replaced_and_fenced_off(
     engine: sa.Engine, url: str, model: str
 ) -> None:
     submit(engine, 1)
-    job = JobStore(engine).create(model, "host")
+    job = JobStore(engine).create(model, "host", "host-key")
     with peers("hold", url, ("killed",), killed=True) as (process,):
         old_lease, old_claim = said(process)
     later = lambda: time.time() + 3600  # noqa: E731

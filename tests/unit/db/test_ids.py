@@ -28,7 +28,7 @@ def test_an_id_is_found_by_how_it_begins(
     workers: WorkerStore,
     model_digest: str,
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     _, token = tokens.create("ci", [Scope.READ])
     worker = workers.register("board", [], {})
     found: list[tuple[Callable[[str], object], str]] = [

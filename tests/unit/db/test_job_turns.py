@@ -18,9 +18,9 @@ from tilewright.db.stores.tokens import Scope, TokenStore
 
 def test_claims_are_in_order_and_exclusive(jobs: JobStore, model_digest: str, clock: Any) -> None:
     assert jobs.claim("tuner-1", 30) is None
-    first = jobs.create(model_digest, "host")
+    first = jobs.create(model_digest, "host", "host-key")
     clock.advance(1)
-    second = jobs.create(model_digest, "host")
+    second = jobs.create(model_digest, "host", "host-key")
     taken = jobs.claim("tuner-1", 30)
     assert taken is not None
     claim, job = taken
@@ -34,7 +34,7 @@ def test_claims_are_in_order_and_exclusive(jobs: JobStore, model_digest: str, cl
 
 def suspicious(jobs: JobStore, model_digest: str, clock: Any) -> Job:
     """A job whose tuners were lost, so that it may be the cause."""
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     for _ in range(2):
         take(jobs, shared=True)
         clock.advance(30)
@@ -46,7 +46,7 @@ def test_a_job_that_may_kill_tuners_is_taken_only_alone(
 ) -> None:
     suspect = suspicious(jobs, model_digest, clock)
     assert jobs.claim("tuner", 30, shared=True) is None
-    innocent = jobs.create(model_digest, "host")
+    innocent = jobs.create(model_digest, "host", "host-key")
     assert take(jobs, shared=True).job_id == innocent.id
     assert take(jobs).job_id == suspect.id
 
@@ -56,7 +56,7 @@ def test_tuners_let_go_of_other_jobs_for_one_that_must_be_alone(
 ) -> None:
     suspect = suspicious(jobs, model_digest, clock)
     for _ in range(2):
-        jobs.create(model_digest, "host")
+        jobs.create(model_digest, "host", "host-key")
     assert take(jobs, shared=True).job_id != suspect.id
     clock.advance(ALONE_SECONDS)
     assert jobs.claim("tuner", 30, shared=True) is None, "this tuner would never have it alone"
@@ -67,22 +67,22 @@ def test_tuners_let_go_of_other_jobs_for_one_that_must_be_alone(
 def test_a_job_that_its_owner_may_not_run_now_holds_up_nobody(
     jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    jobs.create(model_digest, "host", owner="ann")
+    jobs.create(model_digest, "host", "host-key", owner="ann")
     for _ in range(2):
         take(jobs, shared=True)
         clock.advance(30)
-    jobs.create(model_digest, "host", owner="ann")
+    jobs.create(model_digest, "host", "host-key", owner="ann")
     jobs.renew(take(jobs, shared=True, max_running=1), 1e6)
     clock.advance(ALONE_SECONDS)
-    other = jobs.create(model_digest, "host", owner="bob")
+    other = jobs.create(model_digest, "host", "host-key", owner="bob")
     assert take(jobs, shared=True, max_running=1).job_id == other.id
 
 
 def test_owners_take_turns(jobs: JobStore, model_digest: str, clock: Any) -> None:
     """One with a hundred jobs does not keep the next one waiting."""
-    many = [jobs.create(model_digest, "host", owner="greedy").id for _ in range(4)]
+    many = [jobs.create(model_digest, "host", "host-key", owner="greedy").id for _ in range(4)]
     clock.advance(1)
-    few = [jobs.create(model_digest, "host", owner="modest").id for _ in range(2)]
+    few = [jobs.create(model_digest, "host", "host-key", owner="modest").id for _ in range(2)]
     taken = [take(jobs).job_id for _ in range(5)]
     assert taken[0] in many and taken[1] in few
     assert sum(job in few for job in taken[:4]) == 2
@@ -92,22 +92,22 @@ def test_owners_take_turns(jobs: JobStore, model_digest: str, clock: Any) -> Non
 def test_priority_comes_before_age_and_after_fairness(
     jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    old = jobs.create(model_digest, "host", owner="a").id
+    old = jobs.create(model_digest, "host", "host-key", owner="a").id
     clock.advance(1)
-    urgent = jobs.create(model_digest, "host", owner="a", priority=5).id
-    urgent_too = jobs.create(model_digest, "host", owner="a", priority=4).id
+    urgent = jobs.create(model_digest, "host", "host-key", owner="a", priority=5).id
+    urgent_too = jobs.create(model_digest, "host", "host-key", owner="a", priority=4).id
     clock.advance(1)
-    low = jobs.create(model_digest, "host", owner="b", priority=-5).id
+    low = jobs.create(model_digest, "host", "host-key", owner="b", priority=-5).id
     assert [take(jobs).job_id for _ in range(4)] == [urgent, low, urgent_too, old]
 
 
 def test_a_lost_tuners_jobs_do_not_count_as_running(
     jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    lost = jobs.create(model_digest, "host", owner="a").id
+    lost = jobs.create(model_digest, "host", "host-key", owner="a").id
     take(jobs)
     clock.advance(30)
-    jobs.create(model_digest, "host", owner="b")
+    jobs.create(model_digest, "host", "host-key", owner="b")
     assert take(jobs).job_id == lost, "the oldest of two owners with nothing running"
 
 
@@ -115,15 +115,15 @@ def test_an_owner_has_no_more_running_than_its_quota(
     jobs: JobStore, tokens: TokenStore, model_digest: str
 ) -> None:
     _, limited = tokens.create("limited", [Scope.SUBMIT], max_running_jobs=1)
-    first = jobs.create(model_digest, "host", owner=limited.id, priority=1)
-    second = jobs.create(model_digest, "host", owner=limited.id)
+    first = jobs.create(model_digest, "host", "host-key", owner=limited.id, priority=1)
+    second = jobs.create(model_digest, "host", "host-key", owner=limited.id)
     claim = take(jobs)
     assert claim.job_id == first.id
     assert jobs.claim("tuner", 30) is None
     jobs.transition(claim, JobState.FAILED, error="for the test")
     assert take(jobs).job_id == second.id
     for _ in range(3):
-        jobs.create(model_digest, "host", owner="another")
+        jobs.create(model_digest, "host", "host-key", owner="another")
     assert take(jobs, max_running=2) and take(jobs, max_running=2)
     assert jobs.claim("tuner", 30, max_running=2) is None
 
@@ -132,17 +132,17 @@ def test_an_owner_has_no_more_open_jobs_than_its_quota(
     jobs: JobStore, tokens: TokenStore, model_digest: str
 ) -> None:
     _, limited = tokens.create("limited", [Scope.SUBMIT], max_open_jobs=2)
-    first = jobs.create(model_digest, "host", owner=limited.id, idempotency_key="k")
-    jobs.create(model_digest, "host", owner=limited.id)
+    first = jobs.create(model_digest, "host", "host-key", owner=limited.id, idempotency_key="k")
+    jobs.create(model_digest, "host", "host-key", owner=limited.id)
     with pytest.raises(QuotaError, match=r"'limited' has 2 open jobs.*quota of open jobs is 2"):
-        jobs.create(model_digest, "host", owner=limited.id, max_open=100)
-    again = jobs.create(model_digest, "host", owner=limited.id, idempotency_key="k")
+        jobs.create(model_digest, "host", "host-key", owner=limited.id, max_open=100)
+    again = jobs.create(model_digest, "host", "host-key", owner=limited.id, idempotency_key="k")
     assert again.id == first.id, "the first answer stands, whatever the quota says by now"
     jobs.cancel(first.id)
-    jobs.create(model_digest, "host", owner=limited.id)
-    jobs.create(model_digest, "host", owner="other", max_open=1)
+    jobs.create(model_digest, "host", "host-key", owner=limited.id)
+    jobs.create(model_digest, "host", "host-key", owner="other", max_open=1)
     with pytest.raises(QuotaError):
-        jobs.create(model_digest, "host", owner="other", max_open=1)
+        jobs.create(model_digest, "host", "host-key", owner="other", max_open=1)
 
 
 def nobody(target_key: str, worker_id: str | None) -> bool:
@@ -160,7 +160,6 @@ def test_a_job_without_a_worker_holds_up_nobody(
     bound = jobs.create(model_digest, "w1", target_key="host", worker_id="w1")
     clock.advance(1)
     served = jobs.create(model_digest, "host", target_key="host")
-    old = jobs.create(model_digest, "host")  # of an earlier release: its target is unknown
 
     def only_host(target_key: str, worker_id: str | None) -> bool:
         return target_key == "host" and worker_id is None
@@ -168,7 +167,7 @@ def test_a_job_without_a_worker_holds_up_nobody(
     assert jobs.match(only_host, why, only_wake=True) == 0, "nobody went away"
     assert jobs.match(only_host, why) == 2
     assert jobs.match(only_host, why) == 0
-    assert {take(jobs).job_id, take(jobs).job_id} == {served.id, old.id}
+    assert take(jobs).job_id == served.id
     assert jobs.claim("tuner", 30) is None
     found = jobs.get(waiting.id)
     assert (found.state, found.reason) == (JobState.WAITING, "nobody runs pi")
@@ -236,7 +235,7 @@ def test_a_job_that_makes_no_progress_is_taken_from_its_tuner(
     jobs: JobStore, model_digest: str, clock: Any, events: EventStore
 ) -> None:
     """The tuner lives and renews its claim: it hangs."""
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     hung = take(jobs, "hung")
     for counters in (JobProgress(phase="a"), JobProgress(phase="a", trials_done=1)):
         clock.advance(90)

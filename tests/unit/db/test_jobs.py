@@ -15,7 +15,13 @@ from tilewright.db.stores.workers import WorkerStore
 
 def test_a_new_job_waits(jobs: JobStore, model_digest: str, clock: Any, events: EventStore) -> None:
     job = jobs.create(
-        model_digest, "host", threads=2, numerics="strict", options={"trials": 10}, owner="t1"
+        model_digest,
+        "host",
+        "host-key",
+        threads=2,
+        numerics="strict",
+        options={"trials": 10},
+        owner="t1",
     )
     assert job.state is JobState.QUEUED
     assert (job.threads, job.numerics, job.options) == (2, "strict", {"trials": 10})
@@ -28,7 +34,7 @@ def test_a_new_job_waits(jobs: JobStore, model_digest: str, clock: Any, events: 
 
 def test_unknown_model_and_job(jobs: JobStore) -> None:
     with pytest.raises(NotFoundError, match="model 'nope'"):
-        jobs.create("nope", "host")
+        jobs.create("nope", "host", "host-key")
     with pytest.raises(NotFoundError, match="job 'nope'"):
         jobs.get("nope")
     with pytest.raises(NotFoundError):
@@ -38,19 +44,24 @@ def test_unknown_model_and_job(jobs: JobStore) -> None:
 def test_idempotency_key_is_the_owners(
     jobs: JobStore, model_digest: str, events: EventStore
 ) -> None:
-    first = jobs.create(model_digest, "host", owner="a", idempotency_key="k")
-    assert jobs.create(model_digest, "host", owner="a", idempotency_key="k") == first
-    assert jobs.create(model_digest, "host", owner="b", idempotency_key="k").id != first.id
-    anonymous = jobs.create(model_digest, "host", idempotency_key="k")
-    assert jobs.create(model_digest, "host", idempotency_key="k").id == anonymous.id
-    assert jobs.create(model_digest, "host").id != jobs.create(model_digest, "host").id
+    first = jobs.create(model_digest, "host", "host-key", owner="a", idempotency_key="k")
+    assert jobs.create(model_digest, "host", "host-key", owner="a", idempotency_key="k") == first
+    assert (
+        jobs.create(model_digest, "host", "host-key", owner="b", idempotency_key="k").id != first.id
+    )
+    anonymous = jobs.create(model_digest, "host", "host-key", idempotency_key="k")
+    assert jobs.create(model_digest, "host", "host-key", idempotency_key="k").id == anonymous.id
+    assert (
+        jobs.create(model_digest, "host", "host-key").id
+        != jobs.create(model_digest, "host", "host-key").id
+    )
     assert len(events.since(first.id)) == 1
 
 
 def test_listing(jobs: JobStore, model_digest: str, clock: Any) -> None:
     made = []
     for number in range(5):
-        made.append(jobs.create(model_digest, "host", owner="ab"[number % 2]))
+        made.append(jobs.create(model_digest, "host", "host-key", owner="ab"[number % 2]))
         clock.advance(number % 2)
     newest = sorted(made, key=lambda job: (job.created_at, job.id), reverse=True)
     assert jobs.list() == newest
@@ -68,7 +79,7 @@ def test_listing(jobs: JobStore, model_digest: str, clock: Any) -> None:
 def test_a_lost_tuners_job_is_taken_over_and_the_lost_one_is_fenced_off(
     jobs: JobStore, model_digest: str, clock: Any, events: EventStore
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     old = take(jobs, "tuner-1")
     clock.advance(29)
     assert jobs.claim("tuner-2", 30) is None
@@ -91,7 +102,7 @@ def test_a_lost_tuners_job_is_taken_over_and_the_lost_one_is_fenced_off(
 def test_a_tuner_that_was_late_but_not_replaced_goes_on(
     jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    jobs.create(model_digest, "host")
+    jobs.create(model_digest, "host", "host-key")
     claim = take(jobs)
     clock.advance(100)
     assert jobs.renew(claim, 30).deadline == clock() + 30
@@ -99,7 +110,7 @@ def test_a_tuner_that_was_late_but_not_replaced_goes_on(
 
 
 def test_a_tuner_lost_while_verifying(jobs: JobStore, model_digest: str, clock: Any) -> None:
-    jobs.create(model_digest, "host")
+    jobs.create(model_digest, "host", "host-key")
     jobs.transition(take(jobs), JobState.VERIFYING)
     clock.advance(30)
     claim = take(jobs, "tuner-2")
@@ -107,9 +118,9 @@ def test_a_tuner_lost_while_verifying(jobs: JobStore, model_digest: str, clock: 
 
 
 def test_a_job_that_kills_its_tuners_fails(jobs: JobStore, model_digest: str, clock: Any) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     clock.advance(1)
-    innocent = jobs.create(model_digest, "host")
+    innocent = jobs.create(model_digest, "host", "host-key")
     for _ in range(3):
         assert take(jobs, max_attempts=3).job_id == job.id
         clock.advance(30)
@@ -122,7 +133,7 @@ def test_a_job_that_kills_its_tuners_fails(jobs: JobStore, model_digest: str, cl
 
 
 def test_progress_forgives_lost_tuners(jobs: JobStore, model_digest: str, clock: Any) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     for trials in range(1, 7):
         claim = take(jobs, max_attempts=2)
         assert claim.job_id == job.id
@@ -132,7 +143,7 @@ def test_progress_forgives_lost_tuners(jobs: JobStore, model_digest: str, clock:
 
 
 def test_giving_back_is_no_attempt(jobs: JobStore, model_digest: str) -> None:
-    jobs.create(model_digest, "host")
+    jobs.create(model_digest, "host", "host-key")
     for token in range(1, 5):
         claim = take(jobs, max_attempts=1)
         assert claim.fencing_token == token
@@ -171,7 +182,7 @@ def test_progress_and_result(
 
 
 def test_failure_says_why(jobs: JobStore, model_digest: str, events: EventStore) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     jobs.transition(take(jobs), JobState.FAILED, error="node 'x': operator Foo: not implemented")
     assert jobs.get(job.id).error == "node 'x': operator Foo: not implemented"
     assert events.since(job.id)[-1].data["error"] == "node 'x': operator Foo: not implemented"
@@ -180,7 +191,7 @@ def test_failure_says_why(jobs: JobStore, model_digest: str, events: EventStore)
 def test_a_step_that_is_not_in_the_table_changes_nothing(
     jobs: JobStore, model_digest: str, events: EventStore
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     claim = take(jobs)
     before = (jobs.get(job.id), events.since(job.id))
     with pytest.raises(StateError):
@@ -189,7 +200,7 @@ def test_a_step_that_is_not_in_the_table_changes_nothing(
 
 
 def test_cancelling_a_queued_job(jobs: JobStore, model_digest: str, clock: Any) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     assert jobs.cancel(job.id).state is JobState.CANCELLED
     ended = clock()
     clock.advance(5)
@@ -208,7 +219,10 @@ def test_requests_of_a_job_that_is_stopped_are_measured_no_more(
     held: bool,
 ) -> None:
     """In the same transaction, whether or not a tuner holds the job."""
-    job, other = jobs.create(model_digest, "host"), jobs.create(model_digest, "host")
+    job, other = (
+        jobs.create(model_digest, "host", "host-key"),
+        jobs.create(model_digest, "host", "host-key"),
+    )
     if held:
         take(jobs)
     new = [NewRequest(n, "t", {}, job_id=job.id) for n in ("done", "leased", "queued")]
@@ -230,7 +244,7 @@ def test_a_job_that_is_stopped_is_its_tuners_no_longer(
     jobs: JobStore, model_digest: str, stop: str
 ) -> None:
     """The job changes at once, before its tuner notices."""
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     claim = take(jobs)
     stopped = getattr(jobs, stop)(job.id)
     assert stopped.state in (JobState.CANCELLED, JobState.PAUSED)
@@ -251,7 +265,7 @@ def test_a_job_that_is_stopped_is_its_tuners_no_longer(
 def test_a_paused_job_goes_on_where_it_was(
     jobs: JobStore, model_digest: str, events: EventStore, clock: Any
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     jobs.progress(take(jobs), JobProgress(trials_done=7))
     assert jobs.pause(job.id) == jobs.pause(job.id), "twice is no error"
     assert jobs.claim("tuner-2", 30) is None
@@ -266,7 +280,7 @@ def test_a_paused_job_goes_on_where_it_was(
 
 
 def test_a_job_that_ended_is_neither_paused_nor_resumed(jobs: JobStore, model_digest: str) -> None:
-    job = jobs.cancel(jobs.create(model_digest, "host").id)
+    job = jobs.cancel(jobs.create(model_digest, "host", "host-key").id)
     for change in (jobs.pause, jobs.resume):
         with pytest.raises(StateError, match="cancelled"):
             change(job.id)
@@ -275,7 +289,7 @@ def test_a_job_that_ended_is_neither_paused_nor_resumed(jobs: JobStore, model_di
 def test_progress_without_trials_forgives_no_lost_tuner(
     jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     for phase in range(3):
         claim = take(jobs, max_attempts=3)
         jobs.progress(claim, JobProgress(phase=f"phase {phase}", trials_done=0))
@@ -285,8 +299,8 @@ def test_progress_without_trials_forgives_no_lost_tuner(
 
 
 def test_events_resume_anywhere(jobs: JobStore, model_digest: str, events: EventStore) -> None:
-    job = jobs.create(model_digest, "host")
-    other = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
+    other = jobs.create(model_digest, "host", "host-key")
     assert events.append(job.id, [("log", {"text": "a"}), ("log", {"text": "b"})]) == 3
     assert events.append(other.id, [("log", {"text": "c"})]) == 2
     assert events.append(job.id, []) == 3

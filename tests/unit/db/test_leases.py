@@ -99,7 +99,7 @@ def test_outcomes_are_found_until_they_are_stored(
 def test_what_is_stored_is_acknowledged_with_what_is_queued_or_not_at_all(
     leases: LeaseStore, jobs: JobStore, model_digest: str
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     leases.submit([request("a", job_id=job.id), request("b", job_id=job.id)])
     for lease in leases.claim("w", ["t"], limit=2, lease_seconds=10):
         done(leases, lease, lease.lease_id)
@@ -327,7 +327,7 @@ def test_what_an_open_job_waits_for_is_never_pruned(
     leases: LeaseStore, jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
     """Its tuner may be away for any time: its results are there when it is back."""
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     leases.submit([request(name, job_id=job.id) for name in ("stored", "waits", "open")])
     for _ in range(2):
         done(leases, take(leases), n=1)
@@ -347,7 +347,7 @@ def test_what_an_open_job_waits_for_is_never_pruned(
 def test_what_belongs_to_no_job_is_pruned_though_nobody_took_it(
     leases: LeaseStore, jobs: JobStore, model_digest: str, clock: Any
 ) -> None:
-    jobs.create(model_digest, "host")  # open: not the one that it belongs to
+    jobs.create(model_digest, "host", "host-key")  # open: not the one that it belongs to
     leases.submit([request("r", job_id=None)])
     done(leases, take(leases))
     clock.advance(100)

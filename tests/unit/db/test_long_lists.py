@@ -140,7 +140,7 @@ def test_a_list_of_jobs_may_leave_their_results(engine: sa.Engine) -> None:
     with writing(engine) as connection:
         connection.execute(model)
     store = JobStore(engine)
-    store.create("d", "t")
+    store.create("d", "t", "t-key")
     claimed = store.claim("tuner", 60.0)
     assert claimed is not None
     store.transition(claimed[0], JobState.SUCCEEDED, result={"long": "report"})

@@ -68,7 +68,7 @@ def test_a_transaction_that_is_rolled_back_announces_nothing(
 def test_every_store_tells_what_is_waited_for(
     engine: sa.Engine, source: NoticeSource, jobs: JobStore, model_digest: str
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     assert heard(source) == [job_topic(job.id)]
     EventStore(engine).append(job.id, [("progress", {})])
     assert heard(source) == [job_topic(job.id)]
@@ -136,7 +136,7 @@ def test_a_listener_whose_connection_broke_says_that_it_missed_something(
 def test_states_of_topics_change_with_what_they_stand_for(
     engine: sa.Engine, jobs: JobStore, model_digest: str
 ) -> None:
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     worker = WorkerStore(engine).register("w", ["t"], {})
     topics = [job_topic(job.id), worker_topic(worker.id), queue_topic("t"), "tokens", "job:no"]
     before = topic_states(engine, topics)

@@ -84,7 +84,7 @@ class OpenTasks(RuleBasedStateMachine):
     def two_jobs(self) -> None:
         for _ in range(2):
             self.clock.advance(1.0)
-            self.jobs.append(Known(self.store.create(self.digest, "host").id))
+            self.jobs.append(Known(self.store.create(self.digest, "host", "host-key").id))
             self.claim()
 
     def claim(self) -> None:
@@ -160,7 +160,7 @@ class OpenTasks(RuleBasedStateMachine):
         job = data.draw(st.sampled_from(self.jobs))
         if what == "cancel":  # there is always work
             self.clock.advance(1.0)
-            self.jobs.append(Known(self.store.create(self.digest, "host").id))
+            self.jobs.append(Known(self.store.create(self.digest, "host", "host-key").id))
         try:
             getattr(self.store, what)(job.id)
         except StateError:

@@ -23,7 +23,7 @@ def claims(jobs: JobStore, model_digest: str) -> list[JobClaim]:
     """Two jobs that tuners work on."""
     found = []
     for _ in range(2):
-        jobs.create(model_digest, "host")
+        jobs.create(model_digest, "host", "host-key")
         taken = jobs.claim("tuner", 30)
         assert taken is not None
         found.append(taken[0])

@@ -47,10 +47,16 @@ def trial(tile: int, job_id: str = "job", key: Any = KEY) -> Trial:
 
 
 def finish(
-    jobs: JobStore, blobs: BlobStore, clock: Any, model: str, artifact: bytes = b"", **options: Any
+    jobs: JobStore,
+    blobs: BlobStore,
+    clock: Any,
+    model: str,
+    artifact: bytes = b"",
+    target_key: str = "host-key",
+    **options: Any,
 ) -> str:
     """A job that succeeds a second later; its id."""
-    job = jobs.create(model, "host", **options)
+    job = jobs.create(model, "host", target_key, **options)
     clock.advance(1)
     taken = jobs.claim("tuner", 30)
     assert taken is not None and taken[1].id == job.id
@@ -115,7 +121,7 @@ def test_a_job_that_is_open_loses_nothing(
     waits = "no worker" if state == "waiting" else None
     other = replace(KEY, workload_key="o" * 64)
     tuned = replace(KEY, workload_key="u" * 64)
-    job = jobs.create(model_digest, "host", waits=waits)
+    job = jobs.create(model_digest, "host", "host-key", waits=waits)
     if state in ("running", "paused"):
         taken = jobs.claim("tuner", 1e9)
         assert taken is not None
@@ -149,7 +155,7 @@ def test_the_newest_artifact_of_each_kind_stays_with_its_job_and_its_verdict(
     new = [
         finish(jobs, blobs, clock, model_digest, b"new %d" % i, **k) for i, k in enumerate(kinds)
     ]
-    failed = jobs.create(model_digest, "host").id
+    failed = jobs.create(model_digest, "host", "host-key").id
     jobs.cancel(failed)
     for name in (*old, *new):
         add(ledger, f"race of {name}", name, "tuned", {"of": name})
@@ -176,7 +182,7 @@ def test_a_verdict_whose_job_was_deleted_before_goes_once_it_is_neither_served_n
 ) -> None:
     def delete_a_job(*races: str) -> list[str]:
         """The ids of its races."""
-        job = jobs.create(model_digest, "host").id
+        job = jobs.create(model_digest, "host", "host-key").id
         jobs.cancel(job)
         made = [add(ledger, name, job, "tuned", {}).id for name in races]
         clock.advance(2 * DAY_SECONDS)
@@ -184,7 +190,7 @@ def test_a_verdict_whose_job_was_deleted_before_goes_once_it_is_neither_served_n
         return made
 
     plain, used = delete_a_job("plain", "used")
-    stays = jobs.create(model_digest, "host").id
+    stays = jobs.create(model_digest, "host", "host-key").id
     assert ledger.use([used], stays)
     own, *_ = (add(ledger, name, stays, "default", {}).id for name in ("own", "own", "plain"))
     add(ledger, "used", stays, "default", {})
@@ -228,7 +234,7 @@ def test_a_job_goes_with_all_that_is_its_own_and_then_its_model(
     clock: Any,
 ) -> None:
     runs = RunStore(engine, clock)
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     taken = jobs.claim("tuner", 30)
     assert taken is not None
     TaskStore(engine, clock).put(taken[0], [JobTask("w", "conv", 1, 1.0)])
@@ -270,8 +276,8 @@ def test_by_default_nothing_goes_and_each_kind_by_its_own_age(
     audit.add(Action.TOKEN_CREATED, "t", actor="", actor_name="", origin="")
     records.add_trials([trial(1)])
     model = models.add(b"net", "net.onnx").digest
-    jobs.cancel(jobs.create(model, "host").id)
-    jobs.cancel(jobs.create(model, "host").id)
+    jobs.cancel(jobs.create(model, "host", "host-key").id)
+    jobs.cancel(jobs.create(model, "host", "host-key").id)
     finish(jobs, blobs, clock, model, b"older")
     finish(jobs, blobs, clock, model, b"newer")
     models.add(b"unused", "net.onnx")

@@ -16,7 +16,7 @@ def test_tasks_keep_their_order_and_change(
     engine: sa.Engine, clock: Any, jobs: JobStore, model_digest: str
 ) -> None:
     tasks = TaskStore(engine, clock)
-    job = jobs.create(model_digest, "host")
+    job = jobs.create(model_digest, "host", "host-key")
     taken = jobs.claim("tuner", 30)
     assert taken is not None
     claim = taken[0]
@@ -42,7 +42,7 @@ def test_tasks_are_found_by_job_workload_and_status(
     conv, pool = JobTask("w2", "conv", 3, 6.5), JobTask("w1", "pool", 1, 0.5)
     names = []
     for found in ([conv, pool], [replace(conv, status=TaskStatus.TUNED)]):
-        names.append(jobs.create(model_digest, "host").id)
+        names.append(jobs.create(model_digest, "host", "host-key").id)
         claim = jobs.claim("tuner", 30)
         assert claim is not None
         tasks.put(claim[0], found)

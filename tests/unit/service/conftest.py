@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 from tests.databases import lay_database
 from tests.logs import plain_logs
-from tests.unit.service.tuners import LocalWorker, model_bytes
+from tests.unit.service.tuners import LocalWorker, model_bytes, queue_job
 from tests.unit.service.workers import FakeHarness, Running
 from tests.unit.tuner.fakes import FakeBuilder
 from tilewright.db.storage import Storage
@@ -198,7 +198,7 @@ def start(options: WorkerOptions, harness: type[FakeHarness]) -> Iterator[Callab
 def job(storage: Storage) -> Job:
     """A job of the smallest model."""
     digest = storage.models.add(model_bytes(), "tiny").digest
-    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+    return queue_job(storage, digest, options={"trials": 4, "seconds": None})
 
 
 @pytest.fixture

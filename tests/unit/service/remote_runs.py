@@ -34,7 +34,7 @@ def make(name: str) -> tuple[MeasureRequest, dict[str, bytes]]:
 
 def new_job(storage: Storage) -> str:
     model = storage.models.add(b"model", "m")
-    return storage.jobs.create(model.digest, "host").id
+    return storage.jobs.create(model.digest, "host", "host-key").id
 
 
 def runner(storage: Storage, job: str, interrupt: CancelToken | None = None) -> RemoteRunner:

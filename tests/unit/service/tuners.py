@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
+from tilewright.db.storage import Storage
+from tilewright.db.stores.jobs import Job
 from tilewright.service.jobs.device.device import Checked
 from tilewright.service.jobs.device.leased_device import LeasedDevice
 from tilewright.service.jobs.device.local_device import LocalDevice
@@ -31,6 +34,13 @@ def model_bytes() -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     data: bytes = model.SerializeToString()
     return data
+
+
+def queue_job(storage: Storage, model_digest: str, name: str = "host", **more: Any) -> Job:
+    """A job for a target by its name, as the route makes it."""
+    target = resolve_target(name)
+    storage.workloads.put_target(target.key, target.name, target.to_json())
+    return storage.jobs.create(model_digest, name, target.key, **more)
 
 
 def work_once(tuner: TunerProcess) -> bool:
@@ -75,7 +85,8 @@ def loop(body: Callable[[RemoteRunner, Any], bool]) -> Callable[..., Finished]:
 
 @contextmanager
 def running(tuner: TunerProcess) -> Iterator[None]:
-    """The tuner in a thread, as its process runs it."""
+    """The tuner in a thread, as its process runs it, and a worker that serves this machine."""
+    tuner._storage.workers.register("here", [resolve_target("host").key], {})
     thread = threading.Thread(target=tuner.run)
     thread.start()
     try:

@@ -47,7 +47,7 @@ def test_a_stream_replays_everything_and_ends_with_the_job(
 
 
 def test_a_curve_has_points_wherever_they_lie_among_other_events(storage: Storage) -> None:
-    job = storage.jobs.create(storage.models.add(onnx_bytes(), "tiny").digest, "host")
+    job = storage.jobs.create(storage.models.add(onnx_bytes(), "tiny").digest, "host", "host-key")
     # the first event carries the state: those of progress all have odd numbers
     storage.events.append(job.id, [("task", {}), ("progress", {})] * 15)
     for most, count in ((100, 15), (5, 5), (4, 4), (2, 2)):
@@ -73,7 +73,7 @@ def test_a_stream_brings_events_as_they_happen(server: Any, storage: Storage) ->
 
     secret = server.settings.token_file.read_text().strip()
     digest = storage.models.add(onnx_bytes(), "tiny").digest
-    job = storage.jobs.create(digest, "host")
+    job = storage.jobs.create(digest, "host", "host-key")
     later = threading.Timer(0.5, finish, [storage])
     request = urllib.request.Request(
         f"{server.url}/v1/jobs/{job.id}/events", headers={"Authorization": f"Bearer {secret}"}

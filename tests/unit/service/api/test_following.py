@@ -141,7 +141,7 @@ def test_events_go_on_after_a_stream_that_broke(
     storage: Storage, server: Any, owner: str, model: Path, tmp_path: Path
 ) -> None:
     """The service restarts: no event is lost and none comes twice."""
-    job = storage.jobs.create(storage.models.add(onnx_bytes(), "m").digest, TARGET[1])
+    job = storage.jobs.create(storage.models.add(onnx_bytes(), "m").digest, TARGET[1], "host-key")
     found = storage.jobs.claim("t", 60)
     assert found is not None
     with Client(server.url, owner) as client:

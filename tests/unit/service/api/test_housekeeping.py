@@ -70,7 +70,7 @@ def finish_a_job(storage: Storage, day: int) -> None:
     Of each other batch the tuner is killed before it removes the library.
     """
     model = storage.models.add(b"model %d" % day, "net.onnx")
-    storage.jobs.create(model.digest, "host")
+    storage.jobs.create(model.digest, "host", "host-key")
     claimed = storage.jobs.claim("tuner", 30.0)
     assert claimed is not None
     claim, job = claimed
@@ -121,7 +121,7 @@ def test_what_somebody_may_need_stays(storage: Storage, settings: Settings, cloc
     """However old: waiting requests, results that their tuner has not stored, rows that another row
     names."""
     model = storage.models.add(b"model", "net.onnx")
-    job = storage.jobs.create(model.digest, "host")
+    job = storage.jobs.create(model.digest, "host", "host-key")
     runner = RemoteRunner(storage, job.id, TARGET, CancelToken())
     runner.submit(*make("measured"))
     runner.poll(0.0)
@@ -151,7 +151,7 @@ def test_a_blob_that_a_new_request_names_survives_a_sweep_before_its_row(
     storage: Storage, settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The expected output of an earlier job: there already, old, and named by no row yet."""
-    job = storage.jobs.create(storage.models.add(b"model", "net.onnx").digest, "host")
+    job = storage.jobs.create(storage.models.add(b"model", "net.onnx").digest, "host", "host-key")
     request, blobs = make("a")
     (reference,) = (case.reference_digest for case in request.cases)
     path = storage.blobs.place.path(storage.blobs.put(blobs[reference]))

@@ -120,7 +120,7 @@ def test_every_option_of_submit_reaches_the_job(
 def test_a_job_says_how_its_trials_failed(
     storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key")
     assert run_cli(["job", "show", job.id]) == 0
     assert "failed trials: none" in capsys.readouterr().out
     statuses = [Status.OK, Status.CRASH, Status.BUILD_ERROR, Status.CRASH]
@@ -144,7 +144,7 @@ def test_a_job_says_how_its_trials_failed(
 def test_a_job_is_paused_resumed_and_cancelled(
     storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key")
     for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         assert run_cli(["job", verb, job.id]) == 0
         assert state in capsys.readouterr().out

@@ -30,7 +30,7 @@ def tuned(
 ) -> str:
     """A job whose tasks have these names, best times and numbers of runs."""
     model = storage.models.add(b"model", HOSTILE)
-    job = storage.jobs.create(model.digest, "host", options=options)
+    job = storage.jobs.create(model.digest, "host", "host-key", options=options)
     claimed = storage.jobs.claim("tuner", 60.0)
     assert claimed is not None
     storage.tasks.put(
@@ -92,7 +92,7 @@ def test_kernels_of_open_sizes_count_at_their_share_of_the_runs(
 def test_what_there_is_to_choose_from(browser: TestClient, storage: Storage) -> None:
     assert "Choose two jobs" in opened(browser, "/dashboard/compare").text
     jobs = [tuned(storage, {}) for _ in range(2)]
-    storage.jobs.create(storage.models.add(b"other", "other").digest, "host")
+    storage.jobs.create(storage.models.add(b"other", "other").digest, "host", "host-key")
     seen = opened(browser, f"/dashboard/compare?b={jobs[0]}")
     offered = [each.get("value") for each in seen.named("option")]
     assert set(offered[1:3]) == set(jobs), "those of the same model first"

@@ -39,7 +39,7 @@ def claim(storage: Storage) -> Iterator[JobClaim]:
     _, token = storage.tokens.create(HOSTILE, [Scope.SUBMIT])
     model = storage.models.add(onnx_bytes(), HOSTILE)
     storage.jobs.create(
-        model.digest, HOSTILE, owner=token.id, options={"trials": 40, "target_ms": 1.5}
+        model.digest, HOSTILE, "host-key", owner=token.id, options={"trials": 40, "target_ms": 1.5}
     )
     claimed = storage.jobs.claim("tuner", 60.0)
     assert claimed is not None
@@ -59,7 +59,7 @@ def test_without_jobs_the_list_says_how_to_make_one(browser: TestClient) -> None
 
 def test_a_job_that_nobody_took_yet_has_a_page(browser: TestClient, storage: Storage) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    job = storage.jobs.create(model.digest, "host", waits="no worker is alive")
+    job = storage.jobs.create(model.digest, "host", "host-key", waits="no worker is alive")
     seen = opened(browser, f"/dashboard/jobs/{job.id}")
     assert "no worker is alive" in seen.text and "It has no tasks yet" in seen.text
     assert "None was measured yet" in seen.text
@@ -184,7 +184,7 @@ def test_large_tables_are_cut_on_the_server(
 
 def test_jobs_are_listed_a_page_at_a_time(browser: TestClient, storage: Storage) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    jobs = {storage.jobs.create(model.digest, "host").id for _ in range(5)}
+    jobs = {storage.jobs.create(model.digest, "host", "host-key").id for _ in range(5)}
     seen, path = set[str](), "/dashboard/jobs?limit=2&state=queued"
     for _ in range(3):
         page = opened(browser, path)
@@ -202,14 +202,15 @@ def test_a_job_is_paused_resumed_and_cancelled_by_who_may(
     browser: TestClient, storage: Storage
 ) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    job = storage.jobs.create(model.digest, "host").id
+    job = storage.jobs.create(model.digest, "host", "host-key").id
+    storage.workers.register("here", ["host-key"], {})
     for change, state in (("pause", "paused"), ("resume", "queued"),
                           ("cancel", "cancelled")):  # fmt: skip
         answer = browser.post(f"/dashboard/jobs/{job}/{change}", headers=ORIGIN)
         assert answer.url.path == f"/dashboard/jobs/{job}" and answer.status_code == 200
         assert storage.jobs.get(job).state.value == state
     assert {str(entry.action) for entry in storage.audit.list()} >= {"job.cancelled"}
-    other = storage.jobs.create(model.digest, "host", owner="somebody").id
+    other = storage.jobs.create(model.digest, "host", "host-key", owner="somebody").id
     secret, _ = storage.tokens.create("reader", [Scope.READ], all_owners=True)
     sign_in(browser, secret)
     assert "Pause" not in opened(browser, f"/dashboard/jobs/{other}").text
@@ -220,7 +221,7 @@ def test_a_job_is_paused_resumed_and_cancelled_by_who_may(
 
 def test_the_stream_of_a_page_says_that_it_ends(browser: TestClient, storage: Storage) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    job = storage.jobs.create(model.digest, "host").id
+    job = storage.jobs.create(model.digest, "host", "host-key").id
     storage.jobs.cancel(job)
     text = browser.get(f"/dashboard/jobs/{job}/events").text
     assert [line for line in text.splitlines() if line.startswith("event:")] == [
@@ -233,7 +234,7 @@ def test_the_stream_of_a_page_says_that_it_ends(browser: TestClient, storage: St
 
 def test_the_artifact_is_fetched_with_the_cookie(browser: TestClient, storage: Storage) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    job = storage.jobs.create(model.digest, "host").id
+    job = storage.jobs.create(model.digest, "host", "host-key").id
     answer = browser.get(f"/dashboard/jobs/{job}/artifact")
     assert answer.status_code == 409 and "has no artifact" in answer.text
 
@@ -243,7 +244,7 @@ def test_the_command_that_repeats_a_job_is_safe_to_paste(
 ) -> None:
     model = storage.models.add(onnx_bytes(), "-x $(reboot).onnx")
     options = {"trials": 7, "seed": 0, "dims": {"batch;ls": ["1..8@2:0.5,4", 3]}, "pad": True}
-    job = storage.jobs.create(model.digest, "host; reboot", options=options).id
+    job = storage.jobs.create(model.digest, "host; reboot", "host-key", options=options).id
     text = opened(browser, f"/dashboard/jobs/{job}").text
     assert (
         "tilewright job submit './-x $(reboot).onnx' --target 'host; reboot' "
@@ -255,6 +256,6 @@ def test_a_job_with_unknown_options_has_a_page_without_its_command(
     browser: TestClient, storage: Storage
 ) -> None:
     model = storage.models.add(onnx_bytes(), "tiny.onnx")
-    job = storage.jobs.create(model.digest, "host", options={"horoscope": 7}).id
+    job = storage.jobs.create(model.digest, "host", "host-key", options={"horoscope": 7}).id
     text = opened(browser, f"/dashboard/jobs/{job}").text
     assert "tilewright job watch" in text and "tilewright job submit" not in text

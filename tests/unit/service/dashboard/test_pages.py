@@ -107,7 +107,7 @@ def fill(storage: Storage) -> str:
     for number in range(3):
         digit = str(number)
         model = storage.models.add(digit.encode(), f"m{number}")
-        storage.jobs.create(model.digest, "host")
+        storage.jobs.create(model.digest, "host", "host-key")
         storage.workers.register(f"w{number}", [], {})
         storage.tokens.create(f"t{number}", [Scope.READ])
         storage.workloads.put_workloads({digit * 64: f"workload {number}"})

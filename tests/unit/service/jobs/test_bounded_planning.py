@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tests.unit.service.tuners import loop, model_bytes, running
+from tests.unit.service.tuners import loop, model_bytes, queue_job, running
 from tests.unit.service.workers import until
 from tilewright.compiler.errors import CompilerError, InvalidModelError, OutOfMemoryError
 from tilewright.compiler.mode import Mode
@@ -167,7 +167,7 @@ def test_a_machine_that_does_not_say_what_it_has(monkeypatch: pytest.MonkeyPatch
 
 def _job(storage: Storage, model: bytes) -> Job:
     digest = storage.models.add(model, "crafted").digest
-    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+    return queue_job(storage, digest, options={"trials": 4, "seconds": None})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from tests.unit.service.tuners import loop, model_bytes, running
+from tests.unit.service.tuners import loop, model_bytes, queue_job, running
 from tests.unit.service.workers import until
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.process import bounded
@@ -153,7 +153,7 @@ def test_a_reference_that_takes_more_than_it_may_is_told() -> None:
 
 def _job(storage: Storage, model: bytes) -> Job:
     digest = storage.models.add(model, "crafted").digest
-    return storage.jobs.create(digest, "host", options={"trials": 4, "seconds": None})
+    return queue_job(storage, digest, options={"trials": 4, "seconds": None})
 
 
 @pytest.fixture

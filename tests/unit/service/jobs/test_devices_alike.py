@@ -38,7 +38,7 @@ def device(
         with LocalDevice() as local:
             yield local
         return
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host").id
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key").id
     with (
         worker_process(server.url, owner, tmp_path / "spool"),
         LeasedDevice(storage, job, host_target(), CancelToken(), CancelToken()) as leased,

@@ -334,7 +334,7 @@ def test_a_job_does_not_use_a_verdict_that_its_own_review_disputes(
     """The jobs that used it before get an event. This one does not: it serves the defaults."""
     _record(storage, planned, 0, _other(planned, 0), ratio=0.8)
     model = storage.models.add(b"model", "m").digest
-    before, reviewer = (storage.jobs.create(model, "host").id for _ in range(2))
+    before, reviewer = (storage.jobs.create(model, "host", "host-key").id for _ in range(2))
     select_schedules([planned], storage, board(0.9, 0.9), job_id="first")
     select_schedules([planned], storage, board(), job_id=before)
     select_schedules([planned], storage, board(other=honest(1.2)), job_id=reviewer)

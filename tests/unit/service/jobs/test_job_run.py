@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.unit.service.tuners import LocalWorker, loop, model_bytes, work_once
+from tests.unit.service.tuners import LocalWorker, loop, model_bytes, queue_job, work_once
 from tilewright.compiler.mode import Mode
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.compiler.targets.target import Target
@@ -54,7 +54,7 @@ def test_the_same_artifact_has_the_same_digest(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
-    again = storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    again = queue_job(storage, job.model_digest, options={"trials": 4})
     assert work_once(tuner)
     assert work_once(tuner)
     first, second = (storage.jobs.get(i).artifact_digest for i in (job.id, again.id))
@@ -77,12 +77,9 @@ def test_a_job_whose_last_worker_goes_in_the_middle_waits_for_the_next(
 ) -> None:
     monkeypatch.setattr(job_run, "AWAY_SECONDS", 0.0)
     target = resolve_target("host")
-    storage.workloads.put_target(target.key, target.name, target.to_json())
     storage.jobs.cancel(job.id)
     worker = storage.workers.register("desk", [target.key], {})
-    mine = storage.jobs.create(
-        job.model_digest, "host", target_key=target.key, options={"trials": 4}
-    )
+    mine = queue_job(storage, job.model_digest, options={"trials": 4})
 
     def lose(runner: RemoteRunner, token: Any) -> bool:
         storage.workers.leave(worker.id)
@@ -103,11 +100,9 @@ def test_a_job_that_waited_in_vain_ends_with_its_defaults(
     monkeypatch.setattr(job_run, "LeasedDevice", LeasedDevice)
     storage.jobs.cancel(job.id)
     target = resolve_target("host")
-    storage.workloads.put_target(target.key, target.name, target.to_json())
-    vain = storage.jobs.create(
+    vain = queue_job(
+        storage,
         job.model_digest,
-        "host",
-        target_key=target.key,
         options={"trials": 4},
         wait_seconds=0.0,
         waits="nobody is there",
@@ -154,7 +149,7 @@ def test_a_model_that_cannot_be_tuned_fails_with_a_sentence(
     storage: Storage, tuner: TunerProcess
 ) -> None:
     digest = storage.models.add(b"no model", "bad").digest
-    job = storage.jobs.create(digest, "host")
+    job = queue_job(storage, digest)
     assert work_once(tuner)
     failed = storage.jobs.get(job.id)
     assert failed.state is JobState.FAILED
@@ -224,7 +219,7 @@ def test_a_job_may_have_several_sizes(
     digest = storage.models.add(proto.SerializeToString(), "open").digest
     several = isinstance(sizes, list)
     options = {"trials": 4, "dims": {"rows": sizes}, "pad": several}
-    job = storage.jobs.create(digest, "host", options=options)
+    job = queue_job(storage, digest, options=options)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     assert work_once(tuner)
     done = storage.jobs.get(job.id)

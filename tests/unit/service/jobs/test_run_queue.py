@@ -52,7 +52,7 @@ def outputs(model: Loadable) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def job(storage: Storage) -> str:
-    return storage.jobs.create(storage.models.add(b"model", "m").digest, "host").id
+    return storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key").id
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_what_the_only_worker_confirmed_is_measured_again_when_another_owner_has
     (record,) = storage.ledger.list()
     assert (record.state, record.attestation) == (ReviewState.CONFIRMED, Attestation.ONE_WORKER)
     model = storage.models.add(b"model", "m").digest
-    user = storage.jobs.create(model, "host").id
+    user = storage.jobs.create(model, "host", "host-key").id
     storage.ledger.use([record.id], user)
 
     honest_one = storage.workers.register("honest", [], {}, owner="honest").id

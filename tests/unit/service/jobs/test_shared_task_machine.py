@@ -116,7 +116,7 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: len(self.jobs) < 3)
     @rule(wanted=st.sampled_from([TASKS, TASKS[:1], TASKS[1:]]))
     def begin(self, wanted: list[Task]) -> None:
-        made = self.storage.jobs.create(self.digest, "host")
+        made = self.storage.jobs.create(self.digest, "host", "host-key")
         claimed = self.storage.jobs.claim("tuner", 600)
         assert claimed is not None and claimed[1].id == made.id
         hold = self.stack.enter_context(JobLease(self.storage, claimed[0], 600))

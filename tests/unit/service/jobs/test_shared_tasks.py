@@ -56,7 +56,7 @@ def holds(storage: Storage) -> Iterator[list[JobLease]]:
     with ExitStack() as stack:
         found = []
         for _ in range(2):
-            storage.jobs.create(digest, "host")
+            storage.jobs.create(digest, "host", "host-key")
             claimed = storage.jobs.claim("tuner", 60)
             assert claimed is not None
             found.append(stack.enter_context(JobLease(storage, claimed[0], 60)))

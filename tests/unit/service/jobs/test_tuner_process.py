@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.service.tuners import loop, running, work_once
+from tests.unit.service.tuners import loop, queue_job, running, work_once
 from tests.unit.service.workers import until
 from tilewright.compiler.targets.host import resolve_target
 from tilewright.db.errors import StorageError, StorageKind
@@ -34,7 +34,7 @@ def test_a_stopped_tuner_gives_its_jobs_back(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of other tasks: the second one would wait for the first one's
-    other = storage.jobs.create(job.model_digest, "host", threads=2, options={"trials": 4})
+    other = queue_job(storage, job.model_digest, threads=2, options={"trials": 4})
     under_way = threading.Barrier(3)
 
     def wait(runner: RemoteRunner, token: Any) -> bool:
@@ -75,7 +75,7 @@ def test_a_tuner_works_on_as_many_jobs_as_it_is_set_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for _ in range(4):
-        storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+        queue_job(storage, job.model_digest, options={"trials": 4})
     go = threading.Event()
 
     def wait(runner: RemoteRunner, token: Any) -> bool:
@@ -104,7 +104,7 @@ def test_a_job_that_may_kill_its_tuner_has_it_for_itself(
     suspect = tuner.take()
     assert suspect is not None and suspect.job.attempts == 3
     tuner._start(suspect)
-    storage.jobs.create(job.model_digest, "host", options={"trials": 4})
+    queue_job(storage, job.model_digest, options={"trials": 4})
     assert tuner.take() is None
     tuner.stop()
     until(lambda: storage.jobs.get(job.id).state is not JobState.RUNNING)
@@ -163,10 +163,7 @@ def test_a_job_without_a_worker_keeps_no_other_one_waiting(
 ) -> None:
     """On the tuner that it would have blocked for ever."""
     pi = resolve_target("x86-64-v2")
-    storage.workloads.put_target(pi.key, pi.name, pi.to_json())
-    waiting = storage.jobs.create(
-        job.model_digest, pi.name, target_key=pi.key, options={"trials": 4}, priority=9
-    )
+    waiting = queue_job(storage, job.model_digest, pi.name, options={"trials": 4}, priority=9)
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     with running(tuner):
         until(lambda: storage.jobs.get(job.id).state is JobState.SUCCEEDED)
@@ -195,7 +192,7 @@ def test_a_tuner_lets_go_of_a_job_that_another_one_has(
 def test_a_target_that_cannot_be_built_for_here_fails_the_job_and_not_the_tuner(
     storage: Storage, job: Job, tuner: TunerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = storage.jobs.create(job.model_digest, "wasm32", options={"trials": 4, "seconds": None})
+    other = queue_job(storage, job.model_digest, "wasm32", options={"trials": 4, "seconds": None})
     monkeypatch.setattr(run_job, "tune_tasks", loop(lambda runner, token: False))
     monkeypatch.setattr(
         "tilewright.compiler.bindings.c_library.toolchain.importlib.util.find_spec",

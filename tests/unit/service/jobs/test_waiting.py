@@ -62,7 +62,7 @@ def statements(storage: Storage, table: str) -> Iterator[list[str]]:
 
 def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:
     secret = server.settings.token_file.read_text().strip()
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key")
     request = urllib.request.Request(
         f"{server.url}/v1/jobs/{job.id}/events", headers={"Authorization": f"Bearer {secret}"}
     )
@@ -94,7 +94,7 @@ def test_an_idle_stream_asks_nothing(server: Any, storage: Storage) -> None:
 def test_an_event_number_that_nobody_sent_breaks_no_stream(
     client: TestClient, storage: Storage, number: str
 ) -> None:
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host")
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key")
     storage.jobs.cancel(job.id)
     path = f"/v1/jobs/{job.id}/events"
     answer = client.get(path, headers={"Last-Event-ID": number.encode("latin-1")})

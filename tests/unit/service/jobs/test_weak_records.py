@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.measured import honest
 from tests.unit.service.jobs.test_schedule_reviews import TARGET, model
-from tests.unit.service.tuners import running
+from tests.unit.service.tuners import queue_job, running
 from tests.unit.service.workers import until
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.mode import Mode
@@ -381,7 +381,7 @@ def test_a_job_that_comes_ends_what_is_measured_beside(
     with running(tuner):
         assert begun.wait(60)
         digest = site.storage.models.add(model(), "m").digest
-        site.storage.jobs.create(digest, "host", options={"trials": 0})
+        queue_job(site.storage, digest, options={"trials": 0})
         assert ended.wait(60)
 
 

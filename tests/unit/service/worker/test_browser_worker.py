@@ -45,7 +45,7 @@ def target() -> Target:
 
 @pytest.fixture
 def device(storage: Storage, target: Target) -> Iterator[LeasedDevice]:
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "wasm32").id
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "wasm32", "host-key").id
     with LeasedDevice(storage, job, target, CancelToken(), CancelToken()) as found:
         yield found
 

@@ -106,7 +106,7 @@ def bench(
         return library_of(source, tmp_path)
 
     name = "wasm32" if kind == "node" else "host"
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, name).id
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, name, "host-key").id
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -96,7 +96,7 @@ def folder(compiled: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def device(storage: Storage) -> Iterator[LeasedDevice]:
     target = host_target()
-    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host").id
+    job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key").id
     with LeasedDevice(storage, job, target, CancelToken(), CancelToken()) as found:
         yield found
 

@@ -1,6 +1,8 @@
-"""The whole schema at revision 0036, which replaced the 36 migrations that led to it.
+"""The whole schema at revision 0038, which replaced the migrations that led to it.
 
-The revision keeps its number, so that a database at 0036 needs no change.
+The revision keeps its number, so a database at 0038 needs no change. In a database that those
+migrations made, `jobs.target_key`, `blobs.bytes` and `tuning_runs.adopted` accept NULL, which no
+store writes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0036"
+revision = "0038"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -42,13 +44,62 @@ def upgrade() -> None:
     op.create_table(
         "blobs",
         sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("bytes", sa.BigInteger(), nullable=True),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("touched_at", sa.Double(), nullable=False),
         sa.Column("doomed_until", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("digest", name="pk_blobs"),
     )
     op.create_index("ix_blobs_touched_at", "blobs", ["touched_at"])
+    op.create_table(
+        "claim_uses",
+        sa.Column("claim_id", sa.Text(), nullable=False),
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("claim_id", "job_id", name="pk_claim_uses"),
+    )
+    op.create_index("ix_claim_uses_job_id", "claim_uses", ["job_id"])
+    op.create_table(
+        "claims",
+        sa.Column("serial", _SERIAL, autoincrement=True, nullable=False),
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("target_key", sa.Text(), nullable=False),
+        sa.Column("threads", sa.Integer(), nullable=False),
+        sa.Column("numerics", sa.Text(), nullable=False),
+        sa.Column("codegen_version", sa.Text(), nullable=False),
+        sa.Column("compiler_version", sa.Text(), nullable=False),
+        sa.Column("statement", sa.JSON(), nullable=False),
+        sa.Column("evidence", sa.JSON(), nullable=False),
+        sa.Column("trial_id", sa.Text(), nullable=False),
+        sa.Column("reporter", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("attestation", sa.Text(), nullable=False),
+        sa.Column("reviewer", sa.Text(), nullable=True),
+        sa.Column("review", sa.JSON(), nullable=True),
+        sa.Column("stored_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("serial", name="pk_claims"),
+        sa.UniqueConstraint("id", name="uq_claims_id"),
+    )
+    op.create_index("ix_claims_job_id", "claims", ["job_id"])
+    op.create_index("ix_claims_reporter", "claims", ["reporter"])
+    op.create_index(
+        "ix_claims_subject_target_key_threads_numerics_state",
+        "claims",
+        ["subject", "target_key", "threads", "numerics", "state"],
+    )
+    op.create_index("ix_claims_target_key", "claims", ["target_key"])
+    _partial_index("ix_claims_race", "claims", ["job_id"], "kind = 'race'")
+    _partial_index(
+        "ix_claims_weak",
+        "claims",
+        ["target_key", "codegen_version", "serial", "owner", "reporter", "attestation"],
+        "kind = 'schedule' AND state IN ('confirmed', 'provisional')"
+        " AND attestation IN ('once', 'one-worker', 'one-owner')",
+    )
     op.create_table(
         "cost_models",
         sa.Column("target_key", sa.Text(), nullable=False),
@@ -65,23 +116,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("promoted_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("target_key", "version", name="pk_cost_models"),
-    )
-    op.create_table(
-        "graph_plans",
-        sa.Column("model_digest", sa.Text(), nullable=False),
-        sa.Column("target_key", sa.Text(), nullable=False),
-        sa.Column("threads", sa.Integer(), nullable=False),
-        sa.Column("numerics", sa.Text(), nullable=False),
-        sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("plan", sa.JSON(), nullable=False),
-        sa.Column("run_seconds", sa.Double(), nullable=True),
-        sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("dims", sa.Text(), nullable=False),
-        sa.Column("codegen_version", sa.Text(), nullable=False),
-        sa.Column("decision", sa.JSON(), nullable=True),
-        sa.PrimaryKeyConstraint(
-            "model_digest", "target_key", "threads", "numerics", "digest", name="pk_graph_plans"
-        ),
     )
     op.create_table(
         "idempotency_keys",
@@ -208,59 +242,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("bucket", name="pk_rate_limits"),
     )
     op.create_table(
-        "record_uses",
-        sa.Column("record_id", sa.Text(), nullable=False),
-        sa.Column("job_id", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("record_id", "job_id", name="pk_record_uses"),
-    )
-    op.create_index("ix_record_uses_job_id", "record_uses", ["job_id"])
-    op.create_table(
-        "records",
-        sa.Column("serial", _SERIAL, autoincrement=True, nullable=False),
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("workload_key", sa.Text(), nullable=False),
-        sa.Column("target_key", sa.Text(), nullable=False),
-        sa.Column("threads", sa.Integer(), nullable=False),
-        sa.Column("numerics", sa.Text(), nullable=False),
-        sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("job_id", sa.Text(), nullable=False),
-        sa.Column("worker", sa.Text(), nullable=False),
-        sa.Column("trial_id", sa.Text(), nullable=False),
-        sa.Column("algorithm", sa.Text(), nullable=False),
-        sa.Column("schedule", sa.JSON(), nullable=False),
-        sa.Column("schedule_digest", sa.Text(), nullable=False),
-        sa.Column("object_digest", sa.Text(), nullable=False),
-        sa.Column("codegen_version", sa.Text(), nullable=False),
-        sa.Column("compiler_version", sa.Text(), nullable=False),
-        sa.Column("run_seconds", sa.Double(), nullable=False),
-        sa.Column("samples", sa.Integer(), nullable=False),
-        sa.Column("spread", sa.Double(), nullable=False),
-        sa.Column("measurement", sa.JSON(), nullable=False),
-        sa.Column("confirmation", sa.JSON(), nullable=True),
-        sa.Column("owner", sa.Text(), nullable=False),
-        sa.Column("backing", sa.Text(), nullable=False),
-        sa.Column("confirmed_by", sa.Text(), nullable=True),
-        sa.Column("measured_at", sa.Double(), nullable=False),
-        sa.Column("stored_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("serial", name="pk_records"),
-        sa.UniqueConstraint("id", name="uq_records_id"),
-    )
-    op.create_index("ix_records_job_id", "records", ["job_id"])
-    op.create_index("ix_records_target_key", "records", ["target_key"])
-    op.create_index("ix_records_worker", "records", ["worker"])
-    op.create_index(
-        "ix_records_workload_key_target_key_threads_numerics_state",
-        "records",
-        ["workload_key", "target_key", "threads", "numerics", "state"],
-    )
-    _partial_index(
-        "ix_records_weak",
-        "records",
-        ["target_key", "codegen_version", "serial", "owner", "worker", "backing"],
-        "state IN ('confirmed', 'provisional') AND backing IN ('once', 'one-worker', 'one-owner')",
-    )
-    op.create_table(
         "retired_trials",
         sa.Column("workload_key", sa.Text(), nullable=False),
         sa.Column("target_key", sa.Text(), nullable=False),
@@ -362,12 +343,30 @@ def upgrade() -> None:
         ["workload_key", "target_key", "threads", "numerics"],
     )
     op.create_table(
+        "tuned_sizes",
+        sa.Column("model_digest", sa.Text(), nullable=False),
+        sa.Column("target_key", sa.Text(), nullable=False),
+        sa.Column("threads", sa.Integer(), nullable=False),
+        sa.Column("numerics", sa.Text(), nullable=False),
+        sa.Column("precision", sa.Text(), nullable=False),
+        sa.Column("sizes", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "model_digest",
+            "target_key",
+            "threads",
+            "numerics",
+            "precision",
+            "sizes",
+            name="pk_tuned_sizes",
+        ),
+    )
+    op.create_table(
         "tuning_runs",
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("starts", sa.Integer(), nullable=False),
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("inputs", sa.JSON(), nullable=False),
-        sa.Column("adopted", sa.JSON(), nullable=True),
+        sa.Column("adopted", sa.JSON(), nullable=False),
         sa.Column("journal", sa.JSON(), nullable=True),
         sa.Column("ended", sa.Text(), nullable=True),
         sa.Column("trials", sa.Integer(), nullable=True),
@@ -379,25 +378,6 @@ def upgrade() -> None:
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_tuning_runs"),
     )
-    op.create_table(
-        "verdicts",
-        sa.Column("serial", _SERIAL, autoincrement=True, nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("identity", sa.Text(), nullable=False),
-        sa.Column("job_id", sa.Text(), nullable=False),
-        sa.Column("served", sa.Text(), nullable=False),
-        sa.Column("verdict", sa.JSON(), nullable=False),
-        sa.Column("created_at", sa.Double(), nullable=False),
-        sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("worker", sa.Text(), nullable=False),
-        sa.Column("owner", sa.Text(), nullable=False),
-        sa.Column("backing", sa.Text(), nullable=False),
-        sa.Column("confirmed_by", sa.Text(), nullable=True),
-        sa.Column("confirmation", sa.JSON(), nullable=True),
-        sa.PrimaryKeyConstraint("serial", name="pk_verdicts"),
-    )
-    op.create_index("ix_verdicts_identity", "verdicts", ["identity"])
     op.create_table(
         "worker_outcomes",
         sa.Column("worker", sa.Text(), nullable=False),
@@ -456,7 +436,7 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("model_digest", sa.Text(), nullable=False),
         sa.Column("target", sa.Text(), nullable=False),
-        sa.Column("target_key", sa.Text(), nullable=True),
+        sa.Column("target_key", sa.Text(), nullable=False),
         sa.Column("worker_id", sa.Text(), nullable=True),
         sa.Column("threads", sa.Integer(), nullable=False),
         sa.Column("numerics", sa.Text(), nullable=False),
