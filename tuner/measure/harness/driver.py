@@ -61,7 +61,7 @@ GOODBYE_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A harness that sends nothing for this time is lost. It sends its state every five seconds, except
 while it reads one large blob from a slow disk. A harness that reads no piece of a message for this
-time is lost, too."""
+time is lost, too, and after `CANCEL_SECONDS` if its work was cancelled."""
 
 PIECE_BYTES = 1 << 18
 """The most bytes of a message that are written at a time."""
@@ -115,7 +115,7 @@ class _Connection:
         ended: set when no more messages will come.
         heard_at: the time of its last message, by time.monotonic().
         sending_since: the time at which the last piece of a message was begun, or infinity.
-        busy: whether it has work in flight.
+        cancelled: whether its work in flight was cancelled; None without work.
     """
 
     process: subprocess.Popen[bytes]
@@ -123,7 +123,7 @@ class _Connection:
     ended: threading.Event = field(default_factory=threading.Event)
     heard_at: float = field(default_factory=time.monotonic)
     sending_since: float = float("inf")
-    busy: bool = False
+    cancelled: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +227,19 @@ class Harness:
             ProtocolError: if the device cannot parse a request.
             OSError, RuntimeError, ValueError: if the device cannot do it.
         """
-        self._connected()
+        connection = self._connected()
         blobs = _Blobs(blob)
         plain = [self._spelled_out(request, blobs) for request in requests]
         refused = [self._refusal(request) for request in plain]
         if any(refused):
             return refused
         texts = [request.to_json() for request in plain]
-        self._send({"do": "work", "worker": self._worker_id, "requests": texts})
-        connection = self._connected()
-        connection.busy = True
+        connection.cancelled = cancelled
         try:
+            self._send({"do": "work", "worker": self._worker_id, "requests": texts})
             found = self._answer(plain, blobs, cancelled)
         finally:
-            connection.busy = False
+            connection.cancelled = None
         return [None] * len(requests) if found is None else found
 
     def look(self) -> None:
@@ -477,10 +476,12 @@ class Harness:
             now = time.monotonic()
             if now >= connection.heard_at + SILENT_SECONDS:
                 self._log(f"the device has said nothing for {SILENT_SECONDS:.0f} seconds")
-            elif now >= connection.sending_since + SILENT_SECONDS:
-                self._log(f"the device has read nothing for {SILENT_SECONDS:.0f} seconds")
             else:
-                continue
+                cancelled = connection.cancelled
+                most = CANCEL_SECONDS if cancelled is not None and cancelled() else SILENT_SECONDS
+                if now < connection.sending_since + most:
+                    continue
+                self._log(f"the device has read nothing for {most:.0f} seconds")
             kill(connection.process)
             return
 
@@ -497,7 +498,7 @@ class Harness:
         assert connection.process.stdout is not None
         logged = 0
         while True:
-            most = LINE_BYTES if connection.busy else IDLE_LINE_BYTES
+            most = IDLE_LINE_BYTES if connection.cancelled is None else LINE_BYTES
             line = connection.process.stdout.readline(most)
             connection.heard_at = time.monotonic()
             try:

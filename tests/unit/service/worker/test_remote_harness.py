@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -570,12 +571,29 @@ def test_a_device_is_not_believed(
     harness.close()
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
 def test_a_device_that_sends_but_does_not_read_is_lost(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: list[str],
+    cancelled: bool,
 ) -> None:
-    monkeypatch.setattr(remote_harness, "SILENT_SECONDS", 2.0)
+    """Sooner if its work was cancelled in the middle of the transfer."""
+    limit, other = "SILENT_SECONDS", "CANCEL_SECONDS"
+    if cancelled:
+        limit, other = other, limit
+    monkeypatch.setattr(remote_harness, limit, 2.0)
+    monkeypatch.setattr(remote_harness, other, 600.0)
     request, blob = request_of(["good"], bytes(1 << 22))
     digest = request.library_digest
+    sending = threading.Event()
+
+    def sent(wanted: str) -> bytes:
+        if wanted == digest:
+            sending.set()
+        return blob(wanted)
+
     answer = f"""say(need=["{digest}"])
         while True: say(state=dict(speed=None, condition={{}})), time.sleep(0.2)"""
     text = FAKE.replace("ANSWER", answer).replace("PROTOCOL", str(PROTOCOL))
@@ -584,7 +602,7 @@ def test_a_device_that_sends_but_does_not_read_is_lost(
     harness = Harness(via, HarnessLimits(1 << 30), log.append)
     started = time.monotonic()
     with pytest.raises(DeviceLost, match="it ended"):
-        harness.work([request], blob, never)
+        harness.work([request], sent, lambda: cancelled and sending.is_set())
     assert time.monotonic() < started + 30.0
     assert "the device has read nothing for 2 seconds" in log
     harness.close()
