@@ -9,16 +9,20 @@ from typing import TextIO
 
 import structlog
 
-from tilewright.service.settings import Settings
+from tilewright.service.settings import LogFormat, LogLevel
 
 
-def set_up(settings: Settings) -> None:
-    """Configure structlog for this process."""
+def set_up(level: LogLevel, log_format: LogFormat) -> None:
+    """Configure the logs of this process: structlog's, and those of `logging` under `tilewright`.
+
+    Warnings and errors of `logging` alone need no configuration, so none is left for these.
+    """
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
-        if settings.log_format == "json"
+        if log_format == "json"
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
+    number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -27,12 +31,26 @@ def set_up(settings: Settings) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping()[settings.log_level.upper()]
-        ),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    ours = logging.getLogger("tilewright")
+    detailed = number < logging.WARNING
+    ours.setLevel(number if detailed else logging.NOTSET)
+    ours.handlers = [_Forward()] if detailed else []
+
+
+def log_warnings() -> None:
+    """Write Python's warnings to the log."""
     warnings.showwarning = _warn
+
+
+class _Forward(logging.Handler):
+    """Writes records of `logging` to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
 def _warn(

@@ -13,6 +13,9 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
 
 def default_data_folder() -> Path:
     """Return `$XDG_DATA_HOME/tilewright`, or `~/.local/share/tilewright`."""
@@ -246,10 +249,8 @@ class Settings(BaseSettings):
         default=(),
         description="Public keys whose records are imported, as a JSON list, next to the own key.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Minimum severity of logged messages."
-    )
-    log_format: Literal["text", "json"] = Field(
+    log_level: LogLevel = Field(default="info", description="Minimum severity of logged messages.")
+    log_format: LogFormat = Field(
         default="text", description="Format of log lines: for people or for machines."
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import structlog
 
 
@@ -22,3 +24,6 @@ def plain_logs() -> None:
             ),
         ]
     )
+    ours = logging.getLogger("tilewright")
+    ours.setLevel(logging.NOTSET)
+    ours.handlers = []

@@ -17,7 +17,7 @@ from tilewright.service.cli.common import (
     load_settings,
     write_down,
 )
-from tilewright.service.cli.terminal import complain, console, say, say_json
+from tilewright.service.cli.terminal import console, note, say, say_json
 
 if TYPE_CHECKING:
     from tilewright.service.api.schemas.tokens import AuditView
@@ -136,7 +136,7 @@ def rotate(
     with connect(server, token) as client:
         lifetime = None if days is None else days * 86400.0
         made = client.rotate_token(token_id, grace, lifetime)
-    complain(f"the old secret is valid for another {grace:g} s")
+    note(f"the old secret is valid for another {grace:g} s")
     if as_json:
         say_json(made)
     else:

@@ -12,6 +12,7 @@ import typer
 
 from tilewright.service.cli.common import (
     JsonOption,
+    ModelOrArtifact,
     RangesOption,
     UserError,
     existing_file,
@@ -47,7 +48,7 @@ class Peer(StrEnum):
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    model: ModelOrArtifact,
     against: Annotated[
         Peer | None, typer.Option("--against", help="Compare with this engine")
     ] = None,

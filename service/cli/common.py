@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.service.cli.terminal import say
+from tilewright.service.cli.verbosity import Verbosity, verbosity
 from tilewright.service.options import HINTS
 
 if TYPE_CHECKING:
@@ -23,7 +24,20 @@ class UserError(Exception):
     """A mistake in the user's input; the message is one sentence."""
 
 
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file")]
+def check_file(context: typer.Context, path: Path) -> Path:
+    """Check a path when it is parsed, before the command imports anything. Raises UserError."""
+    return path if context.resilient_parsing else existing_file(path)
+
+
+def check_path(context: typer.Context, path: Path) -> Path:
+    """Check like `check_file`, for a path that may be a folder. Raises UserError."""
+    return path if context.resilient_parsing else existing_path(path)
+
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", callback=check_file)]
+ModelOrArtifact = Annotated[
+    Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact", callback=check_path)
+]
 TargetOption = Annotated[
     str, typer.Option("--target", help="'host', a name of `show targets`, or NAME:BITS")
 ]
@@ -56,10 +70,6 @@ DumpOption = Annotated[
     typer.Option("--dump-after", metavar="PASS", help="Print the graph after a pass; repeatable"),
 ]
 
-
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show every task, and the origins of schedules")
-]
 
 TimingsOption = Annotated[
     bool, typer.Option("--timings", help="Print the milliseconds that each stage took")
@@ -96,11 +106,16 @@ def dump_observer(names: list[str] | None) -> Observer | None:
 
 def existing_file(path: Path) -> Path:
     """Return the path if it is a file. Raises UserError otherwise."""
-    if path.is_file():
+    if existing_path(path).is_file():
         return path
+    raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
+
+
+def existing_path(path: Path) -> Path:
+    """Return the path if something is there. Raises UserError otherwise."""
     if not path.exists():
         raise UserError(f"no such file: '{path}'")
-    raise UserError(f"'{path}' is {'a folder' if path.is_dir() else 'a device or a pipe'}, no file")
+    return path
 
 
 def connect(server: str | None, token: str | None) -> Client:
@@ -108,7 +123,7 @@ def connect(server: str | None, token: str | None) -> Client:
     from tilewright.service.client import Client
     from tilewright.service.embedded import client_token
 
-    settings = load_settings(server, token)
+    settings = load_settings(server=server, token=token)
     if not settings.server:
         raise UserError(
             "the service's address is empty: give --server URL, or set TILEWRIGHT_SERVER to it"
@@ -118,13 +133,28 @@ def connect(server: str | None, token: str | None) -> Client:
     return Client(settings.server, client_token(settings))
 
 
-def load_settings(server: str | None = None, token: str | None = None) -> Settings:
-    """Return the settings, overridden by the options of the command line."""
+def load_settings(**options: object) -> Settings:
+    """Return the settings, overridden by options of the command line, and set up the log.
+
+    Options that are None keep the setting. Commands log from level warning, unless the settings
+    state a level.
+    """
+    from tilewright.service import logs
     from tilewright.service.settings import Settings
 
     settings = Settings()
-    changes = {"server": server, "token": token}
-    return settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+    changes: dict[str, object] = {}
+    if "log_level" not in settings.model_fields_set:
+        changes["log_level"] = "warning"
+    changes |= {name: value for name, value in options.items() if value is not None}
+    match verbosity():
+        case Verbosity.QUIET:
+            changes["log_level"] = "warning"
+        case Verbosity.VERBOSE:
+            changes["log_level"] = "debug"
+    settings = settings.model_copy(update=changes)
+    logs.set_up(settings.log_level, settings.log_format)
+    return settings
 
 
 def write_down(

@@ -22,7 +22,7 @@ from tilewright.service.cli.serving import (
     SandboxUsersOption,
     as_arguments,
 )
-from tilewright.service.cli.terminal import complain, console, say, say_json
+from tilewright.service.cli.terminal import console, note, say, say_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,7 @@ def list_devices(
         "speed": None,
         "condition": device_condition(),
     }
-    settings = load_settings(server, token)
+    settings = load_settings(server=server, token=token)
     workers: Sequence[WorkerView] = ()
     unreachable = ""
     try:
@@ -242,7 +242,7 @@ def link(
         say_json({"url": url, "token": made})
     else:
         say(url)
-    complain(f"token {made.id}: it holds for {minutes:g} min, 'token revoke' ends it sooner")
+    note(f"token {made.id}: it holds for {minutes:g} min, 'token revoke' ends it sooner")
 
 
 def check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,11 +11,11 @@ import typer
 from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
-    ModelPath,
     RangesOption,
     TargetOption,
     TimingsOption,
     UserError,
+    check_path,
     check_printing,
     dump_observer,
     existing_file,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def show_kernels(
-    model: ModelPath,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX file", callback=check_path)],
     kernel: Annotated[
         list[int] | None,
         typer.Option(

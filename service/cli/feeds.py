@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilewright.service.cli.terminal import complain
+from tilewright.service.cli.terminal import complain, note
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -67,8 +67,8 @@ def _feeds_at_hints(
     dims = {name: (size,) for name, size in ranges.items()}
     found = []
     for planned in plan_sizes(ModelRequest(model), dims):
-        for note in planned.notes:
-            complain(note)
+        for said in planned.notes:
+            note(said)
         at = planned.request.dims or {}
         sizes = {name: at[name] for name in executable.open}
         inputs = given.draw(executable.executable(sizes).program.inputs)

@@ -12,6 +12,7 @@ import typer
 from tilewright.service.cli.common import (
     DumpOption,
     JsonOption,
+    ModelOrArtifact,
     ModelPath,
     RangesOption,
     TargetOption,
@@ -23,7 +24,7 @@ from tilewright.service.cli.common import (
     load_settings,
 )
 from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, check_artifact
-from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.cli.terminal import console, note, say_json
 from tilewright.service.option_texts import parse_ranges
 from tilewright.service.options import JobOptions, ModeOptions
 
@@ -58,7 +59,7 @@ class WeightsIn(StrEnum):
 
 
 def show_graph(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    model: ModelOrArtifact,
     target: TargetOption = "host",
     mode: ModeOptions = DEFAULTS,
     dim: RangesOption = None,
@@ -150,8 +151,13 @@ def compile_(
 
     Example: tilewright compile model.onnx --dim batch=1..64 -o artifact
     """
-    from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.targets.host import resolve_target
+
+    # refused before the slow imports
+    check_printing(as_json, dump_after)
+    chosen = resolve_target(target)
+
+    from tilewright.compiler.program.kernels import KernelCache
     from tilewright.compiler.timings import Timings
     from tilewright.service.cli.view import selected_line, timings_table
     from tilewright.service.jobs.evidence.end_to_end import select_schedules
@@ -162,12 +168,10 @@ def compile_(
     from tilewright.service.show.units import size
     from tilewright.service.storage import open_storage
 
-    check_printing(as_json, dump_after)
-    chosen = resolve_target(target)
     modules = chosen.family.modules
     format_ = format_ or (Format.WASM if modules else Format.ARTIFACT)
     in_place = format_ is Format.ARTIFACT  # arrays of C callers have no slack capacity
-    request = ModelRequest(existing_file(model), mode.mode(chosen, in_place=in_place))
+    request = ModelRequest(model, mode.mode(chosen, in_place=in_place))
     if modules is not (format_ is Format.WASM):
         raise UserError(f"--format {format_.value} is not for target '{target}'")
     if name is not None and format_ not in (Format.C, Format.WASM):
@@ -283,7 +287,7 @@ def _written_for_c(
 
 
 def run(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    model: ModelOrArtifact,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", help="Input arrays by name (.npz); random ones if not given"),
@@ -335,7 +339,7 @@ def _random_arrays(
     shares = hinted_shares({name: [size] for name, size in ranges.items()})
     feed = feeds_of(executable, model, shares, ranges, NONE_GIVEN)[0]
     at = f" at {feed.sizes}" if feed.sizes else ""
-    complain(f"the inputs are random{at}: --inputs FILE.npz gives real ones")
+    note(f"the inputs are random{at}: --inputs FILE.npz gives real ones")
     return feed.arrays
 
 

@@ -10,6 +10,7 @@ import typer
 
 from tilewright.service.cli.common import (
     JsonOption,
+    ModelOrArtifact,
     RangesOption,
     UserError,
     existing_file,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def show_time(
-    model: Annotated[Path, typer.Argument(metavar="MODEL|DIR", help="ONNX file or artifact")],
+    model: ModelOrArtifact,
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Write a trace that Perfetto opens (.json)"),

@@ -12,12 +12,11 @@ from tilewright.service.cli.common import (
     JsonOption,
     ModelPath,
     UserError,
-    existing_file,
     load_settings,
 )
 from tilewright.service.cli.on_device import OnOption, device_for
 from tilewright.service.cli.options import DEFAULTS
-from tilewright.service.cli.terminal import complain, console, say_json
+from tilewright.service.cli.terminal import complain, console, note, say_json
 from tilewright.service.option_texts import parse_dims
 from tilewright.service.options import ModeOptions
 
@@ -116,7 +115,6 @@ def quantize(
     )
     limit = None if max_loss is None else parse_limit(max_loss)
     check_installed(method)
-    existing_file(model)
     check_place(output, model)  # checked before the quantisation
     pictures = {"--mean": mean, "--std": std, "--layout": layout}
     samples = _samples(model, calibration, method, parse_dims(dim), pictures, random=random)
@@ -231,7 +229,7 @@ def _samples(
         drawn = random_samples_at_hints(model, sizes)
         if drawn.dims.keys() - sizes.keys():
             listed = ", ".join(f"{name}={size}" for name, size in drawn.dims.items())
-            complain(f"sizes of the samples: {listed}; change with --dim")
+            note(f"sizes of the samples: {listed}; change with --dim")
         return drawn
     inputs = model_inputs(graph, model_ports(graph).fixed(sizes).inputs)
     options = ImageOptions()

@@ -127,6 +127,9 @@ def export(
         Path | None, typer.Option("--output", "-o", help="File to write; standard output without")
     ] = None,
     target: TargetFilter = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --output: print what was written as JSON")
+    ] = False,
 ) -> None:
     """Write the served records as signed JSON lines.
 
@@ -149,7 +152,10 @@ def export(
         with output.open("w", encoding="utf-8") as file:
             for count, line in enumerate(lines, 1):  # noqa: B007
                 file.write(line + "\n")
-    console().print(f"{count} records, signed by {signer.public}", soft_wrap=True)
+    if as_json:
+        say_json({"output": str(output), "records": count, "public_key": signer.public})
+    else:
+        console().print(f"{count} records, signed by {signer.public}", soft_wrap=True)
 
 
 def import_(path: LinesPath, trust: TrustOption = None, as_json: JsonOption = False) -> None:

@@ -20,13 +20,13 @@ from tilewright.service.cli.common import (
     TargetOption,
     TokenOption,
     UserError,
-    VerboseOption,
     connect,
     existing_file,
 )
 from tilewright.service.cli.given import SamplesOption, given_inputs, upload_samples
 from tilewright.service.cli.options import DEFAULTS, JOB_DEFAULTS, QUEUE_DEFAULTS
 from tilewright.service.cli.terminal import console, say_json
+from tilewright.service.cli.verbosity import Verbosity, verbosity
 from tilewright.service.option_texts import parse_ranges
 from tilewright.service.options import JobOptions, ModeOptions, QueueOptions
 from tilewright.service.show.text import with_reason
@@ -61,7 +61,6 @@ def submit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
-    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a model, submit a tuning job, and show its progress.
@@ -70,7 +69,7 @@ def submit(
     """
     from tilewright.service.api.schemas.jobs import JobRequest
 
-    given = given_inputs(existing_file(model), samples, options.values, options.sizes)
+    given = given_inputs(model, samples, options.values, options.sizes)
     _check_free(output)
     out = console(as_json)
     with connect(server, token) as client:
@@ -97,7 +96,7 @@ def submit(
         from tilewright.service.cli.view import listed_tasks
 
         tasks = client.tasks(job.id)
-        for told in listed_tasks(tasks, verbose):
+        for told in listed_tasks(tasks, verbosity() is Verbosity.VERBOSE):
             out.print(told, soft_wrap=isinstance(told, str))
         out.print(_summary(job), soft_wrap=True)
         _tell_result(job, out)
@@ -112,9 +111,9 @@ def submit(
 
 def _follow(client: Client, job: Job, out: Console) -> Job:
     """Show a job's events until it ends, and return its final state."""
-    from tilewright.service.show.progress import OnConsole
+    from tilewright.service.show.progress import OnConsole, Silent
 
-    return client.wait(job.id, OnConsole(out))
+    return client.wait(job.id, Silent() if verbosity() is Verbosity.QUIET else OnConsole(out))
 
 
 def _summary(job: JobView) -> str:

@@ -16,12 +16,15 @@ import typer
 
 from tilewright.compiler.package import run_module
 from tilewright.service.cli.common import UserError, load_settings
-from tilewright.service.cli.terminal import complain
+from tilewright.service.cli.terminal import complain, note
+from tilewright.service.cli.verbosity import verbosity
 
 if TYPE_CHECKING:
     from tilewright.service.settings import Settings
 
 STOP_SECONDS = 10.0
+
+LogJsonOption = Annotated[bool, typer.Option("--json", help="Write the log as lines of JSON")]
 
 
 def serve(
@@ -46,6 +49,7 @@ def serve(
         bool,
         typer.Option("--insecure", help="Listen on networks without TLS: tokens are unencrypted"),
     ] = False,
+    as_json: LogJsonOption = False,
 ) -> None:
     """Serve the REST interface, with a tuner process and a worker for this machine next to it.
 
@@ -55,22 +59,15 @@ def serve(
     """
     import uvicorn
 
-    from tilewright.service import logs
     from tilewright.service.api.app import create_app, stop_waiting
     from tilewright.service.api.listening import ListenError, listen
     from tilewright.service.api.server import server_config
     from tilewright.service.embedded import owner_token, worker_token
     from tilewright.service.storage import open_storage
 
-    settings = load_settings()
-    changes = {
-        "host": host,
-        "port": port,
-        "tls_certificate": tls_certificate,
-        "tls_key": tls_key,
-    }
-    settings = settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
-    logs.set_up(settings)
+    settings = _server_settings(
+        as_json, host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key
+    )
     _check_tls(settings, insecure)
     try:
         sockets = listen(settings.host, settings.port)
@@ -80,16 +77,17 @@ def serve(
     storage = open_storage(settings)
     owner_token(settings, storage)
     url = f"{'https' if settings.tls_certificate else 'http'}://{settings.host}:{port}"
-    complain(f"serving {url}/v1, the owner's token is in {settings.token_file}")
-    children = [] if no_tuner else [Supervised("tuner", [])]
+    note(f"serving {url}/v1, the owner's token is in {settings.token_file}")
+    printing = _printing_options(as_json)
+    children = [] if no_tuner else [Supervised("tuner", printing)]
     if settings.tls_certificate is not None and not no_worker:
-        complain(
+        note(
             "no worker is started here, as a loopback address does not match the certificate: "
             f"start one with `tilewright server worker --server https://NAME:{port}`"
         )
     elif not no_worker:
         worker_token(settings, storage)
-        children.append(Supervised("worker", _local_worker(settings, port)))
+        children.append(Supervised("worker", [*_local_worker(settings, port), *printing]))
     app = create_app(settings, storage)
 
     class Server(uvicorn.Server):
@@ -115,6 +113,22 @@ def serve(
         storage.close()
     if not server.started:
         raise UserError(f"the service at {url} did not start; its log says why")
+
+
+def _server_settings(as_json: bool, **options: object) -> Settings:
+    """Return the settings of a server process. It logs from the level of the settings."""
+    from tilewright.service import logs
+    from tilewright.service.settings import Settings
+
+    log_format = "json" if as_json else None
+    settings = load_settings(log_level=Settings().log_level, log_format=log_format, **options)
+    logs.log_warnings()
+    return settings
+
+
+def _printing_options(as_json: bool) -> list[str]:
+    """Return the options about output with which this command runs, for another one."""
+    return [*filter(None, [verbosity().value]), *["--json"] * as_json]
 
 
 def _check_tls(settings: Settings, insecure: bool) -> None:
@@ -239,22 +253,21 @@ def tuner(
             "--builders", help="Processes that compile, or a Dask scheduler: dask://HOST:PORT"
         ),
     ] = None,
+    as_json: LogJsonOption = False,
     with_parent: WithParentOption = False,
 ) -> None:
     """Take jobs from the database and tune them. Workers measure the candidates.
 
     Example: tilewright server tuner --builders 8
     """
-    from tilewright.service import logs
     from tilewright.service.jobs.process.tuner_process import TunerProcess
     from tilewright.service.settings import Settings
     from tilewright.service.storage import open_storage
     from tilewright.tuner.measure.dask_builder import is_dask
 
-    settings = load_settings()
+    settings = _server_settings(as_json)
     if builders is not None:
         settings = Settings.model_validate({**settings.model_dump(), "builders": builders})
-    logs.set_up(settings)
     storage = open_storage(settings)
     process = TunerProcess(settings, storage)
     if is_dask(settings.builders):
@@ -320,6 +333,7 @@ def worker(
     sandbox_users: SandboxUsersOption = None,
     sandbox_mib: SandboxMibOption = None,
     cores: CoresOption = None,
+    as_json: LogJsonOption = False,
     with_parent: WithParentOption = False,
 ) -> None:
     """Measure candidates for a service. (`tilewright-worker` is the same without extras.)
@@ -330,6 +344,7 @@ def worker(
 
     settings = load_settings()
     arguments = ["--server", settings.server if server is None else server]
+    arguments += _printing_options(as_json)
     if token_file is None and token is None:
         from tilewright.service.embedded import client_token
 

@@ -8,13 +8,18 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
+from tilewright.service.cli.verbosity import Verbosity, verbosity
+
 Tell = Callable[[str], None]
 
 
 @contextmanager
 def telling(out: Console | None) -> Iterator[Tell]:
-    """Yield a function that shows a step: in one updated line on a terminal, else line by line."""
-    if out is None:
+    """Yield a function that shows a step: in one updated line on a terminal, else line by line.
+
+    It shows nothing without a console, or with `--quiet`.
+    """
+    if out is None or verbosity() is Verbosity.QUIET:
         yield lambda _step: None
     elif out.is_terminal:
         with Live(console=out, refresh_per_second=4, transient=True) as live:

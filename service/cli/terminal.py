@@ -10,6 +10,7 @@ import sys
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from tilewright.service.cli.verbosity import Verbosity, verbosity
 from tilewright.service.show.console import console as made_console
 from tilewright.service.show.text import visible
 
@@ -23,8 +24,14 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def complain(text: str) -> None:
-    """Print to standard error."""
+    """Print a warning or an error to standard error."""
     print(visible(text), file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Print a note to standard error, unless `--quiet` is given."""
+    if verbosity() is not Verbosity.QUIET:
+        complain(text)
 
 
 def say_json(value: Any) -> None:
@@ -50,7 +57,9 @@ def _plain(value: Any) -> Any:
 def console(as_json: bool = False) -> Console:
     """Return a console on standard output, or on standard error if the command prints JSON.
 
-    Standard output then contains only JSON. Tables are as wide as the terminal, or 160 columns in
-    a pipe.
+    Standard output then contains only JSON, and with `--quiet` the console prints nothing. Tables
+    are as wide as the terminal, or 160 columns in a pipe.
     """
-    return made_console(stderr=as_json)
+    found = made_console(stderr=as_json)
+    found.quiet = as_json and verbosity() is Verbosity.QUIET
+    return found

@@ -33,6 +33,7 @@ from tilewright.service.cli import (
     tuning,
 )
 from tilewright.service.cli.options import with_options
+from tilewright.service.cli.verbosity import with_verbosity
 
 Command = Callable[..., None]
 
@@ -159,10 +160,10 @@ def add_commands(app: typer.Typer) -> None:
         if isinstance(found, CommandGroup):
             group = typer.Typer(help=found.help, no_args_is_help=True)
             for second, command in found.commands.items():
-                group.command(second, cls=SingleValues)(command)
+                group.command(second, cls=SingleValues)(with_verbosity(command))
             app.add_typer(group, name=word)
         else:
-            app.command(word, cls=SingleValues)(found)
+            app.command(word, cls=SingleValues)(with_verbosity(found))
 
 
 class SingleValues(TyperCommand):

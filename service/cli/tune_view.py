@@ -14,6 +14,7 @@ from rich.live import Live
 from tilewright.db.storage import Storage
 from tilewright.service.api.schemas.jobs import ProgressView
 from tilewright.service.api.views import failures, task_view
+from tilewright.service.cli.verbosity import Verbosity, verbosity
 from tilewright.service.cli.view import listed_tasks
 from tilewright.service.jobs.device.local_device import LocalDevice
 from tilewright.service.jobs.pipeline.run_job import JobOutcome, JobWatcher
@@ -41,9 +42,8 @@ class LineWatcher(JobWatcher):
         job_id: str,
         device: LocalDevice,
         token: CancelToken,
-        verbose: bool = False,
     ) -> None:
-        self._verbose = verbose
+        self._verbosity = verbosity()
         self._shown = ""
         self._out = out
         self._live = live
@@ -62,6 +62,8 @@ class LineWatcher(JobWatcher):
         self._show(phase_line(view, {}))
 
     def _show(self, phase: str) -> None:
+        if self._verbosity is Verbosity.QUIET:
+            return
         if self._live is not None:
             self._live.update(phase)
         elif phase != self._shown:  # artifacts of several segments are verified in sequence
@@ -81,7 +83,7 @@ class LineWatcher(JobWatcher):
             self._live.stop()
         out, finished, progress = self._out, outcome.finished, outcome.tracker.progress
         views = [task_view(row) for row in outcome.tracker.rows.values()]
-        for told in listed_tasks(views, self._verbose):
+        for told in listed_tasks(views, self._verbosity is Verbosity.VERBOSE):
             out.print(told, soft_wrap=isinstance(told, str))
         out.print(
             f"{kernels_text(progress.default_seconds, progress.best_seconds)}"
@@ -109,14 +111,13 @@ def watching(
     job_id: str,
     device: LocalDevice,
     token: CancelToken,
-    verbose: bool = False,
 ) -> Iterator[LineWatcher]:
     """Yield a watcher that prints to a console."""
-    if not out.is_terminal:
-        yield LineWatcher(out, None, storage, job_id, device, token, verbose)
+    if not out.is_terminal or verbosity() is Verbosity.QUIET:
+        yield LineWatcher(out, None, storage, job_id, device, token)
         return
     with Live(console=out, refresh_per_second=4, transient=True) as live:
-        yield LineWatcher(out, live, storage, job_id, device, token, verbose)
+        yield LineWatcher(out, live, storage, job_id, device, token)
 
 
 def tell(out: Console, report: Mapping[str, Any], output: Path | None) -> None:

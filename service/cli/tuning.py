@@ -15,8 +15,6 @@ from tilewright.service.cli.common import (
     TargetOption,
     TimingsOption,
     UserError,
-    VerboseOption,
-    existing_file,
     load_settings,
 )
 from tilewright.service.cli.given import SamplesOption, given_inputs
@@ -34,7 +32,6 @@ def tune(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the artifact")
     ] = None,
-    verbose: VerboseOption = False,
     timings: TimingsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,9 +39,15 @@ def tune(
 
     Example: tilewright tune model.onnx --seconds 120 -o artifact
     """
-
     from tilewright.compiler.runtime.artifact_writer import check_destination
     from tilewright.compiler.targets.host import resolve_target
+
+    # refused before the slow imports
+    began = monotonic()
+    if output is not None:
+        check_destination(output)
+    chosen = resolve_target(target)
+
     from tilewright.compiler.timings import Timings
     from tilewright.service.api.views import task_view
     from tilewright.service.cli.tune_view import tell, watching
@@ -60,12 +63,8 @@ def tune(
     from tilewright.service.storage import open_storage
     from tilewright.tuner.cancel import AnyToken, CancelToken
 
-    began = monotonic()
-    chosen = resolve_target(target)
-    given = given_inputs(existing_file(model), samples, options.values, options.sizes)
+    given = given_inputs(model, samples, options.values, options.sizes)
     spec = JobSpec(model, mode.mode(chosen), options, given=given)
-    if output is not None:
-        check_destination(output)  # checked before the tuning
     settings = load_settings()
     storage = open_storage(settings)
     token = CancelToken()
@@ -83,7 +82,7 @@ def tune(
                     f"this machine does not run target '{chosen.name}': `tilewright server run`, a "
                     "worker on a device that does, and `tilewright job submit` tune for it"
                 )
-            with watching(out, storage, job_id, device, token, verbose) as watcher:
+            with watching(out, storage, job_id, device, token) as watcher:
                 outcome = run_job(
                     spec,
                     device,

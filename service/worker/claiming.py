@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from dataclasses import replace
 
 from tilewright.service.worker.cache import is_digest
-from tilewright.service.worker.held_lease import PREFETCHED, HeldLease, InFlightLeases, Log
+from tilewright.service.worker.held_lease import PREFETCHED, HeldLease, InFlightLeases
 from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
+from tilewright.service.worker.log import Log
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import SERVICE, Reporter
 from tilewright.tuner.protocol.messages import read_request
@@ -116,6 +118,7 @@ class Claimer:
             self._reporter.fail_quietly(lease_id, SERVICE, str(error))
             return
         files.hold(request_id, lease_id)
+        self._log(f"claimed {request_id}", logging.DEBUG)
         work = HeldLease(request, lease_id)
         with in_flight.changed:
             in_flight.leases[request_id] = work

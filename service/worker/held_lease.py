@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilewright.service.worker.cache import BlobCache
@@ -14,8 +13,6 @@ from tilewright.tuner.protocol.messages import Request
 
 PREFETCHED = 4
 """The most in-flight leases: some are measured, interleaved, and the next ones are ready."""
-
-Log = Callable[[str], None]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.service.worker.cache import BlobCache
-from tilewright.service.worker.held_lease import HeldLease, InFlightLeases, Log
+from tilewright.service.worker.held_lease import HeldLease, InFlightLeases
+from tilewright.service.worker.log import Log
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import base64
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from tilewright.compiler.package import package_version
 from tilewright.compiler.targets.core_kinds import ranges_text
 from tilewright.compiler.targets.detection import core_kinds, core_label, core_name
 from tilewright.compiler.targets.device import available_cores
@@ -31,8 +33,9 @@ class WorkerOptions:
     cores: tuple[int, ...] = ()
     service_key: str | None = None  # of the service; else the one that it had when first met
     check: bool = False  # look at the device instead
-    as_json: bool = False
+    as_json: bool = False  # the findings of the check, or the log
     via: str = ""  # a command that reaches the device; else it is this machine
+    log_level: int = logging.INFO
 
 
 LEAST_SANDBOX_MIB = 64
@@ -134,10 +137,20 @@ def parse_arguments(
         action="store_true",
         help="say what is wrong with this device and what to type, and end; needs no server",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings of --check as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="write the log, or the findings of --check, as JSON"
+    )
+    level = parser.add_mutually_exclusive_group()
+    for names, least, text in (
+        (("-q", "--quiet"), logging.WARNING, "log warnings and errors only"),
+        (("-v", "--verbose"), logging.DEBUG, "log more detail"),
+    ):
+        level.add_argument(*names, action="store_const", dest="log_level", const=least, help=text)
+    parser.set_defaults(log_level=logging.INFO)
+    parser.add_argument(
+        "--version", action="version", version=f"tilewright-worker {package_version()}"
+    )
     given = parser.parse_args(arguments)
-    if given.json and not given.check:
-        parser.error("--json goes with --check")
     token = given.token
     if given.token_file is not None:
         try:
@@ -177,6 +190,7 @@ def parse_arguments(
         given.check,
         given.json,
         given.via,
+        given.log_level,
     )
 
 

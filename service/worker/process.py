@@ -11,25 +11,25 @@ standard library and NumPy alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tilewright.service.show.text import one_sentence
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.check import check_device, exit_status, report
 from tilewright.service.worker.claiming import Claimer
 from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.facts import device_facts, registration_facts
-from tilewright.service.worker.held_lease import InFlightLeases, Log
+from tilewright.service.worker.held_lease import InFlightLeases
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
+from tilewright.service.worker.log import ErrorLog, Log
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.registration import Registration
@@ -136,7 +136,7 @@ class Worker:
                 self._files.drop(name)
         except (Unreachable, Refused) as error:
             self._log(f"no good-bye: {error}")
-        self._log(f"stopped after {self._reporter.finished} requests")
+        self._log(f"stopped after {self._reporter.finished} requests", logging.INFO)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run the main function of a thread. A refusal or a full disk stops the worker; `run`
@@ -210,10 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     With --check, print the device's problems instead.
     """
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ)
-
-    def log(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {one_sentence(text)}", file=sys.stderr, flush=True)
-
+    log = ErrorLog(options.log_level, as_json=options.as_json)
     if options.token:
         hide_secrets(options.token, log)
     try:
@@ -221,13 +218,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check(options, log)
         worker = Worker(options, log)
     except HarnessError as error:
-        log(_without_harness(options, error))
+        log(_without_harness(options, error), logging.ERROR)
         return 1
     except DeviceLost as error:
-        log(str(error))
+        log(str(error), logging.ERROR)
         return 1
     except OSError as error:
-        log(f"the spool folder '{options.spool}' cannot be used: {error}")
+        log(f"the spool folder '{options.spool}' cannot be used: {error}", logging.ERROR)
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread: a handler runs between any two instructions, also while the main thread
@@ -236,15 +233,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         worker.run()
     except Refused as error:
-        log(f"the service refuses this worker: {error}")
+        log(f"the service refuses this worker: {error}", logging.ERROR)
         return 1
     except Distrusted as error:
-        log(str(error))
+        log(str(error), logging.ERROR)
         return 1
     except HarnessError as error:
-        log(_without_harness(options, error))
+        log(_without_harness(options, error), logging.ERROR)
         return 1
     except OSError as error:
-        log(f"the spool folder '{options.spool}' cannot be used: {error}")
+        log(f"the spool folder '{options.spool}' cannot be used: {error}", logging.ERROR)
         return 1
     return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.service.worker.held_lease import Log
 from tilewright.service.worker.http import (
     LAST_PAUSE_SECONDS,
     Api,
@@ -18,6 +18,7 @@ from tilewright.service.worker.http import (
     field,
     seconds_of,
 )
+from tilewright.service.worker.log import Log
 from tilewright.service.worker.options import KEY_BYTES, WorkerOptions, of_base64
 from tilewright.service.worker.state import StateFolder
 from tilewright.tuner.protocol.signing import is_signature, signed_lease
@@ -114,7 +115,7 @@ class Registration:
         self._longest_pause = min(LAST_PAUSE_SECONDS, seconds_of(answer, "lease_seconds") / 4)
         self.worker_id = self._files.worker_id = worker_id
         why = f": {answer['recognised']}" if answer.get("recognised") else ""
-        self._log(f"registered as {worker_id} for {len(keys)} targets{why}")
+        self._log(f"registered as {worker_id} for {len(keys)} targets{why}", logging.INFO)
 
     def come_again(self, answer: dict[str, Any]) -> None:
         """Adopt the interval of heartbeats from the answer to a heartbeat. Raises Unreachable if it

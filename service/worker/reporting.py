@@ -3,13 +3,15 @@ service."""
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilewright.service.worker.held_lease import HeldLease, InFlightLeases, Log
+from tilewright.service.worker.held_lease import HeldLease, InFlightLeases
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
+from tilewright.service.worker.log import Log
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.state import Spooled
 from tilewright.tuner.protocol.batches import MeasureResult
@@ -83,7 +85,7 @@ class Reporter:
                 self._report_directly(entry)
                 return
         self.finished += 1
-        self._log(f"measured {request_id}")
+        self._log(f"measured {request_id}", logging.INFO)
         self._in_flight.report_now.set()
 
     def report_spool(self) -> None:
@@ -191,7 +193,8 @@ class Reporter:
         draining = field(answer, "health", str) == "draining"
         if draining != self._draining:
             self._draining = draining
-            self._log("drained: nothing new comes" if draining else "used again")
+            said = "drained: nothing new comes" if draining else "used again"
+            self._log(said, logging.INFO)
         with self._in_flight.changed:
             for name, lease_id in leases.items():
                 work = self._in_flight.leases.get(name)

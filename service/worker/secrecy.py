@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tilewright.service.worker.held_lease import Log
+from tilewright.tuner.measure.harness.driver import Log
 
 _PR_SET_DUMPABLE = 4
 

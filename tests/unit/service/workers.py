@@ -130,7 +130,7 @@ class Running:
 
     def __init__(self, options: WorkerOptions) -> None:
         self.log: list[str] = []
-        self.worker = Worker(options, self.log.append)
+        self.worker = Worker(options, lambda text, *_: self.log.append(text))
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

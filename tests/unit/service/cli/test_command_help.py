@@ -14,9 +14,6 @@ from tilewright.service.cli import run
 from tilewright.service.cli.tree import TREE, paths
 from tilewright.service.settings import Settings
 
-WITHOUT_JSON = {"server run", "server tuner", "server worker", "record export"}
-"""They stay, or write lines of JSON anyway."""
-
 
 def options(command: click.Command) -> set[str]:
     return {option for each in command.params for option in each.opts if option.startswith("-")}
@@ -39,8 +36,8 @@ def test_it_has_an_example_that_it_takes(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_it_has_json(words: str) -> None:
-    assert ("--json" in options(COMMANDS[words])) == (words not in WITHOUT_JSON)
+def test_it_has_the_options_about_output(words: str) -> None:
+    assert {"--json", "--quiet", "-q", "--verbose", "-v"} <= options(COMMANDS[words])
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -65,7 +62,7 @@ def test_every_command_has_help_in_two_letters(
     assert capsys.readouterr().out.startswith(f"Usage: tilewright {words} ")
 
 
-@pytest.mark.parametrize("given", [["-h"], ["tune", "-h"], ["device", "-h"]])
+@pytest.mark.parametrize("given", [["-h"], *([word, "-h"] for word in TREE)])
 def test_there_is_help_in_two_letters(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(given) == 0
     assert capsys.readouterr().out.startswith(f"Usage: tilewright {given[0].strip('-h')}")
@@ -83,10 +80,6 @@ def test_an_option_with_one_value_is_not_given_twice(
 ) -> None:
     assert run(given) == 2
     assert capsys.readouterr().err.endswith(" is given 2 times, and takes one value\n")
-
-
-def test_a_command_keeps_its_own_v() -> None:
-    assert "-v" in {option for each in COMMANDS["tune"].params for option in each.opts}
 
 
 def test_a_dozen_and_some_words_are_at_the_top() -> None:

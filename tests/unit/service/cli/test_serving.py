@@ -42,12 +42,19 @@ class Stub:
 
 
 @pytest.mark.parametrize(
-    ("without", "starts"), [((), True), (("tuner",), False), (("worker",), True)]
+    ("without", "starts", "printing"),
+    [
+        ((), True, []),
+        (("tuner",), False, []),
+        (("worker",), True, ["--quiet"]),
+        ((), True, ["--verbose", "--json"]),
+    ],
 )
 def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     settings: Settings,
     starts: bool,
     without: tuple[str, ...],
+    printing: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -65,20 +72,29 @@ def test_it_serves_where_it_is_told_with_a_tuner_and_a_worker(
     monkeypatch.setattr(uvicorn.Server, "run", serve)
     monkeypatch.setenv("TILEWRIGHT_PORT", "1")
     options = ["--host", "127.0.0.1", "--port", "0", *(f"--no-{name}" for name in without)]
-    assert run(["server", "run", *options]) == (0 if starts else 1)
+    assert run(["server", "run", *options, *printing]) == (0 if starts else 1)
     ((host, port, children, app),) = served
     assert host == "127.0.0.1" and port > 1
     assert children.keys() == {"tuner", "worker"} - {*without}
     assert Stub.running == {}, "they end with the service"
+    assert children.get("tuner", printing) == printing, "they print as it does"
+    found = app.state.settings
+    assert (found.log_format == "json") == ("--json" in printing)
+    levels = {"--quiet": "warning", "--verbose": "debug"}
+    assert found.log_level == levels.get("".join(printing[:1]), "info")
     if "worker" in children:
         assert children["worker"] == [
             *("--server", f"http://127.0.0.1:{port}"),
             *("--token-file", str(settings.worker_token_file)),
             *("--spool", str(settings.data_folder / "worker")),
+            *printing,
         ]
         assert settings.worker_token_file.read_text().strip() not in ("", read_token(settings))
     assert app.state.settings.port == 0 and app.state.settings.data_folder == settings.data_folder
     told = capsys.readouterr().err.splitlines()
+    if "--quiet" in printing:
+        assert told == []
+        return
     url = f"http://127.0.0.1:{port}"
     assert told[0] == f"serving {url}/v1, the owner's token is in {settings.token_file}"
     assert read_token(settings), "it is there"

@@ -157,12 +157,6 @@ def test_the_command_looks_at_this_machine(capsys: pytest.CaptureFixture[str]) -
     assert "(arithmetic)" in found["noise"]["found"]
 
 
-def test_json_is_of_the_check(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_arguments(["--server", "http://x", "--token", "t", "--json"], {})
-    assert "--json goes with --check" in capsys.readouterr().err
-
-
 def test_the_fastest_kind_is_pinned(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

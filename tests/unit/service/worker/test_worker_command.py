@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tilewright.compiler.package import package_version
 from tilewright.service.worker import process, secrecy
+from tilewright.service.worker.log import ErrorLog
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.secrecy import hide_secrets
 from tilewright.tuner.measure.harness.build import HarnessError
@@ -35,6 +39,7 @@ COMMON = ("--server", "http://x", "--token", "t")
         ([*COMMON, "--cores", "60000"], "may not run on 60000; it may on 0-2,5"),
         ([*COMMON, "--service-key", "c2hvcnQ="], "'c2hvcnQ=' is no public key"),
         ([*COMMON, "--service-key", "?"], "'?' is no public key"),
+        ([*COMMON, "-q", "-v"], "not allowed with argument -q/--quiet"),
     ],
 )
 def test_wrong_usage_is_one_sentence(
@@ -103,6 +108,41 @@ def test_every_option_says_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None
     assert parse_arguments(least, {"XDG_STATE_HOME": "/state"}) == WorkerOptions(
         "https://s", "secret", "here", Path("/state/tilewright"), sandbox_users=(61_000, 61_255)
     )
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(["--version"], {})
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tilewright-worker {package_version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ([], ["an error", "a warning", "news"]),
+        (["-q"], ["an error", "a warning"]),
+        (["--verbose"], ["an error", "a warning", "news", "a detail"]),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_the_log_is_as_detailed_as_its_options(
+    given: list[str], written: list[str], as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parse_arguments([*COMMON, *given, *["--json"] * as_json], {})
+    log = ErrorLog(options.log_level, as_json=options.as_json)
+    log("an error", logging.ERROR)
+    log("a warning")
+    log("news", logging.INFO)
+    log("a detail", logging.DEBUG)
+    lines = capsys.readouterr().err.splitlines()
+    if as_json:
+        read = [json.loads(line) for line in lines]
+        assert [each["event"] for each in read] == written
+        assert [each["level"] for each in read][:2] == ["error", "warning"]
+        assert all(each["timestamp"].endswith("Z") for each in read)
+    else:
+        assert [line.partition(" ")[2] for line in lines] == written
 
 
 def test_the_sandbox_is_set_up_by_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""The options `--quiet` and `--verbose`, which every command has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from enum import Enum
+from functools import wraps
+from inspect import Parameter
+from typing import Annotated, Any
+
+import typer
+
+
+class Verbosity(Enum):
+    """How much a command prints besides its results, warnings and errors."""
+
+    QUIET = "--quiet"
+    """Nothing; logs from level warning."""
+    NORMAL = ""
+    """Progress and notes; logs from the level in the settings."""
+    VERBOSE = "--verbose"
+    """Also details; logs from level debug."""
+
+
+_chosen: ContextVar[Verbosity] = ContextVar("verbosity", default=Verbosity.NORMAL)
+
+_QUIET = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no notes: results and errors only")
+]
+_VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", help="More detail, and the log from level debug")
+]
+
+
+def verbosity() -> Verbosity:
+    """Return what the options of the running command chose."""
+    return _chosen.get()
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options `--quiet` and `--verbose`, for `verbosity`."""
+    signature = inspect.signature(command, eval_str=True)
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in (("quiet", _QUIET), ("verbose", _VERBOSE))
+    ]
+    parameters = [*signature.parameters.values(), *options]
+
+    @wraps(command)
+    def run(*, quiet: bool, verbose: bool, **given: Any) -> None:
+        if quiet and verbose:
+            raise typer.BadParameter("--quiet and --verbose exclude each other")
+        chosen = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+        before = _chosen.set(chosen)
+        try:
+            command(**given)
+        finally:
+            _chosen.reset(before)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run

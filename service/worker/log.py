@@ -1,0 +1,41 @@
+"""The log of a worker: lines on standard error, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from tilewright.service.show.text import one_sentence
+
+
+class Log(Protocol):
+    """Writes a message. The levels are those of `logging`."""
+
+    def __call__(self, text: str, level: int = logging.WARNING, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLog:
+    """Writes messages of at least a level to standard error.
+
+    JSON lines have the keys of the service's log: `event`, `level`, `timestamp`.
+    """
+
+    least: int = logging.INFO
+    as_json: bool = False
+
+    def __call__(self, text: str, level: int = logging.WARNING, /) -> None:
+        if level < self.least:
+            return
+        line = f"{time.strftime('%H:%M:%S')} {one_sentence(text)}"
+        if self.as_json:
+            at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            name = logging.getLevelName(level).lower()
+            line = json.dumps({"event": text, "level": name, "timestamp": at})
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
