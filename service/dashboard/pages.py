@@ -45,7 +45,6 @@ def _environment() -> Environment:
         "schedule": schedule_text,
         "event": wording.event_text,
         "moment": units.moment,
-        "ago": units.ago,
         "gain": units.gain,
         "speedup": units.speedup,
         "percent": units.percent,

@@ -21,21 +21,6 @@ ALGORITHM = "algorithm"
 
 
 @dataclass(frozen=True, slots=True)
-class KnobPlot:
-    """The chart of a knob: its values on x, and each trial's speed relative to the fastest on y.
-
-    `matters` is the speed of the best value's best trial over the speed of the worst value's best
-    trial. `name` is the knob's name in its shown form.
-    """
-
-    knob: str
-    name: str
-    chart: Chart
-    best: str
-    matters: float
-
-
-@dataclass(frozen=True, slots=True)
 class TaskFigures:
     """The figures of a task.
 
@@ -45,7 +30,7 @@ class TaskFigures:
 
     fastest: tuple[TrialOutline, ...]
     failed: tuple[tuple[str, int, str], ...]
-    knobs: tuple[KnobPlot, ...]
+    knobs: tuple[Chart, ...]
     pairs: tuple[KnobPair, ...]
 
     @classmethod
@@ -58,8 +43,8 @@ class TaskFigures:
         failed = tuple((kind, n, errors[kind]) for kind, n in kinds.most_common())
         speeds = [(_choices(trial), _speed(trial, fastest[0])) for trial in fastest]
         plots = _plots(speeds)
-        pairs = interactions(speeds, [plot.knob for plot in plots])
-        return cls(tuple(fastest), failed, plots, pairs)
+        pairs = interactions(speeds, list(plots))
+        return cls(tuple(fastest), failed, tuple(plots.values()), pairs)
 
 
 def _choices(trial: TrialOutline) -> dict[str, Any]:
@@ -71,38 +56,43 @@ def _speed(trial: TrialOutline, fastest: TrialOutline) -> float:
     return (fastest.run_seconds or 0.0) / (trial.run_seconds or 1.0)
 
 
-def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> tuple[KnobPlot, ...]:
-    """Return the plots of the knobs that matter most. Knobs with a single value are left out."""
+def _plots(trials: Sequence[tuple[dict[str, Any], float]]) -> dict[str, Chart]:
+    """Return the charts of the knobs that matter most. Knobs with a single value are left out.
+
+    A knob matters by the speed of its best value's best trial over the speed of its worst value's
+    best trial.
+    """
     values: dict[str, list[tuple[str, float]]] = defaultdict(list)
     order: dict[str, dict[str, Any]] = defaultdict(dict)
     for choices, speed in trials:
         for knob, value in choices.items():
             values[knob].append((str(value), speed))
             order[knob][str(value)] = value
-    plots = [
-        _plot(knob, found, order[knob]) for knob, found in values.items() if len(order[knob]) > 1
-    ]
-    return tuple(sorted(plots, key=lambda plot: (-plot.matters, plot.name))[:MOST_KNOBS])
+    matters = {knob: _matters(found) for knob, found in values.items() if len(order[knob]) > 1}
+    most = sorted(matters, key=lambda knob: (-matters[knob], knob))[:MOST_KNOBS]
+    return {knob: _plot(knob, values[knob], order[knob], matters[knob]) for knob in most}
 
 
-def _plot(knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any]) -> KnobPlot:
-    """Return the plot of a knob. `found` are (value, speed) per trial, the fastest first."""
-    ordered = sorted(values, key=lambda name: value_rank(values[name]))
-    across = {name: float(n) for n, name in enumerate(ordered)}
+def _matters(found: Sequence[tuple[str, float]]) -> float:
     best: dict[str, float] = {}
     for name, speed in found:
         best.setdefault(name, speed)
     worst = min(best.values())  # 0 if a time is absurd
-    shown, first = one_sentence(knob, 40), one_sentence(found[0][0], 40)
-    matters = max(best.values()) / worst if worst else math.inf
-    chart = Chart(
-        f"{shown}: best with {first}, {matters:.2f} times as fast as its worst value",
-        Axis(
-            "",
-            names=tuple(one_sentence(name, LONGEST_NAME) for name in ordered),
-            span=(-0.5, len(ordered) - 0.5),
-        ),
+    return max(best.values()) / worst if worst else math.inf
+
+
+def _plot(
+    knob: str, found: Sequence[tuple[str, float]], values: dict[str, Any], matters: float
+) -> Chart:
+    """Return the chart of a knob: its values on x, and each trial's speed relative to the fastest
+    on y. `found` are (value, speed) per trial, the fastest first."""
+    ordered = sorted(values, key=lambda name: value_rank(values[name]))
+    names = tuple(one_sentence(name, LONGEST_NAME) for name in ordered)
+    dots = tuple(Point(ordered.index(name), speed) for name, speed in found[:MOST_DOTS])
+    return Chart(
+        f"{one_sentence(knob, 40)}: best with {one_sentence(found[0][0], 40)}, {matters:.2f} times "
+        "as fast as its worst value",
+        Axis("value", names=names, span=(-0.5, len(ordered) - 0.5)),
         Axis("speed", span=(0.0, 1.0)),
-        (Series("trial", tuple(Point(across[name], y) for name, y in found[:MOST_DOTS])),),
+        (Series("trial", dots),),
     )
-    return KnobPlot(knob, shown, chart, first, matters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tilewright.service.api.schemas.cost_models import CostModelView
@@ -57,16 +57,14 @@ def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
     return (*what, TIME, ALGORITHM, ATTESTATION, STORED)
 
 
-# of trials: views of the REST interface, and outlines of the database
-TRIAL_TIME = Column[Any]("us", lambda trial: microseconds(trial.run_seconds))
-TRIAL_STATUS = Column[Any](
-    "status", lambda trial: "withdrawn" if trial.withdrawn else trial.status, Kind.STATE
+TRIALS = (
+    Column[Any]("us", lambda trial: microseconds(trial.run_seconds)),
+    Column[Any]("status", lambda t: "withdrawn" if t.withdrawn else t.status, Kind.STATE),
+    Column[Any]("from", lambda trial: trial.origin, Kind.TEXT),
+    Column[Any]("phase", lambda trial: trial.phase, Kind.TEXT),
+    Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), Kind.CODE),
 )
-TRIAL_ORIGIN = Column[Any]("from", lambda trial: trial.origin, Kind.TEXT)
-TRIAL_PHASE = Column[Any]("phase", lambda trial: trial.phase, Kind.TEXT)
-TRIAL_SCHEDULE = Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), Kind.CODE)
-
-TRIALS = (TRIAL_TIME, TRIAL_STATUS, TRIAL_ORIGIN, TRIAL_PHASE, TRIAL_SCHEDULE)
+"""Columns of trials: of views of the REST interface, and of outlines of the database."""
 
 HELD_OUT = "tasks"
 """Key of the number of held-out tasks over which scores are averaged. It is not a score itself."""
@@ -79,21 +77,18 @@ MEANINGS = {
 }
 
 
-def score(name: str) -> Column[CostModelView]:
-    """Return the column of a score of cost models."""
-    return Column(name, lambda m: _number(m.scores.get(name), 3), hint=MEANINGS.get(name, ""))
-
-
 def cost_models(scores: Iterable[str]) -> tuple[Column[CostModelView], ...]:
     """Return the columns of cost models with these scores."""
+
+    def score(name: str, digits: int = 3) -> Callable[[CostModelView], str]:
+        return lambda model: _number(model.scores.get(name), digits)
+
     return (
         Column("version", lambda model: str(model.version)),
         Column("state", lambda model: model.state, Kind.STATE),
         Column("objective", lambda model: model.objective, Kind.TEXT),
-        *map(score, scores),
-        Column(
-            "held out", lambda m: _number(m.scores.get(HELD_OUT), 0), hint="Tasks of the scores"
-        ),
+        *(Column(name, score(name), hint=MEANINGS.get(name, "")) for name in scores),
+        Column("held out", score(HELD_OUT, 0), hint="Tasks of the scores"),
         Column("tasks", lambda model: count(model.tasks), hint="Tasks that it learned from"),
         Column("trials", lambda model: count(model.trials)),
         Column("made", lambda model: moment(model.created_at), Kind.MOMENT),
