@@ -106,15 +106,15 @@ def test_a_job_is_followed_and_cancelled(
     page.get_by_role("link", name="small.onnx").click()
 
     curve, trials = page.locator("#over-trials-plot"), page.locator("#trials")
-    points = re.compile(r"^[1-9]\d*$")
+    known = re.compile(r"^[1-9]\d*$")
     expect = playwright.expect
-    expect(curve).to_have_attribute("data-points", points, timeout=PATIENCE)
-    drawn, done = curve.get_attribute("data-points"), trials.get_attribute("data-trials")
+    expect(curve).to_have_attribute("data-until", known, timeout=PATIENCE)
+    drawn, done = curve.get_attribute("data-until"), trials.get_attribute("data-trials")
     assert drawn is not None and done is not None
     # without being loaded again: by the stream, and by the part that the page then fetches
-    expect(curve).not_to_have_attribute("data-points", drawn, timeout=PATIENCE)
+    expect(curve).not_to_have_attribute("data-until", drawn, timeout=PATIENCE)
     expect(trials).not_to_have_attribute("data-trials", done, timeout=PATIENCE)
-    assert int(curve.get_attribute("data-points") or 0) > int(drawn)
+    assert int(curve.get_attribute("data-until") or 0) > int(drawn)
     expect(curve.locator("canvas")).to_be_visible()
     page.get_by_label("over time").check()
     expect(page.locator("#over-seconds .u-legend")).to_contain_text("time, s")

@@ -162,7 +162,7 @@
       clear(view);
       fit(view);
     }
-    view.place.dataset.points = String(view.chart.series.reduce((sum, { x }) => sum + x.length, 0));
+    view.place.dataset.until = String(Math.max(...view.chart.series.flatMap(({ x }) => x)));
   }
 
   function drawAll() {

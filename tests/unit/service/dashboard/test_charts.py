@@ -87,7 +87,7 @@ def test_a_curve_grows_in_its_plot() -> None:
         heard["htmx:after:swap"]();
         const { series, bands, axes, scales } = plot.options;
         const told = { hidden, before, after: plot.data, plots: built.length };
-        told.points = place.dataset.points;
+        told.until = place.dataset.until;
         told.label = axes[1].label;
         told.value = series[1].value(null, 1.2345678);
         told.widths = series.slice(1).map((each) => each.width);
@@ -99,7 +99,7 @@ def test_a_curve_grows_in_its_plot() -> None:
     rows = [[0, 1, 5], [4, 3, None], [1, None, 1], [2, None, None], [3, None, None]]
     assert found["before"] == rows
     assert found["after"][:2] == [[0, 1, 2, 5], [4, 3, 2.5, None]]
-    assert (found["plots"], found["points"]) == (1, "7"), "the same plot got the new points"
+    assert (found["plots"], found["until"]) == (1, "5"), "the same plot got the new points"
     assert found["bands"] == [{"series": [4, 3], "fill": "colour--band"}]
     assert [each["label"] for each in found["series"]] == ["trials", "best", "target", "from", "to"]
     assert found["widths"] == [3, 2, 0, 0] and found["series"][1]["paths"] == "stepped"
