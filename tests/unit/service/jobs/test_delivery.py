@@ -6,7 +6,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,6 @@ const model = await load();
 const {y} = model.run({x: Float32Array.of(1, 0, 0, 2, 0, 1, 0, 0)}, {rows: 2});
 console.log(JSON.stringify(Array.from(y)));
 """
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    made = ProcessBuilder(1)
-    yield made
-    made.close()
 
 
 def spec(**more: Any) -> JobSpec:

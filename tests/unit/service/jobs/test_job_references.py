@@ -9,7 +9,7 @@ import pytest
 
 from tests.graphs import Maker
 from tests.kernels import as_workload
-from tests.unit.service.jobs.test_run_job import Notes, builder, device, run, spec
+from tests.unit.service.jobs.test_run_job import Notes, device, run, spec
 from tilewright.compiler.codegen.link import linkers
 from tilewright.compiler.plan.workload import Workload
 from tilewright.compiler.runtime.artifact import read_artifact
@@ -27,8 +27,6 @@ def product() -> Workload:
     make = Maker()
     return as_workload(make.graph(make("matmul", make.input("x", 4, 8), make.input("w", 8, 16))))
 
-
-__all__ = ["builder"]  # a fixture
 
 pytestmark = pytest.mark.skipif(not linkers(), reason="no linker")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,13 +17,6 @@ from tilewright.service.jobs.plan.planning import ModelRequest, Planned, plan_mo
 from tilewright.tuner.measure.builder import ProcessBuilder
 from tilewright.tuner.protocol.measurement import Measurement, Status, TuningRecord
 from tilewright.tuner.tasks import Task
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    made = ProcessBuilder(1)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

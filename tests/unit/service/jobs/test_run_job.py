@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,6 @@ def model_bytes() -> bytes:
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     data: bytes = made.SerializeToString()
     return data
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    made = ProcessBuilder(1)
-    yield made
-    made.close()
 
 
 @dataclass

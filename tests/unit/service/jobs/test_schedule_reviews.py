@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,13 +76,6 @@ class TestContradiction:
     @pytest.mark.parametrize("status", [Status.WORKER_LOST, Status.CANCELLED])
     def test_a_worker_that_was_lost_says_nothing(self, status: Status) -> None:
         assert contradiction(ok(1e-3), Measurement(status, worker="b"), None) == ""
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    made = ProcessBuilder(1)
-    yield made
-    made.close()
 
 
 def honest(schedule: Schedule) -> float:

@@ -217,7 +217,7 @@ def test_a_job_that_waits_for_another_can_be_stopped(
 
 
 def test_the_same_model_twice_is_measured_once(
-    settings: Settings, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, storage: Storage, builder: ProcessBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By two tuners at the same time, with real builds and runs."""
 
@@ -254,7 +254,6 @@ def test_the_same_model_twice_is_measured_once(
         )
         for seed in (1, 2)
     ]
-    builder = ProcessBuilder(1)
     monkeypatch.setattr(TunerProcess, "builder", builder)
     one = settings.model_copy(update={"tuner_jobs": 1, "tuner_poll_seconds": 0.05})
     tuners = [TunerProcess(one, storage, name) for name in ("one", "two")]

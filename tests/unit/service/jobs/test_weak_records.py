@@ -309,13 +309,6 @@ def answering(site: Site, seconds: Callable[[MeasureRequest], float]) -> Iterato
         thread.join(60)
 
 
-@pytest.fixture(scope="module")
-def builder() -> Iterator[ProcessBuilder]:
-    made = ProcessBuilder(1)
-    yield made
-    made.close()
-
-
 @needs_linker
 @pytest.mark.parametrize("true", [True, False])
 def test_a_tuner_without_jobs_measures_weak_records_again(
