@@ -11,17 +11,15 @@ from typing import TypeVar
 
 import pytest
 
+from tests import forks
+
 T = TypeVar("T")
 
 
-def run_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all processes of this run share. pytest removes it with its temporary files.
-
-    Args:
-        worker_id: pytest-xdist's name of this process, "master" where it is the only one.
-    """
+def run_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share. pytest removes it with its temporary files."""
     own = factory.getbasetemp()
-    return own if worker_id == "master" else own.parent
+    return own.parent if own.name.startswith(forks.FOLDER) else own
 
 
 def made_once(folder: Path, name: str, make: Callable[[], T]) -> T:
