@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.service.api.schemas.jobs import CodeView
-from tilewright.service.show.table import Table, table
+from tilewright.service.show.table import Cell, Column, Kind, Table, table
 from tilewright.service.show.tables.kernels import LOOPS
 
 ALGORITHM = "algorithm"
@@ -31,13 +31,12 @@ class CodeSide:
 class CodeFigures:
     """The best and the untuned schedule, in this order, or one side if both are the same.
 
-    `knobs` are rows (name, value per side, whether the values differ), differing rows first.
-    `counts` has the same form, with formatted values.
+    `knobs` and `counts` have a row per name and a column per side.
     """
 
     sides: tuple[CodeSide, ...]
-    knobs: tuple[tuple[str, tuple[str, ...], bool], ...]
-    counts: tuple[tuple[str, tuple[str, ...], bool], ...]
+    knobs: Table
+    counts: Table
 
     @classmethod
     def of(
@@ -60,16 +59,28 @@ class CodeFigures:
         if best is not None and untuned is not None and best.schedule == untuned.schedule:
             title = "Best, which is the untuned one" if chosen else "Untuned; no trial is faster"
             sides = (CodeSide(title, best, ""),)
-        knobs = [_knobs(side.code) for side in sides]
-        rows = [_row(name, knobs) for name in dict.fromkeys(n for each in knobs for n in each)]
-        counts = [_counts(side.code) for side in sides]
-        numbers = [_row(name, counts) for name in dict.fromkeys(n for c in counts for n in c)]
-        return cls(sides, tuple(sorted(rows, key=lambda row: not row[2])), tuple(numbers))
+        return cls(sides, _table("knob", sides, _knobs), _table("in the code", sides, _counts))
 
 
-def _row(name: str, sides: Sequence[Mapping[str, str]]) -> tuple[str, tuple[str, ...], bool]:
-    values = tuple(side.get(name, "-") for side in sides)
-    return name, values, len(set(values)) > 1
+def _table(
+    title: str, sides: Sequence[CodeSide], facts: Callable[[CodeView | None], Mapping[str, str]]
+) -> Table:
+    """Return the facts of the sides. Those that differ come first, and are bold."""
+    found = [facts(side.code) for side in sides]
+
+    def differs(name: str) -> bool:
+        return len({each.get(name) for each in found}) > 1
+
+    def column(side: CodeSide, values: Mapping[str, str]) -> Column[str]:
+        return Column(
+            side.title, lambda name: Cell(values.get(name, "-"), bold=differs(name)), Kind.TEXT
+        )
+
+    names = sorted(
+        dict.fromkeys(name for each in found for name in each), key=lambda n: not differs(n)
+    )
+    columns = (Column[str](title, str, Kind.NAME), *map(column, sides, found))
+    return table(columns, names)
 
 
 def _knobs(code: CodeView | None) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Cell:
         key: a key that distinguishes equal texts, shown by its start.
         note: a second text, in a quiet colour.
         hint: a text that appears when the pointer rests on the cell.
+        bold: whether the text is bold.
         done: a finished and a total number, which a progress bar shows.
         share: a fraction from 0 to 1 and a colour, which a bar shows.
     """
@@ -50,6 +51,7 @@ class Cell:
     key: str = ""
     note: str = ""
     hint: str = ""
+    bold: bool = False
     done: tuple[int, int] | None = None
     share: tuple[float, int] | None = None
 

@@ -20,7 +20,7 @@ COLUMNS = (
     Column[int]("us", lambda n: Cell(str(n), note="a note", hint="a hint", share=(0.5, 3))),
     Column[int]("trials", lambda n: Cell(f"{n}/8", done=(n, 8)), hint="of a job"),
     Column[int]("schedule", lambda n: "gemm " * n, Kind.CODE, most=12),
-    Column[int]("made", lambda n: "today", Kind.MOMENT),
+    Column[int]("made", lambda n: Cell("today", bold=n == 4), Kind.MOMENT),
 )
 TABLE = table(COLUMNS, (1, 4), "Two")
 
@@ -53,6 +53,7 @@ def test_a_page_shows_links_bars_and_notes() -> None:
     assert [(a["value"], a["max"]) for a in seen.named("progress")] == [("1", "8"), ("4", "8")]
     assert {a["width"] for a in seen.named("rect")} == {"50.0"}
     assert seen.named("span")[0]["class"] == "state waiting_for_worker"
+    assert len(seen.named("strong")) == 1
     assert seen.named("code")[0]["title"] == "k" * 64
     titles = [a.get("title") for a in (*seen.named("th"), *seen.named("td"))]
     assert "of a job" in titles and "a hint" in titles

@@ -187,6 +187,7 @@ def test_until_one_is_chosen_the_fastest_trial_is_shown(
     assert "The fastest trial and the untuned one as code" in waited.text
     sides = [str(each.get("aria-label")) for each in waited.named("pre")]
     assert "Assembly, Fastest trial" in sides and "Assembly, Untuned" in sides
+    assert waited.named("strong"), "the knobs that differ"
 
 
 def measured(job: str = "") -> list[Trial]:
