@@ -20,7 +20,7 @@ __all__ = ["library"]
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
-CRASHES = 6
+CRASHES = 3
 
 
 def children() -> set[int]:
@@ -117,7 +117,7 @@ def test_batches_that_crash_leave_one_harness(library: bytes) -> None:
     before = children()
     runner = LocalRunner("w1")
     try:
-        for _ in range(CRASHES // 2):
+        for _ in range(CRASHES):
             statuses = _statuses(runner, library, "crashes", "good")
             assert statuses == {"crashes": Status.CRASH, "good": Status.OK}
         assert _settled(before, 1)
