@@ -46,14 +46,15 @@ def workload(request: pytest.FixtureRequest, target: Target) -> Workload:
 
 
 def test_spaces(workload: Workload, target: Target) -> None:
-    """Every point is an assignment of the knobs, valid, unique; the default is one of them."""
+    """Points are unique; the default, and a hundred or more of each algorithm, are valid
+    assignments of the knobs."""
     space = schedule_space(workload, Mode(target))
     assert len(space) == len(set(space.points)) > 0
     assert space.default() in space
     for sub in space.subspaces:
         values = {knob.name: knob.values for knob in sub.knobs}
         assert sub.default in sub.points
-        for point in sub.points:
+        for point in sub.points[:: max(1, len(sub.points) // 100)]:
             assert point.algorithm == sub.algorithm
             assert point in space
             choices = dict(point.choices)
