@@ -37,7 +37,7 @@ def job(**changes: Any) -> Job:
         "final": False,
         "model": "d" * 64,
         "target": "x86-64-v3",
-        "target_key": None,
+        "target_key": "c" * 64,
         "threads": 1,
         "numerics": "fast",
         "options": {},
