@@ -145,6 +145,7 @@ def test_a_job_is_paused_resumed_and_cancelled(
     storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = storage.jobs.create(storage.models.add(b"model", "m").digest, "host", "host-key")
+    storage.workers.register("here", ["host-key"], {})
     for verb, state in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
         assert run_cli(["job", verb, job.id]) == 0
         assert state in capsys.readouterr().out
