@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -156,7 +157,9 @@ def write_wheel(files: Mapping[str, bytes], path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {**files, record: _record(files, record)}.items():
             entry = zipfile.ZipInfo(name, DATE)
-            entry.external_attr = (0o755 if is_binary(name) else 0o644) << 16
+            # pip keeps the right to execute for regular files only
+            mode = 0o755 if is_binary(name) else 0o644
+            entry.external_attr = (stat.S_IFREG | mode) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
 

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import os
 import platform
+import stat
 import subprocess
 import sys
 import tarfile
@@ -26,6 +27,7 @@ from deploy.wheels import (
     Platform,
     contents,
     copy_sources,
+    is_binary,
     make_wheels,
 )
 from tilewright.tuner.measure.harness import build as harness_build
@@ -80,6 +82,7 @@ def test_a_wheel_says_what_is_in_it(made: dict[str, Path]) -> None:
         tags = name.removesuffix(".whl").split(".")
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
+            modes = {each.filename: each.external_attr >> 16 for each in archive.infolist()}
             files = {entry: archive.read(entry) for entry in archive.namelist()}
         said = files[f"{INFORMATION}/WHEEL"].decode().splitlines()
         assert [line for line in said if line.startswith("Tag")] == [
@@ -88,6 +91,9 @@ def test_a_wheel_says_what_is_in_it(made: dict[str, Path]) -> None:
         assert (f"Root-Is-Purelib: {'true' if tags == ['any'] else 'false'}") in said
         libraries = [entry for entry in files if entry.endswith(".so")]
         assert libraries == ([] if tags == ["any"] else [LIBRARY])
+        executable = {entry for entry, mode in modes.items() if mode & 0o111}
+        assert executable == {entry for entry in modes if is_binary(entry)}
+        assert all(map(stat.S_ISREG, modes.values())), "pip executes regular files only"
         listed = {
             row[0]: row[1:]
             for row in csv.reader(files[f"{INFORMATION}/RECORD"].decode().splitlines())
