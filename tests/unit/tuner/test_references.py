@@ -27,7 +27,7 @@ from tilewright.tuner.measure.reference_cost import GIB, ReferenceLimit, most_by
 from tilewright.tuner.measure.references import ENDED, NoReference, ReferenceCache, computed
 from tilewright.tuner.protocol.measurement import Phase, Status
 
-SECONDS_MOST = 10.0
+SECONDS_MOST = 20.0
 """Time within which a reference that would take minutes has to end, on a busy machine."""
 
 
