@@ -178,7 +178,7 @@ def audit(
     Example: tilewright server audit --action token.revoked --limit 100
     """
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
     from tilewright.service.show.units import moment
 
     with connect(server, token) as client:
@@ -188,11 +188,11 @@ def audit(
             say(entry.model_dump_json())
         return
     described: tuple[Column[AuditView], ...] = (
-        Column("when", lambda entry: moment(entry.at), Kind.MOMENT),
-        Column("who", lambda entry: entry.actor_name, Kind.NAME),
-        Column("from", lambda entry: entry.origin, Kind.TEXT),
-        Column("action", lambda entry: entry.action, Kind.TEXT),
-        Column("subject", lambda entry: entry.subject, Kind.TEXT),
-        Column("detail", lambda entry: json.dumps(entry.detail), Kind.TEXT),
+        Column("when", lambda entry: moment(entry.at), CellKind.MOMENT),
+        Column("who", lambda entry: entry.actor_name, CellKind.NAME),
+        Column("from", lambda entry: entry.origin, CellKind.TEXT),
+        Column("action", lambda entry: entry.action, CellKind.TEXT),
+        Column("subject", lambda entry: entry.subject, CellKind.TEXT),
+        Column("detail", lambda entry: json.dumps(entry.detail), CellKind.TEXT),
     )
     console().print(rich_table(table(described, entries)))

@@ -11,7 +11,7 @@ from tilewright.compiler.runtime.artifact import Artifact, SizedProgram
 from tilewright.compiler.runtime.ports import dynamic_dims, shape_text
 from tilewright.compiler.runtime.program import Port
 from tilewright.service.show.console import rich_facts, rich_table
-from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import size
 
 
@@ -71,7 +71,7 @@ def artifact_view(facts: dict[str, Any]) -> RenderableType:
         *([("between sizes", "inputs are padded up to the next")] if facts["pads"] else []),
     ]
     described: tuple[Column[dict[str, Any]], ...] = (
-        Column("sizes", _sizes, Kind.NAME),
+        Column("sizes", _sizes, CellKind.NAME),
         Column("kernels", lambda program: str(program["kernels"])),
         Column("instructions", lambda program: str(program["instructions"])),
     )

@@ -202,13 +202,13 @@ def _race(
 def _table(rows: Sequence[_Row]) -> Table:
     """Return a table with a row per engine and size. With two engines it has our speed-up."""
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
 
-    sizes: Column[_Row] = Column("sizes", lambda row: row.sizes, Kind.TEXT)
+    sizes: Column[_Row] = Column("sizes", lambda row: row.sizes, CellKind.TEXT)
     others = dict.fromkeys(row.engine for row in rows if row.engine != OURS)
     described: tuple[Column[_Row], ...] = (
         *([sizes] if any(row.sizes for row in rows) else []),
-        Column("engine", lambda row: row.engine, Kind.NAME),
+        Column("engine", lambda row: row.engine, CellKind.NAME),
         Column("median", lambda row: milliseconds(row.median_seconds)),
         Column("min", lambda row: milliseconds(row.min_seconds)),
         *(Column(f"vs {other}", lambda row: speedups(asdict(row))) for other in others),

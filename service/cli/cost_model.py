@@ -109,14 +109,14 @@ def _table(models: Sequence[StoredCostModel], names: Mapping[str, str]) -> Table
     from tilewright.service.api.schemas.cost_models import CostModelView
     from tilewright.service.api.views import cost_model_view
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
     from tilewright.service.show.tables.records import MEANINGS, cost_models
 
     def chance(model: CostModelView) -> str:
         return " ".join(f"{model.chance[name]:.3f}" for name in ("pairwise", "top1", "top5"))
 
     target = Column[CostModelView](
-        "target", lambda model: names.get(model.target_key, model.target_key[:12]), Kind.TEXT
+        "target", lambda model: names.get(model.target_key, model.target_key[:12]), CellKind.TEXT
     )
     described = (target, *cost_models(MEANINGS), Column[CostModelView]("by chance", chance))
     return rich_table(table(described, map(cost_model_view, models)))

@@ -96,7 +96,7 @@ def list_devices(
 def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with a row per device. Text from workers is untrusted and shown as it is."""
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
     from tilewright.service.show.tables.workers import condition_text
     from tilewright.service.show.units import size, speedup
 
@@ -122,14 +122,14 @@ def device_table(known: Sequence[Mapping[str, Any]]) -> Table:
         return speedup(one["speed"] and one["speed"]["arithmetic_ratio"])
 
     described: tuple[Column[Mapping[str, Any]], ...] = (
-        Column("device", lambda one: str(one["name"]), Kind.NAME),
-        Column("CPU", cpu, Kind.TEXT),
-        Column("targets", targets, Kind.TEXT),
+        Column("device", lambda one: str(one["name"]), CellKind.NAME),
+        Column("CPU", cpu, CellKind.TEXT),
+        Column("targets", targets, CellKind.TEXT),
         Column("caches", lambda one: _caches(one["device"].get("caches"))),
         Column("cores", cores),
         Column("memory", memory),
-        Column("governor", lambda one: str(one["device"].get("governor") or "-"), Kind.TEXT),
-        Column("state", lambda one: one["health"] or "here", Kind.TEXT),
+        Column("governor", lambda one: str(one["device"].get("governor") or "-"), CellKind.TEXT),
+        Column("state", lambda one: one["health"] or "here", CellKind.TEXT),
         Column("speed", arithmetic),
         Column("just now", lambda one: condition_text(_condition(one))),
     )

@@ -18,7 +18,7 @@ from tilewright.service.jobs.report.report_table import (
     serves,
 )
 from tilewright.service.show.console import rich_facts, rich_table
-from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import microseconds, quantity, size
 
 LEGEND = (
@@ -30,7 +30,7 @@ LEGEND = (
 )
 
 _LOOPS: tuple[Column[InnerLoop], ...] = (
-    Column("innermost loop", lambda loop: f"{loop.function} {loop.label}", Kind.NAME),
+    Column("innermost loop", lambda loop: f"{loop.function} {loop.label}", CellKind.NAME),
     Column("instructions", lambda loop: str(len(loop.instructions))),
     Column("FMAs", lambda loop: str(loop.fmas)),
     Column("registers", lambda loop: str(loop.registers)),

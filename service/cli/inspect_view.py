@@ -10,7 +10,7 @@ from rich.text import Text
 from tilewright.compiler.plan.costs import PlanSummary, TaskSummary
 from tilewright.compiler.runtime.ports import ModelPorts, dims_text
 from tilewright.service.show.console import rich_facts, rich_table
-from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import percent, quantity, size
 
 
@@ -39,8 +39,10 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
         ("operators", ", ".join(f"{count} {name}" for name, count in summary.operators)),
     ]
     described: tuple[Column[TaskSummary], ...] = (
-        Column("workload", lambda task: names.get(task.key, " ".join(task.operators)), Kind.NAME),
-        Column("key", lambda task: task.key[:12], Kind.TEXT),
+        Column(
+            "workload", lambda task: names.get(task.key, " ".join(task.operators)), CellKind.NAME
+        ),
+        Column("key", lambda task: task.key[:12], CellKind.TEXT),
         Column("count", lambda task: str(task.count)),
         Column("share", lambda task: percent(task.share)),
         Column("MACs", lambda task: quantity(task.macs)),

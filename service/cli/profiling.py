@@ -246,13 +246,13 @@ def _of_known_stages(
 def _table(found: ModelProfile) -> Table:
     from tilewright.service.jobs.report.profiling import StepKind
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
 
     Row = tuple[str, StepKind, int, float]
     whole = found.seconds
     described: tuple[Column[Row], ...] = (
-        Column("what", lambda row: row[0], Kind.NAME),
-        Column("kind", lambda row: row[1].value, Kind.TEXT),
+        Column("what", lambda row: row[0], CellKind.NAME),
+        Column("kind", lambda row: row[1].value, CellKind.TEXT),
         Column("times", lambda row: str(row[2])),
         Column("us", lambda row: microseconds(row[3])),
         Column("share", lambda row: percent(row[3] / whole if whole else None)),

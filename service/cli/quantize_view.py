@@ -13,7 +13,7 @@ from tilewright.service.quantize.attribution import ModelPart
 from tilewright.service.quantize.fidelity import Fidelity, OutputFidelity
 from tilewright.service.quantize.report import LayerReport, QuantizeReport, Times
 from tilewright.service.show.console import rich_table
-from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.units import microseconds, milliseconds, speedup
 
 ROWS = 40
@@ -56,7 +56,7 @@ def _outputs(outputs: Sequence[OutputFidelity]) -> Table:
         return "-" if top is None else f"{top.same} of {top.rows}"
 
     described: tuple[Column[OutputFidelity], ...] = (
-        Column("output", lambda output: output.name, Kind.NAME),
+        Column("output", lambda output: output.name, CellKind.NAME),
         Column("SQNR", lambda output: decibels(output.fidelity)),
         Column("cosine", lambda output: f"{output.fidelity.cosine:.6f}"),
         Column("same top-1", same),
@@ -79,13 +79,17 @@ def _parts(report: QuantizeReport) -> Table:
         return "-" if found is None else f"{found.cosine:.6f}"
 
     described: tuple[Column[ModelPart], ...] = (
-        Column("layers", lambda part: _names([one.layer.name for one in layers(part)]), Kind.NAME),
+        Column(
+            "layers", lambda part: _names([one.layer.name for one in layers(part)]), CellKind.NAME
+        ),
         Column("SQNR", lambda part: decibels(near(part))),
         Column("cosine", cosine),
         Column("float32 us", lambda part: microseconds(part.float_seconds)),
         Column("quantised us", lambda part: microseconds(part.quantised_seconds)),
         Column("saved us", lambda part: microseconds(part.saved_seconds)),
-        Column("as", lambda part: "float32" if layers(part)[0].kept else "quantised", Kind.TEXT),
+        Column(
+            "as", lambda part: "float32" if layers(part)[0].kept else "quantised", CellKind.TEXT
+        ),
     )
     order = sorted(range(len(parts)), key=lambda i: -(parts[i].float_seconds or 0.0))
     made = rich_table(table(described, [parts[index] for index in sorted(order[:ROWS])]))

@@ -54,7 +54,7 @@ def replay(
 
 def _list(storage: Storage, out: Console) -> None:
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
 
     def forecast(run: StoredRun) -> str:
         error = run.forecast_error
@@ -63,12 +63,12 @@ def _list(storage: Storage, out: Console) -> None:
         return f"{percent(error['expected'])} for {percent(error['gained'])}"
 
     described: tuple[Column[StoredRun], ...] = (
-        Column("run", lambda run: run.id, Kind.NAME),
+        Column("run", lambda run: run.id, CellKind.NAME),
         Column("tasks", lambda run: str(len(run.inputs))),
         Column("trials", lambda run: "-" if run.trials is None else str(run.trials)),
         Column("best", lambda run: milliseconds(run.model_seconds)),
         Column("s", lambda run: "-" if run.seconds is None else f"{run.seconds:.1f}"),
-        Column("ended", lambda run: run.ended or "did not end", Kind.TEXT),
+        Column("ended", lambda run: run.ended or "did not end", CellKind.TEXT),
         Column("next minute", lambda run: percent(run.forecast_gain, 2)),
         Column("forecast", forecast),
     )

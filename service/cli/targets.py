@@ -60,17 +60,17 @@ def show_targets(as_json: JsonOption = False) -> None:
 def _table(listed: Sequence[dict[str, Any]], here: str) -> Table:
     """Return a table with a row per target. It marks the target of this machine."""
     from tilewright.service.show.console import rich_table
-    from tilewright.service.show.table import Column, Kind, table
+    from tilewright.service.show.table import CellKind, Column, table
 
     def runs(one: dict[str, Any]) -> str:
         return "this machine" if one["name"] == here else "runs" if one["here"] else ""
 
     described: tuple[Column[dict[str, Any]], ...] = (
-        Column("target", lambda one: str(one["name"]), Kind.NAME),
-        Column("architecture", lambda one: str(one["arch"]), Kind.TEXT),
-        Column("CPU", lambda one: str(one["cpu"]), Kind.TEXT),
+        Column("target", lambda one: str(one["name"]), CellKind.NAME),
+        Column("architecture", lambda one: str(one["arch"]), CellKind.TEXT),
+        Column("CPU", lambda one: str(one["cpu"]), CellKind.TEXT),
         Column("vector bits", lambda one: str(one["vector_bits"])),
         Column("registers", lambda one: str(one["vector_registers"])),
-        Column("here", runs, Kind.TEXT),
+        Column("here", runs, CellKind.TEXT),
     )
     return rich_table(table(described, listed))

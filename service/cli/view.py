@@ -14,7 +14,7 @@ from tilewright.service.api.schemas.lookups import LookupEntry, LookupView, Reco
 from tilewright.service.api.schemas.workers import WorkerView
 from tilewright.service.show.console import rich_table
 from tilewright.service.show.messages import known_text, verdict_text
-from tilewright.service.show.table import Column, Kind, table
+from tilewright.service.show.table import CellKind, Column, table
 from tilewright.service.show.tables import jobs as columns
 from tilewright.service.show.tables import tasks as task_columns
 from tilewright.service.show.tables import workers
@@ -83,14 +83,14 @@ def lookup_table(found: LookupView) -> Table:
         return "-" if known is None else f"{known:.1e}"
 
     described: tuple[Column[LookupEntry], ...] = (
-        Column("workload", lambda entry: entry.name, Kind.NAME),
-        Column("key", lambda entry: entry.workload_key[:12], Kind.TEXT),
+        Column("workload", lambda entry: entry.name, CellKind.NAME),
+        Column("key", lambda entry: entry.workload_key[:12], CellKind.TEXT),
         Column("count", lambda entry: str(entry.count)),
         Column("us", of(lambda record: microseconds(record.run_seconds))),
         Column("at least", of(lambda r: microseconds(r.interval.low if r.interval else None))),
         Column("vs incumbent", of(lambda r: comparison_text(r.measurement.get("comparison")))),
         Column("error", of(error)),
-        Column("schedule", of(lambda record: schedule_text(record.schedule)), Kind.CODE),
+        Column("schedule", of(lambda record: schedule_text(record.schedule)), CellKind.CODE),
     )
     return rich_table(table(described, found.schedules))
 
@@ -111,7 +111,7 @@ def selected_line(selected: SelectedSchedules) -> str:
 def timings_table(stages: Sequence[StageTime], title: str = "Time by stage") -> Table:
     """Return a table with the milliseconds and runs of each stage, in order."""
     described: tuple[Column[StageTime], ...] = (
-        Column("stage", lambda stage: stage.stage, Kind.TEXT),
+        Column("stage", lambda stage: stage.stage, CellKind.TEXT),
         Column("ms", lambda stage: f"{stage.seconds * 1e3:.1f}"),
         Column("times", lambda stage: str(stage.count)),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.service.api.schemas.jobs import CodeView
-from tilewright.service.show.table import Cell, Column, Kind, Table, table
+from tilewright.service.show.table import Cell, CellKind, Column, Table, table
 from tilewright.service.show.tables.kernels import LOOPS
 
 ALGORITHM = "algorithm"
@@ -73,13 +73,13 @@ def _table(
 
     def column(side: CodeSide, values: Mapping[str, str]) -> Column[str]:
         return Column(
-            side.title, lambda name: Cell(values.get(name, "-"), bold=differs(name)), Kind.TEXT
+            side.title, lambda name: Cell(values.get(name, "-"), bold=differs(name)), CellKind.TEXT
         )
 
     names = sorted(
         dict.fromkeys(name for each in found for name in each), key=lambda n: not differs(n)
     )
-    columns = (Column[str](title, str, Kind.NAME), *map(column, sides, found))
+    columns = (Column[str](title, str, CellKind.NAME), *map(column, sides, found))
     return table(columns, names)
 
 

@@ -15,7 +15,7 @@ from tilewright.service.api.schemas.cost_models import CostModelView
 from tilewright.service.dashboard.pages import next_link, page
 from tilewright.service.dashboard.session import PageRoute
 from tilewright.service.jobs.device.job_target import target_names
-from tilewright.service.show.chart import Axis, Chart, Mark, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Mark, Series
 from tilewright.service.show.table import Table, table
 from tilewright.service.show.tables.records import HELD_OUT
 from tilewright.service.show.tables.records import cost_models as columns
@@ -41,7 +41,7 @@ class TargetModels:
         lines = [line for n, name in enumerate(names) for line in _lines(name, n, ordered)]
         span = ordered[0].version - 0.5, ordered[-1].version + 0.5
         said = f"Scores of {len(ordered)} versions, from 0 to 1, dashed the scores of chance"
-        axes = Axis("version", whole=True, span=span), Axis("score", span=(0.0, 1.0))
+        axes = ChartAxis("version", whole=True, span=span), ChartAxis("score", span=(0.0, 1.0))
         versions = table(columns(names), reversed(ordered))
         return cls(target, versions, Chart(said, *axes, tuple(lines)))
 
@@ -49,8 +49,8 @@ class TargetModels:
 def _lines(name: str, colour: int, models: Sequence[CostModelView]) -> tuple[Series, Series]:
     """Return the lines of a score of all versions, and of the newest version's score of chance."""
     chance = models[-1].chance.get(name)
-    scores = tuple(Point(model.version, model.scores.get(name)) for model in models)
-    level = tuple(Point(n, chance) for n in sorted({models[0].version, models[-1].version}))
+    scores = tuple(ChartPoint(model.version, model.scores.get(name)) for model in models)
+    level = tuple(ChartPoint(n, chance) for n in sorted({models[0].version, models[-1].version}))
     return (
         Series(name, scores, Mark.LINE, f"c{colour}"),
         Series(f"{name}, by chance", level, Mark.LINE, f"c{colour}", dashed=True),

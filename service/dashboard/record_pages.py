@@ -22,7 +22,7 @@ from tilewright.service.dashboard.forms import checked_body, form_fields, form_f
 from tilewright.service.dashboard.pages import next_link, page, server_of
 from tilewright.service.dashboard.session import PageRoute
 from tilewright.service.jobs.device.job_target import target_names
-from tilewright.service.show.table import Cell, Column, Kind, Table, table
+from tilewright.service.show.table import Cell, CellKind, Column, Table, table
 from tilewright.service.show.tables.records import page as page_columns
 from tilewright.service.show.units import count, threads_text
 
@@ -32,22 +32,22 @@ REFUSED = 100
 """Limit of the rejected lines of an import that the page lists with their errors."""
 
 
-Group = tuple[str, str, int]
+RecordGroup = tuple[str, str, int]
 """Name and key of a target, and threads."""
 
 
-def _coverage(found: Sequence[CoverageView], groups: Sequence[Group]) -> Table:
+def _coverage(found: Sequence[CoverageView], groups: Sequence[RecordGroup]) -> Table:
     """Return the numbers of workloads, with a row per operator and a column per group."""
     counts = {(e.operator, (e.target, e.target_key, e.threads)): e.workloads for e in found}
 
     def operator(name: str) -> Cell:
         return Cell(name or "of another release", f"records?named={quote(name)}" if name else "")
 
-    def column(group: Group) -> Column[str]:
+    def column(group: RecordGroup) -> Column[str]:
         title = f"{group[0] or group[1][:12]}, {threads_text(group[2])}"
         return Column(title, lambda name: count(counts.get((name, group))))
 
-    columns = (Column("operator", operator, Kind.NAME), *map(column, groups))
+    columns = (Column("operator", operator, CellKind.NAME), *map(column, groups))
     return table(columns, sorted({each.operator for each in found}))
 
 

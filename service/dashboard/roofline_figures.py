@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tilewright.service.show.chart import Axis, Chart, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Series
 from tilewright.service.show.tables.tasks import TaskLine
 from tilewright.service.show.units import finite, microseconds, percent, ratio
 
@@ -30,13 +30,13 @@ def roofline(rows: Sequence[TaskLine]) -> Chart | None:
     speeds = [speed for dot in dots for speed in (dot.y, dot.limit) if speed is not None]
     return Chart(
         f"Speed of {len(dots)} kernels over their operations per byte",
-        Axis.decades("operations per byte", "", [dot.x for dot in dots if dot.x is not None]),
-        Axis.decades("speed", "GFLOP/s", speeds),
+        ChartAxis.decades("operations per byte", "", [dot.x for dot in dots if dot.x is not None]),
+        ChartAxis.decades("speed", "GFLOP/s", speeds),
         (Series("kernel", tuple(dots)),),
     )
 
 
-def _dot(row: TaskLine) -> Point | None:
+def _dot(row: TaskLine) -> ChartPoint | None:
     """Return the dot of a kernel: its operations per byte and its GFLOP/s."""
     facts = row.task.facts
     flops = finite(facts.get("flops"))
@@ -50,7 +50,7 @@ def _dot(row: TaskLine) -> Point | None:
     if allowed is not None:
         text += f" of {allowed:,.3g} ({percent(speed / allowed, 0)})"
     share = min(1.0, max(0.0, row.best_share or 0.0))
-    return Point(
+    return ChartPoint(
         intensity,
         speed,
         f"{text}, {intensity:,.3g} operations per byte",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.db.stores.trials import TrialOutline
 from tilewright.service.dashboard.interaction_figures import KnobPair, interactions, value_rank
-from tilewright.service.show.chart import Axis, Chart, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Series
 from tilewright.service.show.text import one_sentence
 
 MOST_KNOBS = 8
@@ -88,11 +88,11 @@ def _plot(
     on y. `found` are (value, speed) per trial, the fastest first."""
     ordered = sorted(values, key=lambda name: value_rank(values[name]))
     names = tuple(one_sentence(name, LONGEST_NAME) for name in ordered)
-    dots = tuple(Point(ordered.index(name), speed) for name, speed in found[:MOST_DOTS])
+    dots = tuple(ChartPoint(ordered.index(name), speed) for name, speed in found[:MOST_DOTS])
     return Chart(
         f"{one_sentence(knob, 40)}: best with {one_sentence(found[0][0], 40)}, {matters:.2f} times "
         "as fast as its worst value",
-        Axis("value", names=names, span=(-0.5, len(ordered) - 0.5)),
-        Axis("speed", span=(0.0, 1.0)),
+        ChartAxis("value", names=names, span=(-0.5, len(ordered) - 0.5)),
+        ChartAxis("speed", span=(0.0, 1.0)),
         (Series("trial", dots),),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tilewright.service.show.table import Cell, Column, Kind, Table, table
+from tilewright.service.show.table import Cell, CellKind, Column, Table, table
 from tilewright.service.show.units import finite
 
 SMALLEST, LARGEST = 1e-12, 1e12
@@ -33,7 +33,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ChartAxis:
     """An axis.
 
     Attributes:
@@ -68,7 +68,7 @@ class Axis:
         return self.names[round(number)] if self.names else f"{number:.6g}"
 
     @classmethod
-    def decades(cls, title: str, unit: str, numbers: list[float]) -> Axis:
+    def decades(cls, title: str, unit: str, numbers: list[float]) -> ChartAxis:
         """Return a logarithmic axis that ends at powers of ten around the numbers."""
         drawn = [n for n in numbers if SMALLEST <= n <= LARGEST] or [1.0]
         low, high = math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))
@@ -76,7 +76,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ChartPoint:
     """A point of a series.
 
     Attributes:
@@ -102,7 +102,7 @@ class Series:
     """Points of one kind. `colour` is the name of a colour in the dashboard's style sheet."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[ChartPoint, ...]
     mark: Mark = Mark.DOTS
     colour: str = "accent"
     dashed: bool = False
@@ -113,11 +113,11 @@ class Chart:
     """A chart. `said` is a sentence that stands for the picture."""
 
     said: str
-    x: Axis
-    y: Axis
+    x: ChartAxis
+    y: ChartAxis
     series: tuple[Series, ...]
 
-    def drawn(self, series: Series) -> list[tuple[float, float, Point]]:
+    def drawn(self, series: Series) -> list[tuple[float, float, ChartPoint]]:
         """Return the points of a series that have a place on both axes, after their place."""
         places = ((self.x.drawn(p.x), self.y.drawn(p.y), p) for p in series.points)
         return [(x, y, p) for x, y, p in places if x is not None and y is not None]
@@ -160,15 +160,15 @@ class Chart:
     def table(self) -> Table:
         """The points of the chart as a table, of many points an evenly spaced selection."""
         places = [(s.name, *place) for s in self.series for place in self.drawn(s)]
-        columns: tuple[Column[tuple[str, float, float, Point]], ...] = (
-            Column("", lambda p: Cell(p[3].text or p[0], p[3].link), Kind.NAME),
+        columns: tuple[Column[tuple[str, float, float, ChartPoint]], ...] = (
+            Column("", lambda p: Cell(p[3].text or p[0], p[3].link), CellKind.NAME),
             Column(self.x.label, lambda p: self.x.text(p[1])),
             Column(self.y.label, lambda p: self.y.text(p[2])),
         )
         return table(columns, places[:: max(1, -(-len(places) // MOST_ROWS))])
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: ChartAxis) -> dict[str, Any]:
     return {
         "label": axis.label,
         "unit": axis.unit,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.service.api.schemas.jobs import CurveView, OrderView, PredictionsView
-from tilewright.service.show.chart import Axis, Chart, Mark, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Mark, Series
 from tilewright.service.show.units import finite, milliseconds, percent
 
-OVER = {"trials": Axis("trials", whole=True), "seconds": Axis("time", "s")}
+OVER = {"trials": ChartAxis("trials", whole=True), "seconds": ChartAxis("time", "s")}
 """The axes of a curve, by the name of the quantity."""
 
 
@@ -50,26 +50,28 @@ def curve_chart(
     for name, share in zip(("from", "to"), race or (), strict=False):
         level = None if raced is None else raced * share
         series.append(_line(f"race, {name}", [(x, level) for x in ends], Mark.EDGE))
-    return Chart(_told(curve), OVER[over], Axis("kernels of one inference", "ms"), tuple(series))
+    return Chart(
+        _told(curve), OVER[over], ChartAxis("kernels of one inference", "ms"), tuple(series)
+    )
 
 
 def prediction_charts(found: PredictionsView) -> tuple[Chart, ...]:
     """Return predicted against measured time, one dot per trial: by the cost model, if one exists,
     and by the roofline."""
     measured = [_us(each.measured_seconds) for each in found.trials]
-    across = Axis("measured", "us", log=True)
+    across = ChartAxis("measured", "us", log=True)
     charts = []
     if any(each.score is not None for each in found.trials):
         scores = [each.score for each in found.trials]
         said = f"Cost model, version {found.version}: {order_text(found.by_score)}"
-        charts.append(Chart(said, across, Axis("score"), (_dots(measured, scores),)))
+        charts.append(Chart(said, across, ChartAxis("score"), (_dots(measured, scores),)))
     if found.trials:
         estimates = [_us(each.estimated_seconds) for each in found.trials]
         both = [n for each in (*measured, *estimates) if (n := across.drawn(each)) is not None]
-        ends = [Point(n, n) for n in ((min(both), max(both)) if both else ())]
+        ends = [ChartPoint(n, n) for n in ((min(both), max(both)) if both else ())]
         equal = Series("equal", tuple(ends), Mark.LINE, "quiet", dashed=True)
         said = f"Roofline: {order_text(found.by_estimate)}"
-        up = Axis("estimated", "us", log=True)
+        up = ChartAxis("estimated", "us", log=True)
         charts.append(Chart(said, across, up, (_dots(measured, estimates), equal)))
     return tuple(charts)
 
@@ -113,12 +115,12 @@ def _line(
     colour: str = "accent",
     dashed: bool = False,
 ) -> Series:
-    points = tuple(Point(x, None if y is None else y * 1e3) for x, y in places)
+    points = tuple(ChartPoint(x, None if y is None else y * 1e3) for x, y in places)
     return Series(name, points, mark, colour, dashed)
 
 
 def _dots(across: Sequence[float | None], up: Sequence[float | None]) -> Series:
-    return Series("trial", tuple(Point(x, y) for x, y in zip(across, up, strict=True)))
+    return Series("trial", tuple(ChartPoint(x, y) for x, y in zip(across, up, strict=True)))
 
 
 def _us(seconds: float | None) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from tilewright.service.show.chart import Axis, Chart, Mark
+from tilewright.service.show.chart import Chart, ChartAxis, Mark
 from tilewright.service.show.table import Column, Table
 from tilewright.service.show.text import one_sentence
 
@@ -98,7 +98,7 @@ def paragraph(text: str) -> str:
     return f"<p>{_text(text)}</p>"
 
 
-def _scale(axis: Axis, numbers: Sequence[float], length: int) -> Callable[[float], float]:
+def _scale(axis: ChartAxis, numbers: Sequence[float], length: int) -> Callable[[float], float]:
     """Return the function from a number of an axis to its distance from the start, in pixels."""
     to = math.log if axis.log else float
     low, high = map(to, axis.span or (min(numbers), max(numbers)))

@@ -17,7 +17,7 @@ from tilewright.service.show.text import LIMIT, one_sentence
 Row = TypeVar("Row")
 
 
-class Kind(StrEnum):
+class CellKind(StrEnum):
     """The kind of a column. Only numbers are right-aligned. A name is the header of its row.
 
     A state may have several words, joined by `_`.
@@ -70,17 +70,17 @@ class Column(Generic[Row]):
 
     title: str
     of: Callable[[Row], Cell | str]
-    kind: Kind = Kind.NUMBER
+    kind: CellKind = CellKind.NUMBER
     hint: str = ""
     most: int = LIMIT
 
     @property
     def is_number(self) -> bool:
-        return self.kind is Kind.NUMBER
+        return self.kind is CellKind.NUMBER
 
     def text(self, cell: Cell) -> str:
         """Return the text of a cell, without the details that only pages show."""
-        said = cell.text.replace("_", " ") if self.kind is Kind.STATE else cell.text
+        said = cell.text.replace("_", " ") if self.kind is CellKind.STATE else cell.text
         return one_sentence(f"{said} {cell.key[:6]}" if cell.key else said, self.most)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tilewright.service.worker.cache import is_digest
 from tilewright.service.worker.held_lease import PREFETCHED, HeldLease, InFlightLeases
 from tilewright.service.worker.http import Api, Damaged, Refused, Unreachable, field
-from tilewright.service.worker.log import Log
+from tilewright.service.worker.log import WorkerLog
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import SERVICE, Reporter
 from tilewright.tuner.protocol.messages import read_request
@@ -40,7 +40,7 @@ class Claimer:
         in_flight: InFlightLeases,
         reporter: Reporter,
         memory_bytes: int,
-        log: Log,
+        log: WorkerLog,
     ) -> None:
         self._api = api
         self._registration = registration

@@ -13,7 +13,7 @@ from typing import Protocol
 from tilewright.service.show.text import one_sentence
 
 
-class Log(Protocol):
+class WorkerLog(Protocol):
     """Writes a message. The levels are those of `logging`."""
 
     def __call__(self, text: str, level: int = logging.WARNING, /) -> None: ...

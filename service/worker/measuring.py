@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.service.worker.cache import BlobCache
 from tilewright.service.worker.held_lease import HeldLease, InFlightLeases
-from tilewright.service.worker.log import Log
+from tilewright.service.worker.log import WorkerLog
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.reporting import KILLED, SERVICE, WORKER, Reporter
 from tilewright.tuner.measure.harness.command import DeviceLost
@@ -23,7 +23,7 @@ class Measuring:
         registration: Registration,
         in_flight: InFlightLeases,
         reporter: Reporter,
-        log: Log,
+        log: WorkerLog,
     ) -> None:
         self._harness = harness
         self._registration = registration

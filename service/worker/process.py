@@ -29,7 +29,7 @@ from tilewright.service.worker.condition import device_condition
 from tilewright.service.worker.facts import device_facts, registration_facts
 from tilewright.service.worker.held_lease import InFlightLeases
 from tilewright.service.worker.http import Api, Distrusted, Refused, Unreachable
-from tilewright.service.worker.log import ErrorLog, Log
+from tilewright.service.worker.log import ErrorLog, WorkerLog
 from tilewright.service.worker.measuring import Measuring
 from tilewright.service.worker.options import WorkerOptions, parse_arguments
 from tilewright.service.worker.registration import Registration
@@ -48,7 +48,7 @@ END_SECONDS = 10.0
 class Worker:
     """A worker process, from its registration to its end."""
 
-    def __init__(self, options: WorkerOptions, log: Log) -> None:
+    def __init__(self, options: WorkerOptions, log: WorkerLog) -> None:
         self._log = log
         self._options = options
         api = Api(options.server, options.token)
@@ -149,7 +149,7 @@ class Worker:
             self._in_flight.stopping.set()
 
 
-def _command(options: WorkerOptions, log: Log) -> DeviceCommand:
+def _command(options: WorkerOptions, log: WorkerLog) -> DeviceCommand:
     """The command that reaches the device; it gets no token, and a harness of this machine gets no
     variable at all. Raises HarnessError if the command is malformed, or this machine lacks a
     harness."""
@@ -175,7 +175,7 @@ def _limits(options: WorkerOptions) -> HarnessLimits:
     )
 
 
-def _harness(options: WorkerOptions, log: Log) -> Harness:
+def _harness(options: WorkerOptions, log: WorkerLog) -> Harness:
     """The harness of this machine, or of the device that a command reaches. Raises HarnessError."""
     if options.via:
         limits = replace(_limits(options), all_cores=False)
@@ -189,7 +189,7 @@ def _without_harness(options: WorkerOptions, error: HarnessError) -> str:
     return f"--via: {error}" if options.via else str(error)
 
 
-def _check(options: WorkerOptions, log: Log) -> int:
+def _check(options: WorkerOptions, log: WorkerLog) -> int:
     """Check the device; return the findings as an exit status. Raises HarnessError, DeviceLost."""
     if options.via:
         started = _command(options, log).start(

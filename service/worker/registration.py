@@ -18,7 +18,7 @@ from tilewright.service.worker.http import (
     field,
     seconds_of,
 )
-from tilewright.service.worker.log import Log
+from tilewright.service.worker.log import WorkerLog
 from tilewright.service.worker.options import KEY_BYTES, WorkerOptions, of_base64
 from tilewright.service.worker.state import StateFolder
 from tilewright.tuner.protocol.signing import is_signature, signed_lease
@@ -39,7 +39,7 @@ class Registration:
         files: StateFolder,
         facts: Mapping[str, Any],
         stopping: threading.Event,
-        log: Log,
+        log: WorkerLog,
     ) -> None:
         self._options = options
         self._api = api

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.service.worker.held_lease import HeldLease, InFlightLeases
 from tilewright.service.worker.http import Api, Refused, Unreachable, field
-from tilewright.service.worker.log import Log
+from tilewright.service.worker.log import WorkerLog
 from tilewright.service.worker.registration import Registration
 from tilewright.service.worker.state import Spooled
 from tilewright.tuner.protocol.batches import MeasureResult
@@ -36,7 +36,7 @@ class Reporter:
         registration: Registration,
         in_flight: InFlightLeases,
         state: Callable[[], Mapping[str, Any]],
-        log: Log,
+        log: WorkerLog,
     ) -> None:
         self._api = api
         self._registration = registration

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.compiler.dtypes import DType
 from tilewright.compiler.runtime.ports import sizes_text
-from tilewright.service.show.table import Column, Kind, Table, table
+from tilewright.service.show.table import CellKind, Column, Table, table
 from tilewright.service.show.units import microseconds, percent, threads_text
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ def report_table(report: ModelReport) -> Table:
     of_range = any(kernel.serves for kernel in report.kernels)
     columns: tuple[Column[KernelReport], ...] = (
         Column("#", lambda kernel: str(kernel.number)),
-        Column("kernel", lambda kernel: kernel.name, Kind.NAME),
+        Column("kernel", lambda kernel: kernel.name, CellKind.NAME),
         Column("count", lambda kernel: str(kernel.count)),
         Column("us", lambda kernel: microseconds(kernel.seconds)),
         Column("share", lambda kernel: percent(report.share(kernel))),
         Column("GFLOP/s", rate),
-        Column("roofline", roofline, Kind.TEXT),
+        Column("roofline", roofline, CellKind.TEXT),
         Column("spills", lambda kernel: str(kernel.spills)),
-        Column("from", lambda kernel: "tuning" if kernel.tuned else "default", Kind.TEXT),
-        *([Column("serves", serves, Kind.TEXT)] if of_range else []),
-        Column("schedule", lambda kernel: str(kernel.schedule), Kind.CODE),
+        Column("from", lambda kernel: "tuning" if kernel.tuned else "default", CellKind.TEXT),
+        *([Column("serves", serves, CellKind.TEXT)] if of_range else []),
+        Column("schedule", lambda kernel: str(kernel.schedule), CellKind.CODE),
     )
     return table(columns, sorted(report.kernels, key=lambda k: -(report.share(k) or 0.0)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.service.api.schemas.jobs import JobView
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.units import duration, gain, milliseconds, moment
 
 SHORT = 30
@@ -17,16 +17,16 @@ def _trials(job: JobView) -> Cell:
     return Cell(f"{done}/{budget}", done=(min(done, budget), budget) if budget else None)
 
 
-JOB = JobColumn("job", lambda job: job.id[:12], Kind.TEXT)
+JOB = JobColumn("job", lambda job: job.id[:12], CellKind.TEXT)
 MODEL = JobColumn(
     "model",
     lambda job: Cell(job.model_name or job.model[:12], f"jobs/{job.id}"),
-    Kind.NAME,
+    CellKind.NAME,
     most=SHORT,
 )
-STATE = JobColumn("state", lambda job: job.state, Kind.STATE)
-TARGET = JobColumn("target", lambda job: job.target, Kind.TEXT, most=SHORT)
-OWNER = JobColumn("owner", lambda job: job.owner or "-", Kind.TEXT, most=20)
+STATE = JobColumn("state", lambda job: job.state, CellKind.STATE)
+TARGET = JobColumn("target", lambda job: job.target, CellKind.TEXT, most=SHORT)
+OWNER = JobColumn("owner", lambda job: job.owner or "-", CellKind.TEXT, most=20)
 THREADS = JobColumn("threads", lambda job: str(job.threads))
 TASKS = JobColumn("tasks", lambda job: f"{job.progress.tasks_done}/{job.progress.tasks_total}")
 TRIALS = JobColumn("trials", _trials)
@@ -36,8 +36,8 @@ GAIN = JobColumn(
     "vs untuned", lambda job: gain(job.progress.default_seconds, job.progress.best_seconds)
 )
 LEFT = JobColumn("left", lambda job: "-" if job.final else duration(job.progress.seconds_left))
-MADE = JobColumn("made", lambda job: moment(job.created_at), Kind.MOMENT)
-WHY = JobColumn("why", lambda job: job.error or job.reason or "", Kind.TEXT, most=80)
+MADE = JobColumn("made", lambda job: moment(job.created_at), CellKind.MOMENT)
+WHY = JobColumn("why", lambda job: job.error or job.reason or "", CellKind.TEXT, most=80)
 
 
 def age(now: float) -> JobColumn:

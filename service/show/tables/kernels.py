@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.units import count, microseconds, speedup
 
 
@@ -21,7 +21,7 @@ def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
 
     return (
         Column(
-            "workload", lambda p: f"{p.name} (alike)" if p.alike else p.name, Kind.NAME,
+            "workload", lambda p: f"{p.name} (alike)" if p.alike else p.name, CellKind.NAME,
             hint="Alike are workloads that compute the same in other types or layouts",
         ),
         Column("count", lambda pair: pair.counts),
@@ -29,19 +29,19 @@ def pairs(a: str = "", b: str = "") -> tuple[Column[Any], ...]:
         Column("B us", lambda pair: time(pair.b, b)),
         Column("B vs A", lambda pair: speedup(pair.ratio)),
         Column("B gains us", lambda pair: microseconds(pair.gained), hint="Per run of the model"),
-        Column("schedule", lambda pair: pair.schedules, Kind.CODE),
+        Column("schedule", lambda pair: pair.schedules, CellKind.CODE),
     )  # fmt: skip
 
 
 FACTS = (
-    Column[tuple[str, str, str]]("", lambda fact: fact[0], Kind.NAME),
-    Column[tuple[str, str, str]]("A", lambda fact: fact[1], Kind.TEXT),
-    Column[tuple[str, str, str]]("B", lambda fact: fact[2], Kind.TEXT),
+    Column[tuple[str, str, str]]("", lambda fact: fact[0], CellKind.NAME),
+    Column[tuple[str, str, str]]("A", lambda fact: fact[1], CellKind.TEXT),
+    Column[tuple[str, str, str]]("B", lambda fact: fact[2], CellKind.TEXT),
 )
 """Columns of a comparison's facts (`ModelDifference.facts`)."""
 
 LOOPS = (
-    Column[Any]("innermost loop", lambda loop: loop.label, Kind.NAME),
+    Column[Any]("innermost loop", lambda loop: loop.label, CellKind.NAME),
     Column[Any]("instructions", lambda loop: count(loop.instructions)),
     Column[Any]("multiply-adds", lambda loop: count(loop.fmas)),
     Column[Any]("registers", lambda loop: str(loop.registers)),

@@ -7,31 +7,33 @@ from typing import Any
 
 from tilewright.service.api.schemas.cost_models import CostModelView
 from tilewright.service.api.schemas.records import StoredRecordView
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.text import schedule_text
 from tilewright.service.show.units import count, finite, microseconds, moment
 
 RecordColumn = Column[StoredRecordView]
 
-ID = RecordColumn("id", lambda stored: stored.id[:12], Kind.TEXT)
-STATE = RecordColumn("state", lambda stored: stored.state, Kind.STATE)
+ID = RecordColumn("id", lambda stored: stored.id[:12], CellKind.TEXT)
+STATE = RecordColumn("state", lambda stored: stored.state, CellKind.STATE)
 NAME = RecordColumn(
     "workload",
     lambda s: Cell(s.name or s.record.workload_key[:12], f"records/{s.id}"),
-    Kind.NAME,
+    CellKind.NAME,
     most=40,
 )
-KEY = RecordColumn("key", lambda s: s.record.workload_key[:12], Kind.TEXT)
+KEY = RecordColumn("key", lambda s: s.record.workload_key[:12], CellKind.TEXT)
 THREADS = RecordColumn("threads", lambda stored: str(stored.record.threads))
-NUMERICS = RecordColumn("numerics", lambda stored: stored.record.numerics, Kind.TEXT)
+NUMERICS = RecordColumn("numerics", lambda stored: stored.record.numerics, CellKind.TEXT)
 TIME = RecordColumn("us", lambda stored: microseconds(stored.record.run_seconds))
 ALGORITHM = RecordColumn(
-    "algorithm", lambda stored: str(stored.record.schedule.get("algorithm", "-")), Kind.TEXT
+    "algorithm", lambda stored: str(stored.record.schedule.get("algorithm", "-")), CellKind.TEXT
 )
-ATTESTATION = RecordColumn("attestation", lambda s: s.attestation, Kind.TEXT)
-STORED = RecordColumn("stored", lambda s: moment(s.stored_at), Kind.MOMENT)
-REASON = RecordColumn("reason", lambda stored: stored.reason, Kind.TEXT)
-SCHEDULE = RecordColumn("schedule", lambda stored: schedule_text(stored.record.schedule), Kind.CODE)
+ATTESTATION = RecordColumn("attestation", lambda s: s.attestation, CellKind.TEXT)
+STORED = RecordColumn("stored", lambda s: moment(s.stored_at), CellKind.MOMENT)
+REASON = RecordColumn("reason", lambda stored: stored.reason, CellKind.TEXT)
+SCHEDULE = RecordColumn(
+    "schedule", lambda stored: schedule_text(stored.record.schedule), CellKind.CODE
+)
 
 
 def target(names: Mapping[str, str]) -> RecordColumn:
@@ -40,12 +42,12 @@ def target(names: Mapping[str, str]) -> RecordColumn:
     def text(stored: StoredRecordView) -> str:
         return names.get(stored.record.target_key, stored.record.target_key[:12])
 
-    return Column("target", text, Kind.TEXT)
+    return Column("target", text, CellKind.TEXT)
 
 
 def worker(names: Mapping[str, str]) -> RecordColumn:
     """Return the column of reporters, with the names of workers by id."""
-    return Column("worker", lambda s: names.get(s.worker, s.worker), Kind.TEXT)
+    return Column("worker", lambda s: names.get(s.worker, s.worker), CellKind.TEXT)
 
 
 NOTEBOOK = (NAME, target({}), THREADS, TIME, STATE, ATTESTATION, SCHEDULE)
@@ -59,10 +61,10 @@ def page(names: Mapping[str, str]) -> tuple[RecordColumn, ...]:
 
 TRIALS = (
     Column[Any]("us", lambda trial: microseconds(trial.run_seconds)),
-    Column[Any]("status", lambda t: "withdrawn" if t.withdrawn else t.status, Kind.STATE),
-    Column[Any]("from", lambda trial: trial.origin, Kind.TEXT),
-    Column[Any]("phase", lambda trial: trial.phase, Kind.TEXT),
-    Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), Kind.CODE),
+    Column[Any]("status", lambda t: "withdrawn" if t.withdrawn else t.status, CellKind.STATE),
+    Column[Any]("from", lambda trial: trial.origin, CellKind.TEXT),
+    Column[Any]("phase", lambda trial: trial.phase, CellKind.TEXT),
+    Column[Any]("schedule", lambda trial: schedule_text(trial.schedule), CellKind.CODE),
 )
 """Columns of trials: of views of the REST interface, and of outlines of the database."""
 
@@ -85,13 +87,13 @@ def cost_models(scores: Iterable[str]) -> tuple[Column[CostModelView], ...]:
 
     return (
         Column("version", lambda model: str(model.version)),
-        Column("state", lambda model: model.state, Kind.STATE),
-        Column("objective", lambda model: model.objective, Kind.TEXT),
+        Column("state", lambda model: model.state, CellKind.STATE),
+        Column("objective", lambda model: model.objective, CellKind.TEXT),
         *(Column(name, score(name), hint=MEANINGS.get(name, "")) for name in scores),
         Column("held out", score(HELD_OUT, 0), hint="Tasks of the scores"),
         Column("tasks", lambda model: count(model.tasks), hint="Tasks that it learned from"),
         Column("trials", lambda model: count(model.trials)),
-        Column("made", lambda model: moment(model.created_at), Kind.MOMENT),
+        Column("made", lambda model: moment(model.created_at), CellKind.MOMENT),
     )
 
 

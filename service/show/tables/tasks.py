@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.service.api.schemas.jobs import TaskView
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.text import schedule_text
 from tilewright.service.show.units import (
     count,
@@ -118,7 +118,7 @@ def _share(line: TaskLine) -> Cell:
 
 TaskColumn = Column[TaskLine]
 
-WORKLOAD = TaskColumn("workload", _workload, Kind.NAME)
+WORKLOAD = TaskColumn("workload", _workload, CellKind.NAME)
 COUNT = TaskColumn("count", lambda line: count(line.task.count))
 SHARE = TaskColumn("share", _share)
 DEFAULT = TaskColumn("default us", lambda line: microseconds(line.task.default_seconds))
@@ -140,9 +140,9 @@ FORECAST = TaskColumn(
     lambda line: percent(line.task.facts.get("forecast_gain")),
     hint="Expected gain of a minute of trials of this task alone, of the model's time",
 )
-STATE = TaskColumn("state", lambda line: line.task.status, Kind.STATE)
+STATE = TaskColumn("state", lambda line: line.task.status, CellKind.STATE)
 SCHEDULE = TaskColumn(
-    "schedule", lambda line: schedule_text(line.task.facts.get("schedule")), Kind.CODE
+    "schedule", lambda line: schedule_text(line.task.facts.get("schedule")), CellKind.CODE
 )
 
 TERMINAL = (WORKLOAD, COUNT, DEFAULT, BEST, INCUMBENT, RATE, EXECUTED, TRIALS, SCHEDULE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.service.api.schemas.tokens import TokenView
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.units import moment
 
 
@@ -19,12 +19,14 @@ def tokens(now: float) -> tuple[Column[TokenView], ...]:
         return Cell("expired" if expired else "valid", note=note)
 
     return (
-        Column("token", lambda token: token.id[:12], Kind.TEXT),
-        Column("name", lambda token: token.name, Kind.NAME),
-        Column("scopes", lambda token: ", ".join(token.scopes), Kind.TEXT),
-        Column("sees", lambda token: "all owners" if token.all_owners else "its own", Kind.TEXT),
-        Column("made", lambda token: moment(token.created_at), Kind.MOMENT),
-        Column("last used", lambda token: moment(token.last_used_at), Kind.MOMENT),
-        Column("ends", lambda token: moment(token.expires_at), Kind.MOMENT),
-        Column("state", state, Kind.STATE),
+        Column("token", lambda token: token.id[:12], CellKind.TEXT),
+        Column("name", lambda token: token.name, CellKind.NAME),
+        Column("scopes", lambda token: ", ".join(token.scopes), CellKind.TEXT),
+        Column(
+            "sees", lambda token: "all owners" if token.all_owners else "its own", CellKind.TEXT
+        ),
+        Column("made", lambda token: moment(token.created_at), CellKind.MOMENT),
+        Column("last used", lambda token: moment(token.last_used_at), CellKind.MOMENT),
+        Column("ends", lambda token: moment(token.expires_at), CellKind.MOMENT),
+        Column("state", state, CellKind.STATE),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.service.api.schemas.workers import WorkerCondition, WorkerView
-from tilewright.service.show.table import Cell, Column, Kind
+from tilewright.service.show.table import Cell, CellKind, Column
 from tilewright.service.show.text import failures_text, one_sentence
 from tilewright.service.show.units import ago, count, moment, speedup
 
@@ -67,18 +67,20 @@ def _speed(what: str) -> WorkerColumn:
     return Column(what, lambda w: speedup(getattr(w.speed, f"{what}_ratio", None)), hint=hint)
 
 
-WORKER = WorkerColumn("worker", lambda worker: worker.id[:12], Kind.TEXT)
-NAME = WorkerColumn("name", lambda worker: worker.name, Kind.NAME)
-HEALTH = WorkerColumn("health", _health, Kind.STATE)
-DEVICE = WorkerColumn("device", lambda worker: str(worker.device.get("model") or "-"), Kind.TEXT)
-TARGETS = WorkerColumn("targets", _targets, Kind.TEXT)
+WORKER = WorkerColumn("worker", lambda worker: worker.id[:12], CellKind.TEXT)
+NAME = WorkerColumn("name", lambda worker: worker.name, CellKind.NAME)
+HEALTH = WorkerColumn("health", _health, CellKind.STATE)
+DEVICE = WorkerColumn(
+    "device", lambda worker: str(worker.device.get("model") or "-"), CellKind.TEXT
+)
+TARGETS = WorkerColumn("targets", _targets, CellKind.TEXT)
 TARGET_COUNT = WorkerColumn("targets", lambda worker: str(len(worker.target_keys)))
 IN_HAND = WorkerColumn("in hand", lambda worker: count(worker.in_hand))
 LOST = WorkerColumn("leases lost", lambda worker: count(worker.leases_lost))
 FAILED = WorkerColumn("failed", _failed, hint="Failed trials")
 ARITHMETIC, MEMORY = _speed("arithmetic"), _speed("memory")
-STATE = WorkerColumn("state", _state, Kind.TEXT)
-CONDITION = WorkerColumn("device just now", lambda w: condition_text(w.condition), Kind.TEXT)
+STATE = WorkerColumn("state", _state, CellKind.TEXT)
+CONDITION = WorkerColumn("device just now", lambda w: condition_text(w.condition), CellKind.TEXT)
 
 
 def heard(now: float) -> WorkerColumn:

@@ -15,7 +15,7 @@ from rich.console import Console
 from tilewright.service.api.schemas.jobs import CurvePoint, JobEventView
 from tilewright.service.client.results import Curve, Job, Jobs, Task, Tasks, Tuned
 from tilewright.service.show import notebook
-from tilewright.service.show.chart import Axis, Chart, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Series
 from tilewright.service.show.console import console
 from tilewright.service.show.progress import InNotebook, OnConsole, Silent, display_for_here
 from tilewright.service.show.table import Column, table
@@ -120,8 +120,10 @@ def test_listings_are_folded_keep_their_indentation_and_end() -> None:
 
 
 def dots(*places: tuple[float, float], log: bool = True) -> str:
-    series = Series("s", tuple(Point(x, y) for x, y in places))
-    return notebook.chart(Chart(HOSTILE, Axis("a", log=log), Axis("b", log=log), (series,)))
+    series = Series("s", tuple(ChartPoint(x, y) for x, y in places))
+    return notebook.chart(
+        Chart(HOSTILE, ChartAxis("a", log=log), ChartAxis("b", log=log), (series,))
+    )
 
 
 def test_a_picture_of_dots() -> None:

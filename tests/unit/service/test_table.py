@@ -12,15 +12,15 @@ from tests.unit.service.pages import HOSTILE, Elements
 from tilewright.service.dashboard.pages import _templates
 from tilewright.service.show import notebook
 from tilewright.service.show.console import rich_table
-from tilewright.service.show.table import Cell, Column, Kind, table
+from tilewright.service.show.table import Cell, CellKind, Column, table
 
 COLUMNS = (
-    Column[int]("name", lambda n: Cell(f"{HOSTILE} {n}", f"jobs/{n}", key="k" * 64), Kind.NAME),
-    Column[int]("state", lambda n: "waiting_for_worker", Kind.STATE),
+    Column[int]("name", lambda n: Cell(f"{HOSTILE} {n}", f"jobs/{n}", key="k" * 64), CellKind.NAME),
+    Column[int]("state", lambda n: "waiting_for_worker", CellKind.STATE),
     Column[int]("us", lambda n: Cell(str(n), note="a note", hint="a hint", share=(0.5, 3))),
     Column[int]("trials", lambda n: Cell(f"{n}/8", done=(n, 8)), hint="of a job"),
-    Column[int]("schedule", lambda n: "gemm " * n, Kind.CODE, most=12),
-    Column[int]("made", lambda n: Cell("today", bold=n == 4), Kind.MOMENT),
+    Column[int]("schedule", lambda n: "gemm " * n, CellKind.CODE, most=12),
+    Column[int]("made", lambda n: Cell("today", bold=n == 4), CellKind.MOMENT),
 )
 TABLE = table(COLUMNS, (1, 4), "Two")
 

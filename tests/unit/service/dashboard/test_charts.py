@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tilewright.service.dashboard.pages import STATIC
-from tilewright.service.show.chart import Axis, Chart, Mark, Point, Series
+from tilewright.service.show.chart import Chart, ChartAxis, ChartPoint, Mark, Series
 
 NODE = shutil.which("node")
 
@@ -67,11 +67,13 @@ def ran(charts: list[Chart], steps: str) -> Any:
 
 
 def curve(*best: float) -> Chart:
-    points = tuple(Point(float(n), y) for n, y in enumerate(best))
-    target = Series("target", (Point(0.0, 1.0), Point(5.0, 1.0)), Mark.LINE, dashed=True)
-    edges = [Series(name, (Point(0.0, y),), Mark.EDGE) for name, y in (("from", 2.0), ("to", 3.0))]
+    points = tuple(ChartPoint(float(n), y) for n, y in enumerate(best))
+    target = Series("target", (ChartPoint(0.0, 1.0), ChartPoint(5.0, 1.0)), Mark.LINE, dashed=True)
+    edges = [
+        Series(name, (ChartPoint(0.0, y),), Mark.EDGE) for name, y in (("from", 2.0), ("to", 3.0))
+    ]
     series = (Series("best", points, Mark.STEPS), target, *edges)
-    return Chart("a curve", Axis("trials", whole=True), Axis("time", "ms"), series)
+    return Chart("a curve", ChartAxis("trials", whole=True), ChartAxis("time", "ms"), series)
 
 
 def test_a_curve_grows_in_its_plot() -> None:
@@ -108,8 +110,10 @@ def test_a_curve_grows_in_its_plot() -> None:
 
 
 def test_dots_have_texts_links_and_limits() -> None:
-    dots = Series("kernel", (Point(1.0, 2.0, "a", "jobs/j", 5.0, "c3", 4.0), Point(1.0, 3.0, "b")))
-    axes = Axis("knob", names=("x", "y"), span=(-0.5, 1.5)), Axis("speed", log=True)
+    dots = Series(
+        "kernel", (ChartPoint(1.0, 2.0, "a", "jobs/j", 5.0, "c3", 4.0), ChartPoint(1.0, 3.0, "b"))
+    )
+    axes = ChartAxis("knob", names=("x", "y"), span=(-0.5, 1.5)), ChartAxis("speed", log=True)
     found = ran(
         [Chart("dots", *axes, (dots,)), curve(1.0)],
         """
