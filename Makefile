@@ -83,27 +83,29 @@ demo: $(STAMPS)/run
 	@$(PY) -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 test: $(STAMPS)/test
-	$(PY) -m pytest -q --jobs $(JOBS) $(ARGS)
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(STAMPS)/test
-	$(PY) -m pytest -q -rs --jobs $(JOBS) --all-groups
+	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal --all-groups
 	$(PY) -m tests.unchanged
 
 test-devices: $(STAMPS)/test
-	$(PY) -m pytest -q -rs --jobs $(JOBS) tests/devices $(ARGS)
+	$(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal tests/devices $(ARGS)
 
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(PY) -m deploy.prose
-	@# mypy keeps one core busy for a minute, beside the tests. Its errors come after their summary.
+	@# mypy keeps one core busy for a minute: beside it, the tests become bytecode, which each of JOBS processes would
+	@# make, and start. Its errors come after the summary of the tests.
 	@echo $(BIN)/mypy; $(BIN)/mypy >$(STAMPS)/mypy.txt 2>&1 & types=$$!; \
-	  echo $(PY) -m pytest -q --jobs $(JOBS); \
-	  $(PY) -m pytest -q --jobs $(JOBS); tests=$$?; \
+	  $(PY) -m pytest -q --collect-only >/dev/null; \
+	  echo $(PY) -m pytest -q -n $(JOBS) --dist worksteal; \
+	  $(PY) -m pytest -q -n $(JOBS) --dist worksteal; tests=$$?; \
 	  wait $$types || { cat $(STAMPS)/mypy.txt; exit 1; }; exit $$tests
 
 fuzz: $(STAMPS)/test
-	$(PY) -m pytest -q --jobs $(JOBS) -m "hypothesis or graphs" --hypothesis-profile=fuzz \
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "hypothesis or graphs" --hypothesis-profile=fuzz \
 	  --timeout=3600 $(ARGS)
 
 prose: $(STAMPS)/test

@@ -39,7 +39,6 @@ for _generator in ("service/client/generate.py", "tuner/protocol/generate.py"):
 
 import pytest  # noqa: E402 - after the environment is set
 
-from tests import forks  # noqa: E402 - after the environment is set
 from tests.examples import register_profiles  # noqa: E402 - hypothesis imports numpy
 from tests.logs import plain_logs  # noqa: E402 - as above
 from tests.unchanged import ALL_GROUPS, left_out, unchanged  # noqa: E402 - as above
@@ -50,10 +49,6 @@ plain_logs()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(ALL_GROUPS, action="store_true", help="also groups that are unchanged")
-    parser.addoption(forks.JOBS, type=int, default=0, help="processes that run the tests")
-
-
-pytest_runtestloop = forks.run_tests
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -11,15 +11,17 @@ from typing import TypeVar
 
 import pytest
 
-from tests import forks
-
 T = TypeVar("T")
 
 
-def run_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of this run share. pytest removes it with its temporary files."""
+def run_folder(factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all processes of this run share. pytest removes it with its temporary files.
+
+    Args:
+        worker_id: pytest-xdist's name of this process, "master" where it is the only one.
+    """
     own = factory.getbasetemp()
-    return own.parent if own.name.startswith(forks.FOLDER) else own
+    return own if worker_id == "master" else own.parent
 
 
 def made_once(folder: Path, name: str, make: Callable[[], T]) -> T:

@@ -64,9 +64,9 @@ AT_LEAST = {Form.PLAIN: 1200, Form.CONSTANT: 1280}
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+def cases(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[str, Case]:
     """The suite. onnx computes expected outputs by loops in Python, which takes seconds."""
-    return made_once(run_folder(tmp_path_factory), "onnx-cases", cases_of_onnx)
+    return made_once(run_folder(tmp_path_factory, worker_id), "onnx-cases", cases_of_onnx)
 
 
 @cache
