@@ -95,14 +95,14 @@ test-devices: $(STAMPS)/test
 check: $(STAMPS)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(PY) -m deploy.prose
-	@# mypy keeps one core busy for a minute: beside it, the tests become bytecode, which each of JOBS processes would
-	@# make, and start. Its errors come after the summary of the tests.
-	@echo $(BIN)/mypy; $(BIN)/mypy >$(STAMPS)/mypy.txt 2>&1 & types=$$!; \
+	@# The two keep one core busy for a minute: beside them, the tests become bytecode, which each of JOBS processes
+	@# would make, and start. Their errors come after the summary of the tests.
+	@echo "$(PY) -m deploy.prose; $(BIN)/mypy"; \
+	  ($(PY) -m deploy.prose && $(BIN)/mypy) >$(STAMPS)/texts-and-types.txt 2>&1 & checks=$$!; \
 	  $(PY) -m pytest -q --collect-only >/dev/null; \
 	  echo $(PY) -m pytest -q -n $(JOBS) --dist worksteal; \
 	  $(PY) -m pytest -q -n $(JOBS) --dist worksteal; tests=$$?; \
-	  wait $$types || { cat $(STAMPS)/mypy.txt; exit 1; }; exit $$tests
+	  wait $$checks || { cat $(STAMPS)/texts-and-types.txt; exit 1; }; exit $$tests
 
 fuzz: $(STAMPS)/test
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "hypothesis or graphs" --hypothesis-profile=fuzz \
