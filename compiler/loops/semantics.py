@@ -207,7 +207,10 @@ def items_of(expr: Expr) -> tuple[Expr, ...]:
 def join(
     combiner: Combiner | Fold, first: Sequence[Array], second: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """Combine two partial results of a reduction, item by item of their tuples."""
+    """Combine two partial results of a reduction.
+
+    Each is a tuple of arrays: one array, or as many as a Fold reduces together.
+    """
     if isinstance(combiner, Fold):
         unread = _no_load
         return tuple(

@@ -9,12 +9,15 @@ from tilewright.compiler.sizes import larger, smaller
 
 
 def part(node: OnnxNode, value: str, dim: int, start: int, size: int) -> str:
-    """`size` positions along a dimension from `start` on."""
+    """Add a slice of `value`: `size` positions of `dim` from `start` on. Return its name."""
     return window(node, value, {dim: (start, size)})
 
 
 def window(node: OnnxNode, value: str, kept: Mapping[int, tuple[int, int]]) -> str:
-    """Start and size along each named dimension; elements outside the value are zeros."""
+    """Add a slice of `value`, with zeros where it leaves the value. Return its name.
+
+    `kept` has the start and the size along each dimension that is cut or padded.
+    """
     shape = node.shape(value)
     rank = len(shape)
     starts, sizes, before, after = [0] * rank, list(shape), [0] * rank, [0] * rank

@@ -246,7 +246,7 @@ class GraphPlan:
         return self.at(typical_sizes(*map(dynamic_size, self.dimensions)))
 
     def at(self, values: Mapping[str, int]) -> GraphPlan:
-        """The plan with a number in place of each dynamic size, for dimensions by name."""
+        """The plan with a number for each dynamic size; `values` has them by dimension."""
         if not self.dimensions:
             return self
         values = self.with_rooms(values)
@@ -285,7 +285,10 @@ class GraphPlan:
         return int(axis) if isinstance(axis, int) else None
 
     def labels(self, port: str) -> Labels | None:
-        """The labels of a graph input or output; None for plain numbers."""
+        """The labels (such as names of classes) that the elements of an input or output stand for.
+
+        None for plain numbers.
+        """
         if port in self.graph.inputs:
             readers = map(labels_of, self.graph.consumers(port))
             return next((labels for labels in readers if labels is not None), None)

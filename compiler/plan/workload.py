@@ -74,8 +74,8 @@ class Workload:
     """A fused subgraph with one output.
 
     `inputs[i]` describes `graph.inputs[i]`. Constants of one element that feed elementwise
-    operators are numbers in `graph.constants`; all others are inputs flagged constant. The open
-    dimensions of the given graph become `WorkloadDimension`s.
+    operators are numbers in `graph.constants`; all others are inputs flagged constant. The
+    constructor replaces the dynamic dimensions of `graph` by `WorkloadDimension`s.
     """
 
     graph: Graph

@@ -83,7 +83,10 @@ class JsonValue:
 
     @classmethod
     def from_json(cls, data: object) -> Self:
-        """Read the output of `to_json`; raises the error class of the form, or MalformedError."""
+        """Build a value from the output of `to_json`.
+
+        Raises the error class that `json_form` names, otherwise MalformedError.
+        """
         return decode(cls, data)
 
 

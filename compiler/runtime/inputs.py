@@ -161,7 +161,10 @@ class InputSizes:
         return tuple(values)
 
     def named(self, arrays: Sequence[Array]) -> dict[str, int]:
-        """The size of each dimension in these inputs, by name. Raises InvalidInputError as `of`."""
+        """The size of each dimension in these inputs, by the dimension's name.
+
+        Raises InvalidInputError where `of` does.
+        """
         values = zip(self._sources, self.of(arrays), strict=True)
         return {source[0].name: source[0].multiple * value for source, value in values}
 

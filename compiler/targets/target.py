@@ -139,9 +139,9 @@ class Target(JsonValue):
         """Registers that a step of a register tile needs in addition to its sums and the row of a
         panel.
 
-        One holds a broadcast scalar, unless instructions take it from elsewhere. If no load
-        broadcasts it, LLVM loads the scalars of the next rows ahead. A product that no fused
-        instruction adds replaces the scalar after its last vector is multiplied.
+        0 if instructions take the scalar from a vector, 1 if a load broadcasts it. Otherwise
+        one for each scalar that LLVM loads ahead, at most `rows`. Without a fused
+        multiply-add, the product takes one more if there are several `vectors`.
         """
         if self.multiplies_scalars:
             return 0

@@ -79,7 +79,10 @@ class CostModelStore:
         scores: Mapping[str, Any],
         chance: Mapping[str, Any],
     ) -> StoredCostModel:
-        """Save a trained model as the next version of its target, a candidate."""
+        """Save a trained model as the next version of its target. Return its row.
+
+        The version is a candidate: no run uses it before it is promoted.
+        """
         digest = self._blobs.put(data)
         values: dict[str, Any] = {
             "target_key": target_key,

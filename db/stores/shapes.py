@@ -59,7 +59,8 @@ def extent(sizes: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A workload with a served record, and its sizes."""
+    """A workload with a served record. It has the structure of the workload that is looked up,
+    and other sizes."""
 
     workload_key: str
     sizes: tuple[int, ...]

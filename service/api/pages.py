@@ -28,7 +28,7 @@ _OWN = frozenset({"limit", "page_token"})
 
 
 class Pages:
-    """The page that a request selects."""
+    """The paging of one request for a list: where its page starts (`after`), and its `limit`."""
 
     def __init__(self, request: Request, response: Response, limit: int, token: str | None) -> None:
         self._request = request

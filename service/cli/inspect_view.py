@@ -54,7 +54,10 @@ def summary_view(summary: PlanSummary, names: Mapping[str, str]) -> RenderableTy
 
 
 def open_inputs(ports: ModelPorts) -> list[str]:
-    """Return one line about inputs with dynamic dimensions, by the dimensions' names in --dim."""
+    """Return a line that lists the inputs with dynamic dimensions, by their names in --dim.
+
+    Empty without such an input.
+    """
     listed = [
         f"{name} {dims_text(dims)}"
         for name, dims in ports.inputs.items()

@@ -61,7 +61,10 @@ class Wiring:
 def find_layers(
     model: onnx.GraphProto, quantised: onnx.GraphProto, operators: Collection[str]
 ) -> tuple[Layer, ...]:
-    """The nodes of these operators that the quantiser changed, in order."""
+    """The nodes of `model`, in its order, that the quantiser removed or changed.
+
+    Only nodes of `operators` count.
+    """
     after = {node.name: node for node in quantised.node}
     values = Wiring.of(quantised).producers
     wiring = Wiring.of(model)

@@ -90,7 +90,10 @@ def layer_fidelity(
     samples: Sequence[InputArrays],
     sizes: CompiledFor,
 ) -> list[Fidelity | None]:
-    """Each layer's value in both models, with all values made outputs."""
+    """How near each layer's value in the quantised model is to that of the model.
+
+    All samples count together. None for a layer whose value does not exist in both.
+    """
     values = [layer.value for layer in layers if layer.value]
     seen = as_read(quantised.graph, values)
     first = sizes.compile(with_outputs(model, values))

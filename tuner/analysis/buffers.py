@@ -27,11 +27,16 @@ class Reuse(StrEnum):
 class BufferUse:
     """One tensor in one statement.
 
-    `bytes` are all that move between registers and memory; they touch `unique_bytes` in
-    `unique_lines` cache lines. An element is accessed `reuse_count` times, each
-    `distance_iterations` executions of the register tile after the last, which touch
-    `distance_bytes` of all tensors. `lane_step` is the bytes from one lane to the next
-    (0: broadcast), of the access that is executed most.
+    Attributes:
+        bytes: all that move between registers and memory.
+        unique_bytes: the bytes that these accesses touch.
+        unique_lines: the cache lines that they touch.
+        reuse: how an element is reused first.
+        distance_iterations: executions of the register tile between two accesses of an element.
+        distance_bytes: bytes of all tensors that are touched between the two.
+        reuse_count: accesses of each element.
+        lane_step: bytes from one lane to the next (0: broadcast), of the access that is executed
+            most.
     """
 
     name: str

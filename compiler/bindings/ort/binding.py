@@ -34,11 +34,11 @@ class IOBinding:
         self._found: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
-        """Read an input from an array."""
+        """Bind an input to an array, which each run reads."""
         self._inputs[name] = as_array(arr_on_cpu)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Read an input from a value."""
+        """Bind an input to an OrtValue, which each run reads."""
         self._inputs[name] = as_array(ortvalue)
 
     def bind_input(

@@ -188,7 +188,10 @@ class RegisterMatrices:
         emitter.do(self._registers.load, register, where, emitter.size(apart))
 
     def sums(self) -> Mapping[Point, Partial]:
-        """The sums of each row, as vectors; each is read on access."""
+        """Emit stores of all matrix registers. Return the sums of each row, as vectors.
+
+        Each look-up in the mapping emits a load.
+        """
         emitter, registers = self._emitter, self._registers
         apart = emitter.const(registers.row_bytes, DType.INT64)
         for number in range(len(self._heights) * self._vectors):

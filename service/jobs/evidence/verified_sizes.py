@@ -59,10 +59,12 @@ def at_hints(planned: Planned) -> tuple[Planned, ...]:
 def at_other_sizes(
     planned: Planned, share: Callable[[], float] = lambda: MOST
 ) -> Iterator[Planned]:
-    """Yield the same plan for both ends of the ranges, and then for random sizes.
+    """Yield the planned model at both ends of its ranges, and then at random sizes.
 
-    `share` is called before each plan. It returns the operations that the plan may take, as a
-    multiple of the operations at the hints; at most MOST.
+    Args:
+        planned: the model.
+        share: is called before each of them. Returns the most operations that it may take, as a
+            multiple of the operations at the hints, at most MOST.
     """
     found = planned.open
     if found is None:
